@@ -99,7 +99,7 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
       known = await readLastKnown(lastKnownFile(options), log)
       const fds = left
       left = []
-      return createKept(fds, known)
+      return createKept(fds, known, store)
     },
     async resume(inheritance) {
       const resumed = await resume(start, known, inheritance, calm)

@@ -13,6 +13,7 @@ import { version } from './base/assets.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { prefixed } from './base/errors.ts'
 import { addon } from './host/addon.ts'
+import { run } from './host/command.ts'
 import { createBell } from './host/bell.ts'
 import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
@@ -30,6 +31,7 @@ import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
 import { networkAsking } from './node/network.ts'
 import type { Node, NodeParts } from './node/node.ts'
 import { fitsTo, goesOnWith, openNode, type Before, type Resumed } from './node/open.ts'
+import { clearLeftovers } from './node/loops/leftovers.ts'
 import { keepNames } from './node/loops/names.ts'
 import { tellNetwork } from './node/loops/status-network.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -169,7 +171,8 @@ async function startNode(
         giveBackMemory: addon.giveBackMemory,
       },
       next: nextFor(options, configText, succession.free),
-      firewall: firewallFor(config, options, previous, log, signal),
+      leftovers: { earlier: previous.subnet, run },
+      firewall: firewallFor(config, options, previous, log, signal, succession.free),
       ...{ log, signal, health, notifier },
     }
     const onNode = (node: Node): void => void (start.forwarding = node)
@@ -206,6 +209,7 @@ export async function runNode(
     health.memory = () => node.memory
   }
   try {
+    await clearLeftovers(node)
     await raiseFirewall(node)
     await publish(node)
     succession.settle()

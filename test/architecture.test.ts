@@ -51,8 +51,8 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'path/remains.ts': [],
   'path/firewall/flannel-rules.ts': ['net'],
   'path/firewall': ['base', 'net', 'host', 'path/remains.ts', 'path/firewall/flannel-rules.ts'],
-  report: ['base', 'net', 'host'],
-  'node/restart': ['base', 'options.ts', 'host', 'control/lease', 'path/engine'],
+  report: ['base', 'net', 'path/kinds.ts', 'host'],
+  'node/restart': ['base', 'net', 'options.ts', 'host', 'control/lease', 'path/engine'],
   node: [
     'base',
     'net',
@@ -118,6 +118,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'options.ts',
     'path/kinds.ts',
     'host',
+    'path/device',
     'path/remains.ts',
     'path/firewall',
     'node/restart',

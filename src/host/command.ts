@@ -53,8 +53,11 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   }
   // The last of several lines is the error; `ip` warns before it, and iptables-restore adds where and how to go on.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
+  // nft shows below its error what it is about, and marks the place.
+  const isMark = /^[\s^~]+$/.test(lines.at(-1) ?? '')
+  const last = (isMark ? lines.findLast((line) => line.includes('Error: ')) : undefined) ?? lines.at(-1)
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
-  const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? lines.at(-1) ?? error.message)
+  const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? last ?? error.message)
   // wg shows a key that is none.
   const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`

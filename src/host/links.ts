@@ -51,7 +51,9 @@ export interface Route {
   readonly type: string
   /** Who made it: `kernel`, `static`, `ra` for a router's advertisement, ... */
   readonly protocol?: string | undefined
+  /** Of either family; undefined too for a route of several next hops. */
   readonly gateway: string | undefined
+  readonly isMultipath?: boolean
   readonly metric: number
   readonly source: Address | undefined
 }
@@ -82,6 +84,8 @@ interface JsonRoute {
   protocol?: string
   nexthops?: { dev?: string }[]
   gateway?: string
+  /** A gateway of the other family. */
+  via?: { host?: string }
   metric?: number
   prefsrc?: string
 }
@@ -196,7 +200,8 @@ function toRoute(json: JsonRoute): Route {
     destination: host === undefined ? (json.dst ?? '') : `${json.dst}/${ADDRESS_BITS[familyOf(host)]}`,
     type: json.type ?? 'unicast',
     protocol: json.protocol,
-    gateway: json.gateway,
+    gateway: json.gateway ?? json.via?.host,
+    ...(json.nexthops ? { isMultipath: true } : {}),
     metric: json.metric ?? 0,
     source: json.prefsrc === undefined ? undefined : parseAddress(json.prefsrc),
   }
@@ -212,6 +217,14 @@ export async function routesTo(run: Run, destination: Net | Family): Promise<Rou
 export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
   return (await ipJson<JsonRoute>(run, [ipFlag(network), 'route', 'show', 'root', formatNet(network)])).map(toRoute)
 }
+
+/** True if the kernel asks other tables than those that every host has: then the main table does not tell where a packet goes. */
+export async function hasPolicyRules(run: Run, family: Family): Promise<boolean> {
+  const rules = await ipJson<{ priority?: number }>(run, [ipFlag(family), 'rule', 'show'])
+  return rules.some(({ priority = 0 }) => !USUAL_RULES.has(priority))
+}
+/** The priorities of the rules for the tables local, main and default (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c). */
+const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
 
 /** The routes of the main table to exactly each of these destinations of one family, such as `10.5.2.0/24`. */
 export async function routesExactly(run: Run, family: Family, destinations: readonly string[]): Promise<Route[]> {

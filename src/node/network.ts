@@ -106,6 +106,7 @@ export async function askNetwork(
       const about = {
         ...{ lease: other.key, subnet: netText(other.subnet), publicIp: addressText(other.attrs.publicIp) },
         name: names.get(addressText(other.attrs.publicIp)) ?? null,
+        otherType: otherTypeOf(other, node.attrs.backendType),
       }
       const target = targetOf(node, peers.get(other.key))
       const answer =
@@ -125,6 +126,10 @@ export async function askNetwork(
   const sorted = [self, ...asked].toSorted((a, b) => a.subnet.localeCompare(b.subnet, 'en', { numeric: true }))
   return networkReport(sorted, at, Math.round(performance.now() - began), all.length + 1)
 }
+
+/** The type that a lease publishes where this node publishes another. */
+const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
+  backendType === own ? undefined : backendType
 
 /** Those that do not answer first, then any. */
 function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {

@@ -11,7 +11,8 @@ import type { FollowState } from '../control/lease/follow.ts'
 import type { LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Log } from '../base/log.ts'
-import type { ByFamily, Family } from '../net/address.ts'
+import type { Run } from '../host/command.ts'
+import type { ByFamily, Family, Nets } from '../net/address.ts'
 import type { DaemonOptions } from '../options.ts'
 import type { Health, Memory } from '../report/health.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
@@ -42,8 +43,10 @@ export interface NodeParts {
   readonly backend: Backend
   /** The external interface's, as it was chosen at the start. */
   readonly externalName?: string
-  /** The rules, and how often they are looked at. */
-  readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
+  /** The rules, how often they are looked at, and a promise that resolves when no process before this one changes them any more. */
+  readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
+  /** What to know of an earlier run to remove what other backends left; nothing is looked for where it is left out. */
+  readonly leftovers?: { readonly earlier: Nets; readonly run: Run } | undefined
   /** Peers are not asked whether they answer where it is left out. */
   readonly openEcho?: OpenEcho
   /** Reads the kernel's settings, which are not looked at where it is left out. */
@@ -138,6 +141,8 @@ export interface Node extends NodeParts {
   twin: string | undefined
   /** The families that this host does not forward, whatever weftd does. */
   unforwarded: readonly Family[]
+  /** Whatever leads packets past the data path though it should not: the log's line, its words for everybody, and the reason. */
+  pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
   /** The reason why the firewall's rules could not be kept right at the last look. */
   rulesTrouble: string | undefined
   /** The names of hosts by their public IPs, as they say themselves. */
@@ -167,7 +172,13 @@ export function createNode(
       memory: undefined,
       twin: undefined,
     },
-    ...{ unforwarded: [], rulesTrouble: undefined, claimed: undefined, mtuAtStart: possession.dataPath?.mtu },
+    ...{
+      pastPath: [],
+      unforwarded: [],
+      rulesTrouble: undefined,
+      claimed: undefined,
+      mtuAtStart: possession.dataPath?.mtu,
+    },
     ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),

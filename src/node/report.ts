@@ -96,6 +96,7 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
     threads,
     leaving: leavingOf(possession, node.signal),
     host: hostTroubles(node),
+    pastPath: node.pastPath,
     rules: node.rulesTrouble,
     peers: view.size - (view.has(lease.key) ? 1 : 0),
     ...peers,

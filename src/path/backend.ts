@@ -32,6 +32,15 @@ export interface Backend {
    * where the kernel carries the packets, and a TUN that is left would be in the way.
    */
   readonly tunNames?: readonly string[] | undefined
+  /**
+   * The devices, by name or pattern, that its data path has or may have; every other device of weft's and flannel's backends is a leftover.
+   * Left out by a backend that looks after no leftovers.
+   */
+  readonly devices?: readonly string[]
+  /** True if routes to peers' subnets by way of their hosts are its own, or are made by others on purpose. */
+  readonly routesToHosts?: boolean
+  /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
+  readonly isSealed?: boolean
   /** The log's words when a peer's lease comes, changes or goes; flanneld's, `Subnet added: ...`, when left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**

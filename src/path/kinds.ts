@@ -183,6 +183,8 @@ export const KINDS = {
         default: 'separate',
         isShared: true,
       },
+      /** Lets packets to other nodes leave unencrypted by routes past the device: an operator made these on purpose. */
+      allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag
     reserved: 80, // upstream leaves it over IPv6 too

@@ -106,7 +106,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_working',
-    '1 while weftd forwards, as last known too; 0 while it starts or leaves, or its data path, one family of two, or its firewall rules are not right.',
+    '1 while weftd forwards, as last known too; 0 while it starts or leaves, or its data path, one family of two, or its firewall rules are not right, or packets leave past the data path.',
     (status) => one(readingOf(status).working),
   ),
   gauge(
@@ -116,7 +116,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_impaired',
-    '1 while the node is impaired by this, else 0: thread, path, family, host, rules, peers, store.',
+    '1 while the node is impaired by this, else 0: thread, path, bypass, family, host, rules, peers, store.',
     ({ impairments }) => CAUSES.map((by): Sample => [bit(impairments.some((each) => each.by === by)), { by }]),
   ),
   gauge('weft_data_path_open', '1 while packets can be carried.', ({ dataPath }) =>

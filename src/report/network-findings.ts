@@ -1,6 +1,7 @@
 // network-findings.ts - the nodes of a network, as they answer, and what is wrong with it: each cause once; docs/operating.md has all that
 // can be found. Pure.
 
+import { publishers } from '../path/kinds.ts'
 import type { NodeView, Sight } from './view.ts'
 
 const LOSSY_PERCENT = 20
@@ -22,6 +23,8 @@ export interface AskedNode {
   /** The reason, where it told nothing. */
   readonly why: string | null
   readonly view: NodeView | undefined
+  /** The backend type that its lease publishes, if this node runs another backend; undefined if both run the same. */
+  readonly otherType?: string | undefined
   /** How far its clock is ahead of ours, and how uncertain that is, in ms. */
   readonly clock: { readonly aheadMs: number; readonly uncertainMs: number } | undefined
 }
@@ -78,6 +81,11 @@ export const NETWORK_FINDINGS = {
     level: 'failure',
     means: 'a node says itself that it does not do its work',
     fix: 'run `weft doctor` there',
+  },
+  'backend-differs': {
+    level: 'failure',
+    means: 'nodes run another backend than the node that was asked: no packet passes between these and those',
+    fix: 'restart weftd on all nodes, so that each runs the backend in the store; see docs/change-the-backend.md',
   },
   'config-differs': {
     level: 'failure',
@@ -157,9 +165,23 @@ export function findingsOf(
   }
   const having = <T>(kind: (node: NetworkNode, place: number) => T | false | undefined): readonly T[] =>
     nodes.flatMap((node, place) => kind(node, place) || [])
-  const isDead = ({ answer, reachedBy }: NetworkNode): boolean => answer === 'silent' && reachedBy === 0
-  const dead = new Set(nodes.flatMap((node, place) => (isDead(node) ? [place] : [])))
-  const living = edges.filter(({ from, to }) => !dead.has(from) && !dead.has(to))
+  // Nobody can say that a node is dead whom nobody probed: packets to a node of another backend cannot go anywhere.
+  const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
+  const isOfOther = (place: number): boolean => asked[place]?.otherType !== undefined
+  const isDeadAt = (place: number): boolean => {
+    const { answer, reachedBy = 1 } = nodes[place] ?? {}
+    return (
+      answer === 'silent' && reachedBy === 0 && !isOfOther(place) && (probed.has(place) || nodes[place]?.seenBy === 0)
+    )
+  }
+  const isDead = (node: NetworkNode): boolean => isDeadAt(nodes.indexOf(node))
+  const dead = new Set(nodes.flatMap((_, place) => (isDeadAt(place) ? [place] : [])))
+  const others = nodes.flatMap((node, place) =>
+    isOfOther(place) ? [{ ...node, type: asked[place]?.otherType ?? '' }] : [],
+  )
+  const living = edges.filter(
+    ({ from, to, sight }) => !dead.has(from) && !dead.has(to) && !(sight.reach === 'stored' && isOfOther(to)),
+  )
   const broken = living.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored')
   const lossy = living.filter(({ sight }) => sight.reach === 'reached' && (sight.lossPercent ?? 0) >= LOSSY_PERCENT)
   const narrow = living.filter(({ from, sight }) => {
@@ -180,6 +202,10 @@ export function findingsOf(
       having(
         ({ state, trouble, ...node }) => state === 'impaired' && `${callOf(node)}: ${trouble ?? 'it does not say why'}`,
       ),
+    ),
+    ...of(
+      'backend-differs',
+      others.map(({ type, ...node }) => `${callOf(node)} publishes ${publishers(type)}`),
     ),
     ...of('config-differs', differences(asked)),
     ...causes(narrow, living, nodes, ['node-narrow', 'node-narrow'], (some) => {
@@ -218,6 +244,7 @@ export function findingsOf(
         (node, place) =>
           node.answer === 'silent' &&
           !isDead(node) &&
+          !isOfOther(place) &&
           !broken.some(({ to }) => to === place) &&
           `${callOf(node)}: ${node.why}`,
       ),

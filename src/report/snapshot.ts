@@ -23,6 +23,8 @@ export interface Snapshot {
   readonly leaving: string | undefined
   /** What is wrong on this host, each in a few words. */
   readonly host: readonly string[]
+  /** Whatever leads packets past the data path though it should not. */
+  readonly pastPath: readonly { readonly what: string; readonly why: string }[]
   /** The reason why the firewall's rules could not be kept right at the last look. */
   readonly rules: string | undefined
   readonly peers: number
@@ -64,6 +66,7 @@ function knownOf(node: Snapshot): readonly Known[] {
   const age = seconds(at - (comparedAt ?? followedSince))
   const all: readonly (Known | false)[] = [
     ...(node.isOpen ? pathTroubles(node) : [{ by: 'path', what: 'the data path is down' } as const]),
+    ...node.pastPath.map(({ what, why }) => ({ by: 'bypass', what, why }) as const),
     !node.isPublished && { by: 'host', what: `${node.subnetFile} is not written` },
     ...node.host.map((what) => ({ by: 'host', what }) as const),
     node.rules !== undefined && { by: 'rules', what: 'the firewall rules cannot be kept right', why: node.rules },

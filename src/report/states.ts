@@ -7,7 +7,7 @@
 export type StateName = 'starting' | 'forwarding' | 'working' | 'impaired' | 'leaving'
 
 /** What keeps a node from all of its work; the first is the worst. */
-export const CAUSES = ['thread', 'path', 'family', 'host', 'rules', 'peers', 'store'] as const
+export const CAUSES = ['thread', 'path', 'bypass', 'family', 'host', 'rules', 'peers', 'store'] as const
 export type Cause = (typeof CAUSES)[number]
 
 /** Something that keeps a node from a part of its work, in words. */
@@ -74,6 +74,12 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...{ words: 'its data path', ...GOES_ON, working: 0 },
     packets: 'none pass; weftd tries again every five seconds',
     findings: ['data-path-down'],
+  },
+  bypass: {
+    ...{ words: 'what leads past its data path', ...GOES_ON, readyz: 503, working: 0 },
+    packets:
+      'some leave this host by another way than the backend: unencrypted, though that is wireguard, or to a wrong place',
+    findings: ['path-bypassed'],
   },
   family: {
     ...{ words: 'one family', ...GOES_ON, readyz: 503, working: 0 },

@@ -68,6 +68,8 @@ interface Scene {
   readonly clockAhead?: (node: NodeName) => number
   /** False of a host that is in the way of its own containers. */
   readonly host?: (node: NodeName) => boolean
+  /** False of a host whose packets go past its data path. */
+  readonly past?: (node: NodeName) => boolean
   /** More peers than have metrics of their own. */
   readonly isLarge?: boolean
 }
@@ -90,6 +92,7 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     put('weft_store_held_peers', !scene.held, '', 0, scene.held)
     put('weft_store_config_gone', !scene.configGone, '', 0, 1)
     put('weft_impaired', scene.host?.(node) ?? true, ',by="host"', 0, 1)
+    put('weft_impaired', scene.past?.(node) ?? true, ',by="bypass"', 0, 1)
     const ahead = scene.clockAhead?.(node) ?? 0
     const told = up(node) ? `${WRONG * 30 + ahead}+30x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
     found.push({ series: `weft_time_seconds{${at}}`, values: `0+30x${WRONG - 1} ${told}` })
@@ -147,6 +150,11 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
   ['and its configuration with it', { held: 3, configGone: true }, { WeftPeersHeld: 1, WeftConfigGone: 1 }],
   ['two hosts have one address', { host: broken('e').not }, { WeftHostImpaired: 1 }],
   ['and the others reach the other one', { host: broken('e').not, hears: broken('e').hears }, { WeftHostImpaired: 1 }],
+  [
+    'packets of two hosts go past their data paths',
+    { past: broken('d', 'e').not, working: broken('d', 'e').not },
+    { WeftPathBypassed: 2 },
+  ],
   ['two disks are full', { host: broken('d', 'e').not }, { WeftHostImpaired: 2 }],
   // What is told by that clock is compared with that clock: neither stale leases nor one that ends.
   ['a clock is ahead', { clockAhead: (node) => (node === 'e' ? 90_000 : 0) }, { WeftClockOff: 1 }],

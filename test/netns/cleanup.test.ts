@@ -376,3 +376,29 @@ describe('while weftd runs', () => {
     }
   })
 })
+
+it('removes the routes to other nodes by their hosts, of either family, and none that looks otherwise', async () => {
+  const IPV6 = 'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:1::1/64\n'
+  writeFileSync(subnetFile, `FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\n${IPV6}`)
+  const ip = (text: string): Promise<string> => here('ip', ...text.split(' '))
+  await ip('link add eth0 type veth peer name other')
+  for (const each of ['link set eth0 up', 'link set other up', 'address add 192.0.2.1/24 dev eth0']) await ip(each)
+  await ip('-6 address add 2001:db8::1/64 dev eth0 nodad')
+  const foreign = [
+    'route add 10.6.2.0/24 via 192.0.2.2 dev eth0',
+    'route add 10.5.2.0/24 via 192.0.2.2 dev eth0 proto static metric 7',
+    'route add 10.5.1.0/25 via 192.0.2.2 dev eth0 proto static',
+    'route add 10.5.0.0/16 via 192.0.2.2 dev eth0',
+  ]
+  for (const each of foreign) await ip(each)
+  const before = await state()
+  await ip('route add 10.5.2.0/24 via 192.0.2.2 dev eth0')
+  await ip('-6 route add fd00:5:0:2::/64 via 2001:db8::2 dev eth0')
+  const would = await cleanup('--dry-run')
+  expect(would.stdout).toContain('would remove route 10.5.2.0/24 via 192.0.2.2 dev eth0\n')
+  const done = await cleanup()
+  expect(done).toMatchObject({ code: 0, stderr: '' })
+  expect(done.stdout).toContain('removed route 10.5.2.0/24 via 192.0.2.2 dev eth0\n')
+  expect(done.stdout).toContain('removed route fd00:5:0:2::/64 via 2001:db8::2 dev eth0\n')
+  expect(await state()).toBe(before.replace(/true$/, 'false'))
+})

@@ -649,3 +649,23 @@ it.for(['kernel', 'userspace'] as const)(
     for (const each of pings) expect(await each.stop()).toMatchObject({ lost: 0, errors: 0 })
   },
 )
+
+it('says which device has the port, and leaves none of its own behind', async ({ skip }) => {
+  const why = await whyNoVxlan()
+  skip(why !== undefined, why)
+  lab = await createLab({ hosts: 1 })
+  const [host] = lab.hosts as [Host]
+  await host.output(['ip', 'link', 'add', 'cilium_vxlan', 'type', 'vxlan', 'external', 'dstport', '8472'])
+  await host.output(['ip', 'link', 'set', 'cilium_vxlan', 'up'])
+  configure('kernel')
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases()] })
+  await daemon.line(
+    /flannel\.1 cannot be taken up: UDP port 8472 is taken by the device cilium_vxlan \(vxlan\); remove that device .*, or set another "Port" in Backend/,
+  )
+  await ended(daemon.process)
+  expect(daemon.process.exitCode).toBe(1)
+  expect((await host.run(['ip', 'link', 'show', 'dev', 'flannel.1'])).code).toBe(1)
+  // Another port is free.
+  const other = await start(host, 'kernel', { Port: 8473 })
+  expect(await other.stop()).toBe(0)
+})

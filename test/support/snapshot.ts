@@ -14,6 +14,7 @@ export const wellNode: Snapshot = {
     threads: new Map(),
     leaving: undefined,
     host: [],
+    pastPath: [],
     rules: undefined,
     peers: 2,
     ...{ silent: 0, unusable: 0, narrow: 0 },

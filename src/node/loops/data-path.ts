@@ -12,6 +12,7 @@ import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { applyPeers } from './peers.ts'
 import { untilOurs } from '../possession.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
+import { clearLeftovers } from './leftovers.ts'
 import { publish } from './subnet-env.ts'
 
 const REOPEN_RETRY_MS = 1_000
@@ -26,10 +27,19 @@ const REPAIRS_A_MINUTE = 60
 export type Forwarding = Pick<Node, 'possession' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'> &
   Pick<Node, 'unapplied' | 'ownApplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
 
-export const keepDataPath = (node: Node): Promise<never> => keepForwarding(node, () => publish(node))
+export const keepDataPath = (node: Node): Promise<never> =>
+  keepForwarding(
+    node,
+    () => publish(node),
+    () => clearLeftovers(node),
+  )
 
-/** Calls `moved` when the data path was opened for another lease or MTU. */
-export async function keepForwarding(node: Forwarding, moved: () => Promise<void>): Promise<never> {
+/** Calls `moved` when the data path was opened for another lease or MTU, and `beside` after it looked at the data path. */
+export async function keepForwarding(
+  node: Forwarding,
+  moved: () => Promise<void>,
+  beside: () => Promise<unknown> = async () => {},
+): Promise<never> {
   const { possession, backend, log, signal } = node
   let { lease } = node
   const openMtu = (): number | undefined => possession.dataPath?.mtu
@@ -39,7 +49,7 @@ export async function keepForwarding(node: Forwarding, moved: () => Promise<void
   const tellGone = createGoneLog(node.log)
   for (;;) {
     const openedAt = performance.now()
-    await keepRight(node, lease, repairs, tellGone)
+    await keepRight(node, lease, repairs, tellGone, beside)
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const before = { lease, mtu }
@@ -77,7 +87,13 @@ async function prepareAgain(node: Forwarding): Promise<void> {
 }
 
 /** Mends what others changed of the device, until the data path must be opened again: it died, or the node moved. */
-async function keepRight(node: Forwarding, lease: OwnLease, repairs: RepairLog, tellGone: GoneLog): Promise<void> {
+async function keepRight(
+  node: Forwarding,
+  lease: OwnLease,
+  repairs: RepairLog,
+  tellGone: GoneLog,
+  beside: () => Promise<unknown>,
+): Promise<void> {
   const { log, signal, possession } = node
   const { dataPath } = possession
   if (!dataPath) return
@@ -86,7 +102,7 @@ async function keepRight(node: Forwarding, lease: OwnLease, repairs: RepairLog, 
   const ring = (): void => possession.doubt.ring()
   const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
   try {
-    return await lookAfter(node, dataPath, lease, repairs, tellGone)
+    return await lookAfter(node, dataPath, lease, repairs, tellGone, beside)
   } finally {
     ended.abort()
     await watching
@@ -99,6 +115,7 @@ async function lookAfter(
   lease: OwnLease,
   repairs: RepairLog,
   tellGone: GoneLog,
+  beside: () => Promise<unknown>,
 ): Promise<void> {
   const { log, signal, possession } = node
   let fault: Error | undefined
@@ -110,6 +127,7 @@ async function lookAfter(
   const calm = seldom(log)
   let isCalm = false
   let triedAt = -Infinity
+  let besideAt = -Infinity
   let renewing: Promise<void> | undefined
   for (;;) {
     const rang = await possession.doubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
@@ -143,6 +161,13 @@ async function lookAfter(
     // One family that takes its time to be opened does not keep the other from being looked after.
     await tellingLate(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
+    // Containers that come and go change the host all the time.
+    const isDue = performance.now() - besideAt >= RESYNC_MS
+    if (isDue) {
+      besideAt = performance.now()
+      await beside()
+    }
+    isCalm &&= isDue
     await pause(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)
   }
 }

@@ -10,7 +10,8 @@ import { LOOK_MS } from './threads.ts'
 export async function tellManager(node: Node): Promise<never> {
   const { notifier, signal } = node
   for (;;) {
-    notifier?.tell({ ready: true, status: summaryOf(snapshotOf(node)) })
+    const ready = node.isReady || node.pastPath.length === 0
+    notifier?.tell({ ready, status: summaryOf(snapshotOf(node)) })
     await pause(signal, LOOK_MS)
   }
 }

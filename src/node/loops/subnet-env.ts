@@ -21,7 +21,8 @@ function subnetEnvOf({ options, config, lease, attrs, possession: { dataPath } }
 
 export async function publish(node: Node, log = node.log): Promise<void> {
   const env = subnetEnvOf(node)
-  if (!env) return
+  // Containers start here only once their packets go by no other way than the data path.
+  if (!env || (!node.isReady && node.pastPath.length > 0)) return
   const path = node.options['subnet-file']
   node.isPublished = false
   try {
@@ -46,7 +47,8 @@ export async function keepSubnetEnv(node: Node): Promise<never> {
   for (;;) {
     await pause(signal, RESYNC_MS)
     const env = subnetEnvOf(node)
-    if (!env || (await holdsSubnetEnv(path, env))) continue
+    // A file that an earlier run left may say the same.
+    if (!env || (node.isPublished && (await holdsSubnetEnv(path, env)))) continue
     if (node.isPublished) repairs.add(`${path} was gone or changed`)
     await publish(node, quiet)
   }

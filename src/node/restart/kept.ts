@@ -3,12 +3,15 @@
 
 import type { OpenPath } from '../../path/engine/engine.ts'
 import { closeAll } from '../../host/unix-socket.ts'
+import type { Nets } from '../../net/address.ts'
 import type { LastKnown } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 
 export interface Kept {
   /** The TUN devices of the daemon before. */
   readonly tunNames: readonly string[]
+  /** The subnets of the daemon before, for which its paths were opened; undefined if they are not known. */
+  readonly subnets?: Nets | undefined
   /** The paths, once; none where none were kept. */
   take(): readonly OpenPath[]
   /** Closes descriptors that nobody took. Idempotent. */
@@ -38,11 +41,18 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
     .map(({ fd }) => fd)
 }
 
-/** Descriptors, which what was last known describes. */
-export function createKept(fds: readonly number[], known: Pick<LastKnown, 'tunNames' | 'paths'> | undefined): Kept {
-  let left = fds
+/** Descriptors, which what was last known describes. Those of another store than `store`, if that is given, are closed. */
+export function createKept(
+  fds: readonly number[],
+  known: (Pick<LastKnown, 'tunNames' | 'paths'> & Partial<Pick<LastKnown, 'store' | 'lease'>>) | undefined,
+  store?: string,
+): Kept {
+  const isAnothers = store !== undefined && known?.store !== undefined && known.store !== store
+  if (isAnothers) closeAll(fds)
+  let left = isAnothers ? [] : fds
   return {
     tunNames: known?.tunNames ?? [],
+    subnets: known?.lease?.subnet,
     take() {
       const open = unpackPaths(known?.paths, left)
       if (open.length > 0) left = []

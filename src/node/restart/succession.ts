@@ -14,6 +14,8 @@ import { pause } from '../../host/bell.ts'
 import { createTurn } from '../../host/turn.ts'
 import { isNamedBy } from '../../host/links.ts'
 import { closeAll } from '../../host/unix-socket.ts'
+import { parseLeaseKey } from '../../control/lease/lease.ts'
+import { FAMILIES, formatNet, type Nets } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import type { Log } from '../../base/log.ts'
 import type { Kept } from './kept.ts'
@@ -32,6 +34,8 @@ const END_MS = 6_000
 
 /** The values that an engine is to be opened for. */
 export interface WantedPath extends Pick<OpenPath, 'bindAddress' | 'port' | 'without'> {
+  /** This node's subnets that it is to carry; a path that carried other subnets is another network's. Left out, any path does. */
+  readonly subnets?: Nets
   /** Or a pattern such as `flannel%d`. */
   readonly tunName: string
   readonly workers: number
@@ -60,7 +64,7 @@ export interface Succession<Resumed> extends Inheritance {
   readonly resumed: Resumed | undefined
   /** Gives up resuming for good: from here on this process waits no more for the end of another. */
   opening(): Promise<Resumed | undefined>
-  /** Has the predecessor stop, whatever it forwarded through; nothing where there is none. */
+  /** Has the predecessor stop, whatever it forwarded through; without one, closes what the service manager kept. */
   release(): Promise<void>
   /** This process is the node. */
   settle(): void
@@ -95,6 +99,8 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
   let kept: Kept | undefined
   /** The paths of the daemon before that nobody has asked for yet. */
   let untaken: readonly OpenPath[] = []
+  /** The subnets that these paths were opened for; undefined if they are not known. */
+  let subnetsBefore: Nets | undefined
   /** True when the predecessor has nothing open any more. */
   let isReleased: boolean = false
   let resumed: Resumed | undefined
@@ -297,8 +303,11 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
         untaken = taken.paths
         await takeLock(taken.lock)
       }
-    } else untaken = [...untaken, ...(kept?.take() ?? [])]
-    const path = untaken.find((each) => fits(each, wanted))
+    } else if (!predecessor) {
+      subnetsBefore = kept?.subnets
+      untaken = [...untaken, ...(kept?.take() ?? [])]
+    }
+    const path = isForSubnets(subnetsBefore, wanted) ? untaken.find((each) => fits(each, wanted)) : undefined
     if (path) {
       untaken = untaken.filter((each) => each !== path)
       return path
@@ -362,10 +371,16 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
       isOpening = true
       open()
       await standing
-      if (predecessor && !lock) await predecessor.about() // which has it write what it knows now
+      // Asked, it writes what it knows now.
+      const about = predecessor && !lock ? await predecessor.about() : undefined
+      if (about?.lease) subnetsBefore = parseLeaseKey(about.lease.key)
       return resumed
     },
-    release,
+    async release() {
+      // What is kept is in the way of a backend that takes none of it.
+      if (!predecessor) kept?.close()
+      await release()
+    },
     get isOnLoan() {
       return predecessor !== undefined && !predecessor.isGone && !isSettled
     },
@@ -396,6 +411,13 @@ const pidOf = (pid: number | undefined): string => (pid ? String(pid) : 'unknown
 /** True when one that is opened now may need its device or its port. A data path has one path for each family outside, at most. */
 const isInTheWay = (path: OpenPath, { tunName, bindAddress }: WantedPath): boolean =>
   isNamedBy(tunName, path.tunName) || path.bindAddress.includes(':') === bindAddress.includes(':')
+
+/** False if paths carried another subnet of a family that they are wanted for: the device has its address and its route. */
+const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
+  FAMILIES.every((family) => {
+    const [was, is] = [before?.[family], subnets[family]]
+    return !was || !is || formatNet(was) === formatNet(is)
+  })
 
 /** True when opening it now would give the same, but for sockets of another family, which whoever takes it opens or closes. */
 function fits(path: OpenPath, { tunName, bindAddress, port, workers, without }: WantedPath): boolean {

@@ -156,10 +156,8 @@ interface AdoptOptions {
   readonly isMultiQueue: boolean
 }
 
-/** By which backends name the TUNs that they forward through. */
-const TUN_NAMES = Object.values(KINDS).flatMap(({ devices }) =>
-  devices.flatMap(([type, pattern]) => (type === 'tun' ? [pattern] : [])),
-)
+/** The kernel's types and the names of all backends' devices. */
+const DEVICES = Object.values(KINDS).flatMap(({ devices }) => devices as readonly (readonly [string, string])[])
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
@@ -184,16 +182,20 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 
 /**
  * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our
- * own is ours. A TUN with the name of a backend's that nobody forwards through was left by a weftd of another backend, and goes.
+ * own is ours. A device with the name and the type of a backend's that nobody forwards through was left by another backend, and goes.
  */
 export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
   const find = async (): Promise<Route | undefined> =>
     (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
   const first = await find()
   if (!first) return
-  const isLeft = TUN_NAMES.some((pattern) => isNamedBy(pattern, first.device))
-  if (isLeft) await removeIdleTun(run, first.device, netsOf([to]))
-  const foreign = isLeft ? await find() : first
+  const types = DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, first.device) ? [type] : []))
+  if (types.includes('tun')) await removeIdleTun(run, first.device, netsOf([to]))
+  if (types.some((type) => type !== 'tun')) {
+    const { removeKernelDevice } = await import('./leftovers.ts') // not before packets pass
+    await removeKernelDevice(run, first.device, netsOf([to]))
+  }
+  const foreign = types.length > 0 ? await find() : first
   if (!foreign) return
   const network = formatNet(to)
   throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {

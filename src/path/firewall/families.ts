@@ -14,6 +14,8 @@ export interface Firewall {
   raise(subnet: Nets): Promise<void>
   /** Makes the rules right again, also for another subnet. */
   ensure(subnet: Nets): Promise<Ensured>
+  /** Makes the next `ensure` look once more for rules that are not wanted: another daemon may have put them back since `raise`. */
+  lookAgain?(): void
 }
 
 /** The repairs, in words, and what could not be made right. */

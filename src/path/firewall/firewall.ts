@@ -36,6 +36,7 @@ function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
   })
   const ensureRoutes = (subnet: Nets): Promise<Ensured> => ensureEach(routes.map((route) => route(subnet)))
   return {
+    lookAgain: () => rules.lookAgain?.(),
     async raise(subnet) {
       await rules.raise(subnet)
       const { failures } = await ensureRoutes(subnet)

@@ -5,7 +5,7 @@ import { describeError, isWeftError, prefixed } from '../../base/errors.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
 import type { Log } from '../../base/log.ts'
-import { formatNet, type Family, type Net, type Nets } from '../../net/address.ts'
+import { FAMILIES, formatNet, type Family, type Net, type Nets } from '../../net/address.ts'
 import { ensureEach, partsOf, type Firewall, type FirewallOptions, type Part } from './families.ts'
 import {
   findFlannelRules,
@@ -17,6 +17,7 @@ import {
   type IptablesChain,
   type Tables,
 } from './flannel-rules.ts'
+import { listNftTable } from './nft-listing.ts'
 import { iptablesRules, nftRemoval, oursIn, restoreInput } from './rules.ts'
 
 /** flanneld's words for a family. */
@@ -42,23 +43,40 @@ export function createIptables(options: FirewallOptions): Firewall {
   const { run, log, masq, forward } = options
   const parts = partsOf(options)
   const families = parts.map((part) => createFamily(part, options))
+  let isOtherToGo = false
   return {
-    ensure(subnet) {
+    lookAgain() {
+      isOtherToGo = true
+      for (const { lookAgain } of families) lookAgain()
+    },
+    async ensure(subnet) {
+      if (isOtherToGo) await removeNftRules(parts, run).catch(() => {}) // as at the start
+      isOtherToGo = false
       const works = families.flatMap((family) => family.works(subnet))
       return ensureEach(works.map((work) => () => prefixed('Failed to ensure iptables rules: ', work())))
     },
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
       log.info('Cleaning-up nftables rules...')
-      await run('nft', ['-f', '-'], { input: nftRemoval() }).catch(
-        (error: unknown) => log.v(2) && log.info(describeError(error)),
-      )
+      await removeNftRules(parts, run).catch((error: unknown) => log.v(2) && log.info(describeError(error)))
       log.info('Starting flannel in iptables mode...')
       if (masq || forward)
         for (const { family, wishFor } of parts) if (wishFor(subnet).isOn) await checkBridgeNetfilter(family, log)
       for (const chain of FLANNEL_CHAINS) for (const { bootstrap } of families) await bootstrap(subnet, chain)
     },
   }
+}
+
+/** Removes what an nftables mode of this daemon left; the rules of other daemons stay. */
+async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
+  const listings = await Promise.all(
+    FAMILIES.map(async (family) => ({
+      ...{ family, ours: parts.find((part) => part.family === family)?.ours ?? new Set<string>() },
+      text: await listNftTable(run, family),
+    })),
+  )
+  const input = nftRemoval(listings)
+  if (input !== '') await run('nft', ['-f', '-'], { input })
 }
 
 /** The chains of one family. */
@@ -166,7 +184,7 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
     }
   }
 
-  return { works, bootstrap }
+  return { works, bootstrap, lookAgain: () => tidy.clear() }
 }
 
 /** iptables' messages about a chain that is not there: versions before and since 1.8.8 or so. */

@@ -6,6 +6,7 @@ import type { Log } from '../../base/log.ts'
 import { FAMILIES, formatNet, type Nets } from '../../net/address.ts'
 import { ensureEach, partsOf, type FamilyWish, type Firewall, type FirewallOptions, type Part } from './families.ts'
 import { WORDS } from './flannel-rules.ts'
+import { listNftTable } from './nft-listing.ts'
 import { findIptablesRemains } from './rule-remains.ts'
 import { nftInput, nftTable, splitNftTable } from './rules.ts'
 
@@ -33,11 +34,19 @@ export function createNftables(options: FirewallOptions): Firewall {
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
   const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
+  const removeOther = () => removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
+  let isOtherToGo = false
   return {
-    ensure: (subnet) => ensureEach(tables.map(({ workFor }) => workFor(subnet))),
+    async ensure(subnet) {
+      if (isOtherToGo) await removeOther()
+      isOtherToGo = false
+      return ensureEach(tables.map(({ workFor }) => workFor(subnet)))
+    },
+    lookAgain: () => void (isOtherToGo = true),
     async raise(subnet) {
       log.info('Cleaning-up unused traffic manager rules')
-      await removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
+      log.info('Cleaning-up iptables rules...')
+      await removeOther()
       log.info('Starting flannel in nftables mode...')
       await prefixed('no nftables support: ', run('nft', ['--version']))
       for (const rules of ['masq', 'forward'] as const)
@@ -70,14 +79,9 @@ function createTable(
   /** Input of `nft` for what else there is to be. */
   beside: string,
 ): (subnet: Nets) => () => Promise<readonly string[]> {
-  const { nft, table } = WORDS[family]
+  const { table } = WORDS[family]
   let shown: string | undefined
-  const read = () =>
-    run('nft', ['-s', 'list', 'table', nft, table]).catch((error: unknown) => {
-      // There is none. Taken for gone where nft did not answer it would be made anew, without the rules of other daemons.
-      if (isWeftError(error, 'COMMAND') && isRefusal(error)) return ''
-      throw error
-    })
+  const read = () => listNftTable(run, family)
   const failed = ({ masq, forward }: FamilyWish): string => {
     if (masq) return "nftables: couldn't setup masq rules: "
     return forward ? "nftables: couldn't setup forward rules: " : `nftables: couldn't initialise table ${table}: `
@@ -125,7 +129,6 @@ async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
 
 /** Removes what an iptables mode left. What cannot be removed does not keep the node from starting. */
 async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log: Log): Promise<void> {
-  log.info('Cleaning-up iptables rules...')
   try {
     const { remains, unseen } = await findIptablesRemains(run, networks, false)
     for (const each of remains) {

@@ -62,17 +62,39 @@ export function restoreInput(
   ])
 }
 
-/** Input of `nft -f -` that removes our tables; naming a table first makes it no error that there is none. */
-export function nftRemoval(): string {
-  return lines(
-    Object.values(WORDS).flatMap(({ nft, table }) => [`add table ${nft} ${table}`, `delete table ${nft} ${table}`]),
-  )
+/** A family's table of the nftables mode, as `nft list table` shows it; empty if there is none. */
+export interface NftListing {
+  readonly family: Family
+  readonly text: string
+  /** The networks whose rules are this daemon's. */
+  readonly ours: ReadonlySet<string>
 }
+
+/**
+ * Input of `nft -f -` that removes this daemon's rules, and the tables if no other daemon has rules there; empty if there is nothing to do.
+ */
+export function nftRemoval(listings: readonly NftListing[]): string {
+  const there = listings.filter(({ text }) => text.trim() !== '')
+  const split = there.map(({ family, text, ours }) => ({ family, text, ...splitNftTable(text, ours) }))
+  const isShared = split.some(({ others }) => others.postrtg.length + others.forward.length > 0)
+  // Added first, so that deleting it is no error if somebody was faster.
+  const gone = ({ nft, table }: { nft: string; table: string }) =>
+    ['add', 'delete'].map((verb) => `${verb} table ${nft} ${table}`)
+  if (!isShared) return lines(there.flatMap(({ family }) => gone(WORDS[family])))
+  // A table that stays has the rules of the other daemons, and is theirs if it has none.
+  return split
+    .filter(({ own }) => NFT_RULE.test(own))
+    .map(({ family, others }) => nftChains(family, { postrtg: [], forward: [] }, others))
+    .join('')
+}
+
+/** A rule that names a network. */
+const NFT_RULE = /^\s+ip6? [sd]addr /m
 
 /** Our chains in a family's table. */
 const NFT_CHAINS = ['postrtg', 'forward'] as const
 
-/** The rules of other daemons in the nftables mode's table. */
+/** Rules in the nftables mode's table, by the chain. */
 export interface NftOthers {
   readonly postrtg: readonly string[]
   readonly forward: readonly string[]
@@ -115,7 +137,7 @@ export function nftInput(
   others: NftOthers = { postrtg: [], forward: [] },
 ): string {
   const family = familyOf(network)
-  const { nft: ip, table, multicast } = WORDS[family]
+  const { nft: ip, multicast } = WORDS[family]
   const n = formatNet(network)
   const s = formatNet(subnet)
   const masquerade = randomFully ? 'masquerade fully-random' : 'masquerade'
@@ -126,31 +148,41 @@ export function nftInput(
     `${ip} saddr ${n} ${ip} daddr != ${multicast} ${masquerade}`,
     `${ip} saddr != ${n} ${ip} daddr ${n} ${masquerade}`,
   ]
+  const forwardRules = [`${ip} saddr ${n} accept`, `${ip} daddr ${n} accept`]
+  const own = { postrtg: masq ? masqRules : [], forward: forward ? forwardRules : [] }
+  return nftTable(family) + nftChains(family, own, others)
+}
+
+/** Makes our chains anew, with these rules and those of other daemons; a chain without rules is not made. */
+function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
+  const { nft: ip, table } = WORDS[family]
+  const [masq, forward] = [
+    [...own.postrtg, ...others.postrtg],
+    [...own.forward, ...others.forward],
+  ]
   const postrtg = [
     '  chain postrtg {',
     '    comment "chain to manage traffic masquerading by flannel"',
     '    type nat hook postrouting priority srcnat; policy accept;',
     '    meta mark 0x4000 return',
-    ...[...(masq ? masqRules : []), ...others.postrtg].map((rule) => `    ${rule}`),
+    ...masq.map((rule) => `    ${rule}`),
     '  }',
   ]
-  const forwardRules = [`${ip} saddr ${n} accept`, `${ip} daddr ${n} accept`]
   const forwarding = [
     '  chain forward {',
     '    comment "chain to accept flannel traffic"',
     '    type filter hook forward priority filter; policy accept;',
-    ...[...(forward ? forwardRules : []), ...others.forward].map((rule) => `    ${rule}`),
+    ...forward.map((rule) => `    ${rule}`),
     '  }',
   ]
-  const rules = lines([
+  return lines([
     // Added first, so that deleting it is no error where there is none.
     ...NFT_CHAINS.flatMap((name) => ['add', 'flush', 'delete'].map((verb) => `${verb} chain ${ip} ${table} ${name}`)),
     `table ${ip} ${table} {`,
-    ...(masq || others.postrtg.length > 0 ? postrtg : []),
-    ...(forward || others.forward.length > 0 ? forwarding : []),
+    ...(masq.length > 0 ? postrtg : []),
+    ...(forward.length > 0 ? forwarding : []),
     '}',
   ])
-  return nftTable(family) + rules
 }
 
 const lines = (all: readonly string[]): string => all.map((line) => `${line}\n`).join('')

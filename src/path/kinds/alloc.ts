@@ -12,6 +12,8 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
   let external = found
   return {
     name: 'alloc',
+    devices: [],
+    routesToHosts: true,
     async prepare() {
       external = await currentExternal(run, external)
       return { publicIp: external.publicIp, backendType: '' }

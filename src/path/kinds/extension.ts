@@ -67,6 +67,7 @@ export function createExtensionBackend({
 
   return {
     name: TYPE,
+    // Its commands may have made any device and any route: nothing here is known to be a leftover.
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {})

@@ -19,6 +19,8 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
   let external = found
   return {
     name: TYPE,
+    devices: [],
+    routesToHosts: true,
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)

@@ -11,6 +11,7 @@ import { KINDS } from '../kinds.ts'
 import type { Ipv4Lease, LeaseAttrs } from '../../control/lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../../net/ipv4.ts'
 import type { Backend, BackendParts, DataPath } from '../backend.ts'
+import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState } from '../device/device-state.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
@@ -35,6 +36,9 @@ export function createIpipBackend({ config, settings, external: found, run, log 
   const { directRouting } = settings
   log.info(`IPIP config: DirectRouting=${directRouting}`)
 
+  const make = (local: string): Promise<void> =>
+    sayingWhoHasIt(run, { name: NAME }, () => addDevice(run, NAME, TYPE, [], ['local', local]))
+
   /** Finds the device or makes it; returns what was the matter with it. Throws WeftError DEVICE, NO_DEVICE_TYPE. */
   async function ensureDevice(): Promise<readonly string[]> {
     const local = formatIpv4(ipv4For(NEEDS, external.address))
@@ -48,15 +52,17 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       const [isLocal, isRemote] = [data.local ?? 'any', data.remote ?? 'any']
       if (isLocal === local && isRemote === 'any') return []
       await run('ip', ['link', 'del', NAME])
-      await addDevice(run, NAME, TYPE, [], ['local', local])
+      await make(local)
       return [`${NAME} went from ${isLocal} to ${isRemote}`]
     }
-    await addDevice(run, NAME, TYPE, [], ['local', local])
+    await make(local)
     return [`${NAME} was gone`]
   }
 
   return {
     name: TYPE,
+    devices: [NAME],
+    routesToHosts: directRouting,
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
@@ -68,8 +74,13 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       const { network } = ipv4For(NEEDS, config)
       const { address } = ipv4For(NEEDS, own.subnet)
       const state = deviceState(run, NAME, mtu, address, network)
-      await ensureDevice()
-      await state.configure()
+      const made = await ensureDevice()
+      try {
+        await state.configure()
+      } catch (error) {
+        if (made.length > 0) await run('ip', ['link', 'del', NAME]).catch(() => {})
+        throw error
+      }
       const routes = createRouteSync({ network, ownDevice: NAME, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
       const watch = watchExternal(run, external, ['ipv4'])

@@ -41,6 +41,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   return {
     name: 'udp',
     tunNames: [TUN_NAME],
+    devices: [TUN_NAME],
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       checkUnderlay()

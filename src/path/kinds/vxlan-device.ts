@@ -11,7 +11,9 @@ import type { Run } from '../../host/command.ts'
 import { addDevice, findLink, ipFlag, ipJson } from '../../host/links.ts'
 import type { Log } from '../../base/log.ts'
 import { formatAddress, type Address, type Net } from '../../net/address.ts'
+import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
+import { KINDS } from '../kinds.ts'
 
 export interface VxlanOptions {
   readonly name: string
@@ -182,13 +184,25 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     found = undefined
   }
   const setMac = (): Promise<string> => run('ip', ['link', 'set', 'dev', name, 'address', mac])
+  const isMade = !found
   if (!found) await create()
   else if (found.address !== mac) await setMac()
 
   async function configure(own: Address, network: Net): Promise<void> {
-    state = deviceState(run, name, mtu, own, network)
-    await state.configure()
+    state = withReasons(deviceState(run, name, mtu, own, network))
+    try {
+      await state.configure()
+    } catch (error) {
+      // A device that cannot be taken up is in the way of whoever looks for the cause.
+      if (isMade) await run('ip', ['link', 'del', name]).catch(() => {})
+      throw error
+    }
   }
+  const port = { number: options.port, option: KINDS.vxlan.options.port.name }
+  const withReasons = (of: DeviceState): DeviceState => ({
+    ...of,
+    configure: () => sayingWhoHasIt(run, { name, port }, of.configure),
+  })
 
   const neighbours = async (): Promise<Map<string, string>> =>
     new Map(

@@ -8,7 +8,7 @@ import { seldom } from '../../base/log.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { KINDS, overheadBy } from '../kinds.ts'
 import type { Lease, LeaseAttrs } from '../../control/lease/lease.ts'
-import { familiesOf, onlyOf, type Addresses, type ByFamily, type Family } from '../../net/address.ts'
+import { familiesOf, listed, onlyOf, type Addresses, type ByFamily, type Family } from '../../net/address.ts'
 import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
 import type { Backend } from '../backend.ts'
@@ -76,6 +76,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   log.info(`VXLAN config: VNI=${vni} Port=${port} GBP=${gbp} Learning=${learning} DirectRouting=${directRouting}`)
   return {
     name: TYPE,
+    devices: listed(names),
+    routesToHosts: directRouting,
     get tunNames() {
       return carrier?.tunNames
     },

@@ -15,6 +15,7 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
 import type { Run } from '../../host/command.ts'
 import { addDevice, findLink } from '../../host/links.ts'
+import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { KINDS, REJECT_AFTER_MS, WIREGUARD_KEY } from '../kinds.ts'
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
@@ -182,7 +183,7 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
     })
     child = started
   } else {
-    await addDevice(run, name, 'wireguard', [])
+    await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
   }
   const told = new Map<string, string>() // endpoints by key: a peer that roams is to be left alone
   const goEnded = (): Error => new Error('wireguard-go ended')

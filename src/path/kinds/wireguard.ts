@@ -29,6 +29,7 @@ import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../ways/both-families.ts'
 import { createPeerFilter, unusableReason } from '../ways/peer-filter.ts'
 import { checkNetwork } from '../ways/tunnel.ts'
+import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import type { TunnelOptions } from '../ways/tunnel.ts'
 import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
@@ -145,6 +146,8 @@ export function createWireguardBackend(options: Parts): Backend {
 
   return {
     name: TYPE,
+    devices: isOneDevice ? [NAME] : families.map(nameIn),
+    isSealed: !settings.allowBypass,
     get tunNames() {
       return carrier === 'userspace' ? (isOneDevice ? [NAME] : families.map(nameIn)) : undefined
     },
@@ -348,7 +351,8 @@ export function createWireguardBackend(options: Parts): Backend {
       ...{ family, subnet },
     }))
     try {
-      for (const { device } of parts) await device.configure()
+      const listens = { number: listenPort, option: (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name }
+      for (const { device } of parts) await sayingWhoHasIt(run, { name, port: listens }, () => device.configure())
     } catch (error) {
       await opened.close()
       throw error

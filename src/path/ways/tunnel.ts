@@ -30,6 +30,7 @@ import {
   type Addresses,
   type Family,
   type Net,
+  type Nets,
 } from '../../net/address.ts'
 import type {
   BackendParts,
@@ -88,7 +89,9 @@ export interface Persistence {
    * Takes the path of the daemon before, if it was opened for the same: that daemon forwards no more then. If it was
    * not, what it held is free.
    */
-  inherit(wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'>): Promise<OpenPath | undefined>
+  inherit(
+    wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
+  ): Promise<OpenPath | undefined>
 }
 
 /** The properties in which one tunnel differs from others. */
@@ -337,7 +340,7 @@ export async function openTunnel(
   const tellKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
   slots.keep(peerKeys())
-  const inherited = await persistence.inherit({ tunName, bindAddress, port })
+  const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
   // From here on packets wait, if there is something inherited.
   const head = inherited?.bequest === undefined ? undefined : addon.bequestHead(inherited.bequest)
   const keepsSessions = head && kind.keeper?.inherit(head)

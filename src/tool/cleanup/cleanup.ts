@@ -10,7 +10,7 @@ import { formatNet, parseNet } from '../../net/address.ts'
 import { handoverLock, handoverSocket } from '../../node/restart/rendezvous.ts'
 import { lastKnownFile } from '../../node/restart/last-known.ts'
 import { eventsFile } from '../../options.ts'
-import { findBlackholeRemains, findDeviceRemains } from './device-remains.ts'
+import { findBlackholeRemains, findDeviceRemains, findHostRouteRemains } from './device-remains.ts'
 import type { Remains } from '../../path/remains.ts'
 import { findIptablesRemains, findNftablesRemains } from '../../path/firewall/rule-remains.ts'
 import { findRunning } from './running.ts'
@@ -18,7 +18,7 @@ import { findRunning } from './running.ts'
 export const CLEANUP_HELP = `Usage: weft cleanup [--dry-run] [-f FILE]
 
 Removes what weftd, or flanneld of any version, left on this host: rules and chains of iptables and nftables, devices with
-their routes, subnet.env and the files beside it (wgkey too). Prints a line for each thing. Refuses while a daemon runs.
+their routes, routes to other nodes by their hosts, subnet.env and the files beside it (wgkey too). Prints a line for each thing. Refuses while a daemon runs.
 
   -f, --subnet-file FILE  the daemon's subnet file (default /run/flannel/subnet.env); it also tells which rules of
                           flannel before 0.16 (they have no comments) are its own
@@ -57,6 +57,7 @@ export async function removeRemains(
   const iptables = await findIptablesRemains(run, networks, true)
   const remains = [
     ...(await findDeviceRemains(run)),
+    ...(await findHostRouteRemains(run, networks)),
     ...(await findBlackholeRemains(run, subnets)),
     ...iptables.remains,
     ...(await findNftablesRemains(run)),

@@ -2,16 +2,11 @@
 
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, isNamedBy, isTunOpen } from '../../host/links.ts'
+import { ipFlag, ipJson, isNamedBy, routesWithin, USUAL_METRIC } from '../../host/links.ts'
+import { familyOf, netContains, parseAddress, parseNet } from '../../net/address.ts'
 import { KINDS, type Kind } from '../../path/kinds.ts'
+import { findDevices } from '../../path/device/flannel-devices.ts'
 import type { Remains } from '../../path/remains.ts'
-
-interface JsonLink {
-  ifindex?: number
-  ifname?: string
-  flags?: string[]
-  linkinfo?: { info_kind?: string; info_data?: { id?: number; external?: boolean; type?: string; persist?: boolean } }
-}
 
 interface JsonRoute {
   type?: string
@@ -19,37 +14,6 @@ interface JsonRoute {
   gateway?: string
   metric?: number
   protocol?: string
-}
-
-interface Device {
-  readonly name: string
-  readonly kind: string
-  /** True when a process forwards packets through it. */
-  readonly inUse: boolean
-}
-
-const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
-
-/** The devices that backends make: a name alone does not make a device flannel's. */
-async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<Device[]> {
-  const kind = linkinfo?.info_kind ?? ''
-  const data = linkinfo?.info_data ?? {}
-  const isOurs =
-    DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
-    (kind !== 'tun' || data.type === 'tun') &&
-    // A VNI is the number in the name; flannel's devices are told none packet by packet.
-    !data.external &&
-    (data.id === undefined || name.endsWith(`.${data.id}`))
-  if (!isOurs) return []
-  // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
-  const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
-  return [{ name, kind, inUse }]
-}
-
-/** Finds all devices of flannel's or weft's on this host. */
-export async function findDevices(run: Run): Promise<Device[]> {
-  const links = await ipJson<JsonLink>(run, ['-d', 'link', 'show'])
-  return (await Promise.all(links.map(deviceOf))).flat()
 }
 
 /** Devices, with the routes that end with them. */
@@ -69,6 +33,48 @@ export async function findDeviceRemains(run: Run): Promise<Remains[]> {
   }
   return remains
 }
+
+/**
+ * Routes to other nodes' subnets by way of their hosts, as host-gw and direct routing make them: within one of `networks` (as `ip` writes
+ * them), by a gateway outside it, and made without a protocol's name. No lease is known here that would tell more.
+ */
+export async function findHostRouteRemains(run: Run, networks: ReadonlySet<string>): Promise<Remains[]> {
+  const remains: Remains[] = []
+  for (const network of networks) {
+    const net = parseNet(network)
+    if (!net) continue
+    const found = await routesWithin(run, net).catch((error: unknown) => {
+      if (isWeftError(error, 'COMMAND')) return [] // a kernel without the family
+      throw error
+    })
+    const toHosts = found.filter(({ type, protocol, gateway, destination, metric, device }) => {
+      const to = gateway === undefined ? undefined : parseAddress(gateway)
+      const isMadeByHand = protocol === undefined || protocol === 'boot'
+      const isPart = (parseNet(destination)?.prefixLength ?? 0) > net.prefixLength
+      const isUsual = metric === USUAL_METRIC[familyOf(net)]
+      const isOfDevice = DEVICES.some(([, pattern]) => isNamedBy(pattern, device)) // goes with the device
+      return (
+        type === 'unicast' &&
+        isMadeByHand &&
+        isPart &&
+        isUsual &&
+        !isOfDevice &&
+        to !== undefined &&
+        !netContains(net, to)
+      )
+    })
+    for (const { destination, gateway = '', device } of toHosts)
+      remains.push({
+        things: [`route ${destination} via ${gateway} dev ${device}`],
+        stays: [],
+        remove: async () =>
+          void (await run('ip', [ipFlag(net), 'route', 'del', destination, 'via', gateway, 'dev', device])),
+      })
+  }
+  return remains
+}
+
+const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
 /** Blackhole routes of `subnets` (as `ip` writes them), by --ip-blackhole-route. */
 export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string>): Promise<Remains[]> {

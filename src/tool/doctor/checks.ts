@@ -68,6 +68,9 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
     ...impairments
       .filter(({ by }) => by === 'rules')
       .map(({ what }) => ({ name: 'rules-failing', detail: what }) as const),
+    ...impairments
+      .filter(({ by }) => by === 'bypass')
+      .map(({ what }) => ({ name: 'path-bypassed', detail: what }) as const),
   ]
 }
 

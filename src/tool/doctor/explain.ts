@@ -7,10 +7,12 @@ import {
   formatNet,
   netContains,
   parseAddress,
+  parseNet,
   type Address,
   type Family,
   type Net,
 } from '../../net/address.ts'
+import { kindOf } from '../../path/kinds.ts'
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
 import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
@@ -68,6 +70,8 @@ export function explain(question: Question): readonly Step[] {
   const [from, to] = [sideOf(source, status, facts), sideOf(destination, status, facts)]
   const steps = [whoIs('source', source, from, status), whoIs('destination', destination, to, status)]
   const isLocal = (side: Side): boolean => side.kind === 'here' || side.kind === 'host'
+  const led = to.kind === 'here' ? ledAway(question) : undefined
+  if (isLocal(from) && isLocal(to) && led) return [...steps, led]
   if (isLocal(from) && isLocal(to))
     return [...steps, { step: 'way', passes: true, says: 'both are on this host: no tunnel is between them' }]
   if (!isLocal(from) && !isLocal(to) && from.kind !== 'outside' && to.kind !== 'outside')
@@ -79,6 +83,21 @@ export function explain(question: Question): readonly Step[] {
   if (to.kind === 'nobody') return [...steps, toNobody(question)]
   if (to.kind === 'outside') return [...steps, ...away(question, from)]
   return [...steps, ...inward(question, from, to)]
+}
+
+/** The step of a packet to our own containers that a route leads to another host; undefined if none does. */
+function ledAway({ destination, status, facts, route }: Question): Step | undefined {
+  const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
+  const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
+  if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
+  // By a default route a packet goes because no bridge has it.
+  const isMadeForIt = facts.routes.some((each) => {
+    const net = parseNet(each.destination)
+    return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)
+  })
+  if (!isMadeForIt) return undefined
+  const says = `to ${routeText(route)}, which is another host, and not to a bridge of containers: another route comes first`
+  return { step: 'route', passes: false, says }
 }
 
 function whoIs(step: string, address: Address, side: Side, { node, config }: Status): Step {
@@ -133,7 +152,8 @@ function outward({ source, destination, status, facts, route }: Question, from: 
   const steps: Step[] = []
   if (from.kind !== 'host')
     steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
-  const isToHost = route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
+  const isRouted = peer.way === 'direct' || kindOf(status.config?.backendType ?? '')?.probe === 'host'
+  const isToHost = isRouted && route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
   steps.push({
     step: 'route',
@@ -269,6 +289,8 @@ function inward({ source, destination, status, facts, route }: Question, from: S
   }
   if (to.kind === 'host') return steps
   steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
+  const led = ledAway({ source, destination, status, facts, route })
+  if (led) return [...steps, led]
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined
   steps.push({
     step: 'route',

@@ -46,6 +46,12 @@ export const FINDINGS = {
       'weftd cannot keep its firewall rules right: packets of containers may be dropped, or leave the network without masquerading',
     fix: 'mend what is named, mostly the tool (`iptables`, `nft`) or a module of the kernel that it needs; weftd tries again by itself',
   },
+  'path-bypassed': {
+    ...{ check: 'daemon', level: 'failure' },
+    means:
+      'packets leave this host by another way than the backend: what an earlier backend left cannot be removed, or a route leads past the device, with wireguard unencrypted',
+    fix: 'remove the device or the route that is named (`ip link del`, `ip route del`), or stop the daemon that made it; if a route past wireguard is wanted, set "AllowBypass": true in `Backend` and restart weftd',
+  },
   'not-root': {
     ...{ check: 'daemon', level: 'warning' },
     means: 'some checks need root, and so does asking the peers',

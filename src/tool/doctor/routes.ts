@@ -1,7 +1,7 @@
 // routes.ts - how the doctor judges this host's routes to the network. Pure.
 
 import type { Route } from '../../host/links.ts'
-import { formatNet, netContains, parseAddress, parseNet, type Family } from '../../net/address.ts'
+import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
 import { kindOf } from '../../path/kinds.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
@@ -10,6 +10,12 @@ import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
 
 /** The metric of a usual route: one of a lower metric comes first (net/ipv6/route.c, IP6_RT_PRIO_USER). */
 const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
+
+/** True for a route to our own containers that does not lead away from this host. */
+function staysHere(subnet: Net, gateway: string | undefined): boolean {
+  const address = gateway === undefined ? undefined : parseAddress(gateway)
+  return gateway === undefined || (address !== undefined && netContains(subnet, address))
+}
 
 export function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
   const path = status?.dataPath
@@ -26,18 +32,21 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
   const isOneRoute =
     status.dataPath?.engine !== 'kernel' || kindOf(status.config?.backendType ?? '')?.routes === 'network'
   const peers = (status.peers?.list ?? []).flatMap((peer) => {
-    const { subnet: net, publicIp, state } = sideIn(peer, family)
-    return net ? [{ net: formatNet(net), publicIp, state }] : []
+    const { subnet: net, publicIp, state, way } = sideIn(peer, family)
+    return net ? [{ net: formatNet(net), publicIp, state, way }] : []
   })
-  const hosts = new Map(peers.map(({ net, publicIp }) => [net, publicIp]))
+  const routesToHosts = kindOf(status.config?.backendType ?? '')?.probe === 'host'
+  // Past the tunnel only the peers are reached that the data path itself routes to.
+  const direct = peers.filter(({ way }) => routesToHosts || way === 'direct')
+  const hosts = new Map(direct.map(({ net, publicIp }) => [net, publicIp]))
   const whole = formatNet(network)
   const isRight = ({ destination, device, gateway }: Route): boolean => {
     const net = parseNet(destination)
     if (!net || isOwnDevice(status, family, device)) return true
     if (destination === whole) return !isOneRoute
-    const isOwn = net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)
-    // Past the tunnel, as host-gw does and DirectRouting may.
-    return isOwn || (gateway !== undefined && hosts.get(destination) === parseAddress(gateway))
+    // To this node's own containers a route leads by a device, or by way of one of them.
+    if (net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)) return staysHere(subnet, gateway)
+    return gateway !== undefined && hosts.get(destination) === parseAddress(gateway)
   }
   const first = routes.filter(({ destination, metric }) => {
     const net = parseNet(destination)

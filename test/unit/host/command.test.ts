@@ -30,6 +30,14 @@ describe('run', () => {
     }
   })
 
+  it('tells the error of nft, and not the marks below it', async () => {
+    const nft = 'Error: No such file or directory\nlist table ip flannel-ipv4\n              ^^^^^^^^^^^^\n'
+    await expect(node(`process.stderr.write(${JSON.stringify(nft)}); process.exit(1)`)).rejects.toMatchObject({
+      code: 'COMMAND',
+      message: expect.stringMatching(/failed: Error: No such file or directory$/),
+    })
+  })
+
   it.each([
     ['too long an argument', 'x'.repeat(4 << 20), /E2BIG/],
     ['one that no program can have', 'a\0b', /null bytes/],

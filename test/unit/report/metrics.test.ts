@@ -63,7 +63,7 @@ it('leaves out what is not known', async () => {
     events: [],
   })
   expect(lines.map((line) => line.replace(/[ {].*/, ''))).toEqual([
-    ...['weft_info', 'weft_working', ...Array<string>(5).fill('weft_state'), ...Array<string>(7).fill('weft_impaired')],
+    ...['weft_info', 'weft_working', ...Array<string>(5).fill('weft_state'), ...Array<string>(8).fill('weft_impaired')],
     'weft_repairs_total',
     'weft_time_seconds',
     ...['process_start_time_seconds', 'process_cpu_seconds_total', 'process_resident_memory_bytes'],

@@ -68,6 +68,29 @@ it('of one node alone, and of none that was probed yet, is whole', () => {
   expect(text(report(nodesOf(2, all)))).toBe('100% of the pairs that were probed reach each other')
 })
 
+describe('while the backend is being changed', () => {
+  /** The first of three runs wireguard already. To the others, which run vxlan, it has no way, nor they to it. */
+  const seeing: Seeing = () => ({ reach: 'stored', roundTripMs: null, lossPercent: null })
+  const halfWay = nodesOf(3, seeing, (number) => (number === 1 ? {} : { ...silent(number), otherType: 'vxlan' }))
+
+  it('calls no node dead that nobody could probe, and says what each runs', () => {
+    expect(found(halfWay)).toEqual([2, 3].map((number) => `backend-differs: ${call(number)} publishes vxlan`))
+    expect(isNetworkWell(report(halfWay))).toBe(false)
+  })
+
+  it('still finds the dead among those that have changed', () => {
+    const nodes = nodesOf(
+      4,
+      (_from, to) => (to === 4 ? { reach: 'stored' } : to === 3 ? { reach: 'silent' } : {}),
+      (number) => (number === 3 ? silent(3) : number === 4 ? { ...silent(4), otherType: '' } : {}),
+    )
+    expect(found(nodes)).toEqual([
+      `node-dead: ${call(3)}: 0 of 2 nodes reach it`,
+      `backend-differs: ${call(4)} publishes udp or alloc`,
+    ])
+  })
+})
+
 describe('finds', () => {
   it.each([3, 20, 200])('one dead node of %d once', (count) => {
     const nodes = nodesOf(

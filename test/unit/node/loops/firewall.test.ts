@@ -4,7 +4,7 @@ import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { createBell } from '../../../../src/host/bell.ts'
-import { installRig, dataPaths, lines, ready, start } from '../../../support/node-rig.ts'
+import { installRig, dataPaths, lines, possession, ready, start } from '../../../support/node-rig.ts'
 import { firewallFor, raiseFirewall } from '../../../../src/node/loops/firewall.ts'
 import type { Node } from '../../../../src/node/node.ts'
 import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
@@ -74,4 +74,33 @@ it('hands over what there is of each family: the networks, those of an earlier r
     await raiseFirewall({ firewall, lease: { subnet } } as unknown as Node)
     expect(raise).toHaveBeenLastCalledWith(subnet)
   }
+})
+
+it("leaves the rules to a successor, but not for ever to one that waits, and looks again for its predecessor's", async () => {
+  let [ensured, again] = [0, 0]
+  const rules = {
+    raise: async () => {},
+    ensure: async () => (ensured++, { mended: [], failures: [] }),
+    lookAgain: () => void again++,
+  }
+  let setFree!: () => void
+  const free = new Promise<void>((resolve) => (setFree = resolve))
+  start({ firewall: { rules, resyncMs: 1000, free } })
+  await ready()
+  await vi.advanceTimersByTimeAsync(1000)
+  expect([ensured, again]).toEqual([1, 0])
+  setFree()
+  await vi.advanceTimersByTimeAsync(0)
+  expect(again).toBe(1)
+
+  possession.hasSuccessor = true
+  await vi.advanceTimersByTimeAsync(59_000)
+  expect(ensured).toBe(1)
+  await vi.advanceTimersByTimeAsync(3_000)
+  expect(ensured).toBeGreaterThan(1)
+  possession.hasSuccessor = false
+  await possession.release()
+  const before = ensured
+  await vi.advanceTimersByTimeAsync(120_000)
+  expect(ensured).toBe(before)
 })

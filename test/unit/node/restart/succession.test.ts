@@ -3,6 +3,7 @@
 import { closeSync, fstatSync, openSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
+import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
 import { createKept, type Kept } from '../../../../src/node/restart/kept.ts'
 import { fdsOf, packPaths } from '../../../../src/node/restart/open-path.ts'
@@ -126,6 +127,44 @@ describe('what fits', () => {
     expect(fdsOf([has]).every(isOpen)).toBe(true)
     succession.close(false)
     expect(isOpen(before.sent[0]!)).toBe(false)
+  })
+
+  it.each([
+    ['the network now', '10.5.1.0-24', true],
+    ['another network', '10.6.96.0-24', false],
+  ])('is taken from what is kept, and from one that runs, for %s', async (_of, key, isTaken) => {
+    const subnets = parseLeaseKey(key)!
+    const [was, forNow] = [parseLeaseKey('10.5.1.0-24')!, { ...wanted, subnets }]
+    const { descriptions, fds } = packPaths([path()])
+    const lease = { key: '10.5.1.0-24', subnet: was, attrs: { publicIp: {}, backendType: '' } }
+    const alone = await enter(undefined, createKept(fds, { tunNames: ['flannel0'], paths: descriptions, lease }))
+    const taken = await alone.take(forNow)
+    expect([taken !== undefined, fds.every(isOpen)]).toEqual([isTaken, isTaken])
+    alone.close(false)
+    if (isTaken) fds.forEach(closeSync)
+
+    const about = { ...ABOUT, lease: { key: '10.5.1.0-24', publicIp: '192.0.2.1' } }
+    const before = running(
+      { meet: about, path: { lock: 1 }, release: { released: true }, end: { ended: true } },
+      path(),
+    )
+    const successor = await enter(before)
+    await successor.opening()
+    expect((await successor.take(forNow)) !== undefined).toBe(isTaken)
+    expect(before.asked.includes('release')).toBe(!isTaken)
+    successor.close(false)
+  })
+
+  it('is closed where it is kept of another store, and where the backend takes none of it', async () => {
+    const [others, own] = [packPaths([path()]).fds, packPaths([path()])]
+    createKept(others, { tunNames: ['flannel0'], store: 'etcd /x' }, 'etcd /y')
+    expect(others.some(isOpen)).toBe(false)
+    const known = { tunNames: ['flannel0'], paths: own.descriptions, store: 'etcd /x' }
+    const succession = await enter(undefined, createKept(own.fds, known, 'etcd /x'))
+    expect(own.fds.every(isOpen)).toBe(true)
+    await succession.release()
+    expect(own.fds.some(isOpen)).toBe(false)
+    succession.close(false)
   })
 
   it('is taken from what is kept, once', async () => {

@@ -172,12 +172,10 @@ describe('iptables', () => {
     [1, []],
     [2, ['I `x` failed: no such table']],
   ])("at -v %d says of nft's table that cannot be removed: %j", async (verbosity, said) => {
-    const host = fakeHost({ ...MODERN, nft: refused('no such table') }, verbosity)
+    const left = { 'nft -s list table ip flannel-ipv4': 'table ip flannel-ipv4 {\n}\n' }
+    const host = fakeHost({ ...MODERN, nft: '', ...left, 'nft -f -': refused('no such table') }, verbosity)
     await createIptables(host.options({ previous: { network: NETWORK, subnet: SUBNET } })).raise(SUBNET)
-    expect(host.calls[0]).toMatchObject({
-      file: 'nft',
-      input: expect.stringContaining('delete table ip6 flannel-ipv6'),
-    })
+    expect(host.inputs('nft').at(-1)).toContain('delete table ip flannel-ipv4')
     expect(host.lines).toEqual([
       'I Cleaning-up unused traffic manager rules',
       'I Cleaning-up nftables rules...',
@@ -189,6 +187,31 @@ describe('iptables', () => {
       'I bootstrap done',
     ])
   })
+
+  it.each(['iptables', 'nftables'] as const)(
+    'looks once more for what is not wanted when the daemon before has ended: %s',
+    async (mode) => {
+      const left =
+        mode === 'iptables'
+          ? '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\nCOMMIT\n'
+          : ''
+      const host = fakeHost({ ...MODERN, 'iptables-nft-save': '', 'iptables-legacy-save': '' })
+      const make = mode === 'iptables' ? createIptables : createNftables
+      const firewall = make(host.options({ masq: false, forward: mode === 'nftables' }))
+      await firewall.raise(SUBNET)
+      await firewall.ensure(SUBNET)
+      // The daemon before has put its rules back meanwhile.
+      host.answers['iptables-save'] = left
+      host.answers['iptables-nft-save'] = '*nat\n:FLANNEL-POSTRTG - [0:0]\nCOMMIT\n'
+      host.answers['iptables-nft-restore'] = ''
+      const gone = () => [...host.inputs('iptables-restore'), ...host.inputs('iptables-nft-restore')].join('')
+      await firewall.ensure(SUBNET)
+      expect(gone()).not.toContain('-X FLANNEL-POSTRTG')
+      firewall.lookAgain?.()
+      await firewall.ensure(SUBNET)
+      expect(gone()).toContain('-X FLANNEL-POSTRTG')
+    },
+  )
 
   it("goes on when an earlier network's rules cannot be removed, and tries again", async () => {
     const host = fakeHost({ ...MODERN, 'iptables-restore': refused('busy') })
@@ -388,6 +411,15 @@ describe('nftables', () => {
       "nftables: couldn't setup masq rules: `x` failed: no answer within 10 s",
     ])
     expect(host.calls.filter(({ args }) => args.join(' ') === '-f -')).toEqual([])
+    // nft exits with a code too where it cannot read the kernel's state: then nobody knows whose rules there are.
+    for (const why of [
+      'Could not process rule: Operation not permitted',
+      'cache initialization failed: Interrupted system call',
+    ]) {
+      host.answers['nft -s list table ip flannel-ipv4'] = refused(why)
+      expect(await failuresOf(createNftables(host.options({})).ensure(SUBNET))).toEqual([expect.stringContaining(why)])
+      expect(host.calls.filter(({ args }) => args.join(' ') === '-f -')).toEqual([])
+    }
     host.answers['nft -s list table ip flannel-ipv4'] = refused('No such file or directory')
     await createNftables(host.options({})).ensure(SUBNET)
     expect(host.inputs('nft').some((input) => input.includes('masquerade fully-random'))).toBe(true)

@@ -12,7 +12,7 @@ import {
   splitNftTable,
   type FirewallWish,
 } from '../../../../src/path/firewall/rules.ts'
-import { parseNet, type Family } from '../../../../src/net/address.ts'
+import { formatNet, parseNet, type Family } from '../../../../src/net/address.ts'
 import { asIpv6 } from '../../../support/as-ipv6.ts'
 
 const [POSTRTG, FWD] = FLANNEL_CHAINS
@@ -195,12 +195,39 @@ it('nft makes the table of a family that is off as flanneld does, and nothing in
   expect(nftTable('ipv6')).toBe('add table ip6 flannel-ipv6 { comment "rules for flannel-ipv6"; }\n')
 })
 
-it('nft removal is no error where there is no table: each is named first', () => {
-  expect(nftRemoval()).toBe(`add table ip flannel-ipv4
-delete table ip flannel-ipv4
-add table ip6 flannel-ipv6
-delete table ip6 flannel-ipv6
-`)
+describe('nft removal', () => {
+  const OURS = new Set(['10.42.0.0/16'])
+  const EMPTY = 'table ip6 flannel-ipv6 {\n}\n'
+  const listing = (family: Family, text: string) => ({ family, text, ours: OURS })
+  /** A table in which daemons have put their rules one after another. */
+  const table = (...wishes: readonly FirewallWish[]): string =>
+    wishes.reduce((text, each) => nftInput(each, splitNftTable(text, new Set([formatNet(each.network)])).others), '')
+  const own = wish(true, true, true)
+  const other = { ...own, network: parseNet('10.6.0.0/16')!, subnet: parseNet('10.6.1.0/24')! }
+
+  it('removes the tables that are there, and is nothing where there is none', () => {
+    expect(nftRemoval([listing('ipv4', table(own)), listing('ipv6', '')])).toBe(
+      'add table ip flannel-ipv4\ndelete table ip flannel-ipv4\n',
+    )
+    expect(nftRemoval([listing('ipv4', table(own)), listing('ipv6', EMPTY)]).match(/delete table/g)).toHaveLength(2)
+    expect(nftRemoval([listing('ipv4', ''), listing('ipv6', '')])).toBe('')
+  })
+
+  it.each<[string, FirewallWish[]]>([
+    ['beside ours', [own, other]],
+    ['before ours', [other, own]],
+    ['alone', [other]],
+  ])('removes no rule and no table of another daemon: %s', (_where, wishes) => {
+    const text = table(...wishes)
+    const { others } = splitNftTable(text, OURS)
+    const input = nftRemoval([listing('ipv4', text), listing('ipv6', EMPTY)])
+    expect(input).not.toContain('delete table')
+    expect(input).not.toContain('10.42.')
+    // The other daemon's rules are put in again with those of ours; where none is ours nothing is changed.
+    const kept = [...others.postrtg, ...others.forward]
+    expect(kept).toHaveLength(7)
+    expect(kept.filter((rule) => input.includes(rule))).toEqual(wishes.length === 1 ? [] : kept)
+  })
 })
 
 it('keeps the rules of another daemon also where this one wants none of its own, and makes a chain for nothing else', () => {

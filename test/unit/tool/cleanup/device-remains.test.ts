@@ -1,7 +1,7 @@
 // device-remains.test.ts - which devices are flannel's, as `ip -d -j link show` tells of them.
 
 import { expect, it } from 'vitest'
-import { findDevices } from '../../../../src/tool/cleanup/device-remains.ts'
+import { findDevices } from '../../../../src/path/device/flannel-devices.ts'
 
 const link = (ifname: string, info_kind: string, info_data: object = {}) => ({
   ifname,

@@ -98,7 +98,10 @@ describe('the doctor', () => {
         subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1500' },
       },
     ],
-    ['a route past the tunnel', { routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] }],
+    [
+      'a route past the tunnel to a peer that is routed to',
+      { ...withPeers({ way: 'direct' }), routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] },
+    ],
     ['a blackhole for its own subnet', { routes: [...sound.routes, route('10.5.1.0/24', '')] }],
     ["Docker's own bridge", { links: [...sound.links, link('docker1', 1500, '10.6.0.1')] }],
     [
@@ -143,9 +146,9 @@ describe('the doctor', () => {
       { ...soundDual, routes: [...soundDual.routes, { ...route('fd00:5::/48', 'eth1'), metric: 2048 }] },
     ],
     [
-      'a route to a peer of IPv6 past the tunnel',
+      'a route to a peer of IPv6 past the tunnel, to which the data path routes',
       {
-        ...soundDual,
+        ...withDual(dualPeer({}, { way: 'direct' })),
         routes: [...soundDual.routes, { ...route('fd00:5:0:2::/64', 'eth0', '2001:db8::2'), metric: 1024 }],
       },
     ],
@@ -270,6 +273,15 @@ describe('the doctor', () => {
     ['nft-drops', { nft: nft('forward', 'ip saddr 10.9.0.0/16 accept') }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.0.0/16', 'tun9')] }],
+    ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] }],
+    ['foreign-route', { routes: [...sound.routes, route('10.5.1.0/24', 'eth0', '192.0.2.2')] }],
+    [
+      'path-bypassed',
+      withStatus({
+        state: 'impaired',
+        impairments: [{ by: 'bypass', what: 'packets to other nodes leave unencrypted' }],
+      }),
+    ],
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],

@@ -10,6 +10,7 @@ import { countPeers, type PeerStatus, type Status } from '../../../../src/report
 import {
   dualPeer,
   linkAddress,
+  route,
   silentSide,
   sound,
   soundDual,
@@ -36,6 +37,10 @@ const stopped = (...args: Parameters<typeof ask>): string[] =>
     .filter(({ passes }) => passes !== true)
     .map(({ step, passes }) => (passes === undefined ? `${step}?` : step))
 
+const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
+const withPeer = (part: Partial<PeerStatus>): Partial<Facts> =>
+  withStatus({ peers: countPeers([{ ...soundPeer, ...part }], 10) })
+
 const BAD_INPUT = '-P INPUT DROP\n-P FORWARD ACCEPT'
 const MASQ = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
 const BAD_FORWARD = '-P INPUT ACCEPT\n-P FORWARD DROP'
@@ -47,7 +52,13 @@ it.each<[string, Parameters<typeof ask>, string[]]>([
     ['192.0.2.1', '10.5.2.2', by('flannel0'), { isForwarding: false, iptables: BAD_FORWARD }],
     [],
   ],
-  ['to a peer, outside the tunnel', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')], []],
+  ['to a peer, outside the tunnel', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2'), withPeer({ way: 'direct' })], []],
+  ['to a peer, by a route that goes past the tunnel', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')], ['route']],
+  [
+    "to this node's own container, by a route of an earlier run",
+    ['192.0.2.1', '10.5.1.2', by('eth0', '192.0.2.9'), { routes: [route('10.5.1.0/24', 'eth0', '192.0.2.9')] }],
+    ['route'],
+  ],
   ['to a peer by another route', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')], ['route']],
   ['to a peer without a route', ['10.5.1.2', '10.5.2.2', undefined], ['route']],
   [
@@ -90,9 +101,6 @@ it('says which peer, by which rule, and what its host answered', () => {
   ])
 })
 
-const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
-const withPeer = (part: Partial<PeerStatus>): Partial<Facts> =>
-  withStatus({ peers: countPeers([{ ...soundPeer, ...part }], 10) })
 const path = status.dataPath!
 const says = (...args: Parameters<typeof ask>): string[] =>
   ask(...args).map(({ step, passes, says: text }) => `${step} ${passes ?? '?'}: ${text}`)
@@ -156,7 +164,18 @@ it('asks a host that sends itself for no forwarding, and a container for both', 
 
 it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], string[]]>([
   ['route', {}, ['10.5.1.2', '10.5.2.2', undefined], ['route false: there is none']],
-  ['route', {}, ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')], ['route true: to eth0 via 192.0.2.2']],
+  [
+    'route',
+    withPeer({ way: 'direct' }),
+    ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')],
+    ['route true: to eth0 via 192.0.2.2'],
+  ],
+  [
+    'route',
+    {},
+    ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')],
+    ['route false: to eth0 via 192.0.2.2, and not flannel0: another route comes first'],
+  ],
   [
     'route',
     {},
@@ -405,7 +424,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'a route past the tunnel',
     [HERE6, THERE6, by('eth0', '2001:db8::2'), dual({})],
-    'route true: to eth0 via 2001:db8::2',
+    "route false: to eth0 via 2001:db8::2, and not the backend's device for IPv6: another route comes first",
   ],
   [
     'a route elsewhere',

@@ -1,0 +1,146 @@
+// leftovers.ts - keeps what other backends left out of the way of this node's data path, and names whatever else leads past it.
+
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { limited } from '../../host/bell.ts'
+import type { Lease } from '../../control/lease/lease.ts'
+import {
+  findDiverted,
+  findLeftovers,
+  otherDaemons,
+  removeLeftovers,
+  type Bypass,
+  type Found,
+  type Surroundings,
+} from '../../path/device/leftovers.ts'
+import type { Node } from '../node.ts'
+import { handoverLock } from '../restart/rendezvous.ts'
+
+/** The time within which the store has to list the leases that a node lacks at its start. */
+const LIST_MS = 5_000
+/** The number of routes that one line names. */
+const NAMED = 5
+
+type Leftovers = NonNullable<Node['leftovers']>
+
+/**
+ * Removes what other backends left, and notes in `node.pastPath` whatever still leads packets past the data path. Returns true if nothing
+ * does. Only a node that forwards looks: a successor may have made devices already.
+ */
+export async function clearLeftovers(node: Node): Promise<boolean> {
+  const { backend, leftovers, log, possession } = node
+  if (!leftovers || !backend.devices) return true
+  const { run } = leftovers
+  const { dataPath } = possession
+  const isOurs = (): boolean => possession.state.is === 'forwarding' && possession.dataPath === dataPath
+  if (!isOurs()) return node.pastPath.length === 0
+  try {
+    let found = await find(node, leftovers)
+    // What was seen may be a successor's by now.
+    if (!isOurs()) return node.pastPath.length === 0
+    const first = found.leftovers
+    const failures = await removeLeftovers(run, first, (what) =>
+      log.info(`Removed ${what}, which another backend left`),
+    )
+    if (first.length > 0) found = await find(node, leftovers)
+    if (!isOurs()) return node.pastPath.length === 0
+    const known = new Set(failures.map(([what]) => what))
+    const back = found.leftovers
+      .filter(({ what }) => !known.has(what))
+      .map(({ what }) => [what, 'it is there again'] as const)
+    note(node, found, [...failures, ...back])
+  } catch (error) {
+    if (!isWeftError(error)) throw error
+    tell(node, [`What another backend left here cannot be looked for: ${describeError(error)}`])
+  }
+  return node.pastPath.length === 0
+}
+
+/** What there is, by the main table; and where nothing is past a data path that seals, by the kernel's word too. */
+async function find(node: Node, leftovers: Leftovers): Promise<Found> {
+  const { found, surroundings } = await findInTable(node, leftovers)
+  if (!node.backend.isSealed || found.bypasses.length > 0 || found.leftovers.length > 0) return found
+  return { ...found, bypasses: await findDiverted(leftovers.run, surroundings) }
+}
+
+async function findInTable(
+  node: Node,
+  { earlier, run }: Leftovers,
+): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
+  const { backend, config, lease, options, possession, view } = node
+  const surroundings: Surroundings = {
+    networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
+    subnets: lease.subnet,
+    earlier,
+    ownDevices: [...(backend.devices ?? []), ...(possession.dataPath?.tunNames ?? [])],
+    routesToHosts: backend.routesToHosts === true,
+    leases: view.values(),
+  }
+  const lock = handoverLock({ 'subnet-file': options['subnet-file'] })
+  const others = () => otherDaemons(lock)
+  const found = await findLeftovers(run, surroundings, others)
+  if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }
+  const listed = await listLeases(node)
+  if (!listed) return { found, surroundings }
+  const all = { ...surroundings, leases: listed }
+  return { found: { ...(await findLeftovers(run, all, others)), needsLeases: false }, surroundings: all }
+}
+
+/** The leases by the store, before the node follows them; undefined if the store does not answer. */
+async function listLeases({ manager, signal, log }: Node): Promise<readonly Lease[] | undefined> {
+  const late = () => new WeftError('STORE_UNAVAILABLE', `no answer within ${LIST_MS / 1000} s`)
+  try {
+    const { entries } = await limited(signal, LIST_MS, late, (till) => manager.source.list(till))
+    return entries.flatMap(({ lease }) => lease ?? [])
+  } catch (error) {
+    signal.throwIfAborted()
+    if (log.v(1)) log.info(`The leases are not known yet: ${messageOf(error)}`)
+    return undefined
+  }
+}
+
+/** Notes what is left, and says each thing once. */
+function note(
+  node: Node,
+  { held, bypasses, needsLeases }: Found,
+  failures: Awaited<ReturnType<typeof removeLeftovers>>,
+): void {
+  const { backend, following } = node
+  const own = bypasses.filter(({ isOfOwn }) => isOfOwn)
+  const past = backend.isSealed ? bypasses.filter(({ isOfOwn }) => !isOfOwn) : []
+  const isUnjudged = backend.isSealed === true && needsLeases && following.listedAt === undefined && past.length === 0
+  const lines = [
+    ...held.map(
+      ({ device, by }) =>
+        `A device of another backend is in the way: ${device}, which was made for this network, stays, since ${by}; ` +
+        `stop that process, or remove the device with \`ip link del ${device}\``,
+    ),
+    ...failures.map(([what, why]) => `What another backend left cannot be removed: ${what}: ${why}`),
+    own.length > 0 &&
+      `Packets to this node's own containers leave this host: by routes that weft did not make: ${routesText(own)}; ` +
+        'remove them with `ip route del`',
+    past.length > 0 &&
+      `Packets to other nodes leave this host unencrypted: by routes that weft did not make: ${routesText(past)}; ` +
+        'remove them with `ip route del`, or set "AllowBypass": true in Backend if they are wanted',
+    isUnjudged && 'Routes into the network cannot be judged yet: the leases are not known; see that the store answers',
+  ]
+  tell(
+    node,
+    lines.filter((line) => line !== false),
+  )
+}
+
+const routesText = (bypasses: readonly Bypass[]): string => {
+  const names = bypasses.slice(0, NAMED).map(({ route }) => route)
+  return `${names.join(', ')}${bypasses.length > NAMED ? `, ... (${bypasses.length})` : ''}`
+}
+
+/** Sets what leads past the data path, and logs what was not so at the last look. Everybody may read what stands before the first colon. */
+function tell(node: Node, lines: readonly string[]): void {
+  const before = node.pastPath.map(({ line }) => line)
+  node.pastPath = lines.map((line) => {
+    const at = line.indexOf(': ')
+    return { line, what: line.charAt(0).toLowerCase() + line.slice(1, at), why: line.slice(at + 2) }
+  })
+  for (const line of lines) if (!before.includes(line)) node.log.error(line)
+  if (before.length > 0 && lines.length === 0) node.log.info('Nothing leads packets past the data path any more')
+}

@@ -1,0 +1,61 @@
+// flannel-devices.ts - the network devices on this host that weft's and flannel's backends make.
+
+import type { Run } from '../../host/command.ts'
+import { ipJson, isNamedBy, isTunOpen } from '../../host/links.ts'
+import { isLinkLocal, parseAddress, type Address } from '../../net/address.ts'
+import { KINDS, type Kind } from '../kinds.ts'
+
+interface JsonLink {
+  ifindex?: number
+  ifname?: string
+  flags?: string[]
+  linkinfo?: { info_kind?: string; info_data?: { id?: number; external?: boolean; type?: string; persist?: boolean } }
+  addr_info?: { local?: string }[]
+}
+
+export interface FlannelDevice {
+  readonly name: string
+  /** The kernel's type, such as `vxlan`. */
+  readonly kind: string
+  /** True when a process forwards packets through it. */
+  readonly inUse: boolean
+}
+
+const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
+
+/** The devices that backends make: a name alone does not make a device flannel's. */
+async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<FlannelDevice[]> {
+  const kind = linkinfo?.info_kind ?? ''
+  const data = linkinfo?.info_data ?? {}
+  const isOurs =
+    DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
+    (kind !== 'tun' || data.type === 'tun') &&
+    // A VNI is the number in the name; flannel's devices are told none packet by packet.
+    !data.external &&
+    (data.id === undefined || name.endsWith(`.${data.id}`))
+  if (!isOurs) return []
+  // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
+  const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
+  return [{ name, kind, inUse }]
+}
+
+/** Finds all devices of flannel's or weft's on this host. */
+export async function findDevices(run: Run): Promise<FlannelDevice[]> {
+  const links = await ipJson<JsonLink>(run, ['-d', 'link', 'show'])
+  return (await Promise.all(links.map(deviceOf))).flat()
+}
+
+/** The same with the addresses of each device, less the link-local IPv6 address that the kernel gives every device. */
+export async function findAddressedDevices(
+  run: Run,
+): Promise<(FlannelDevice & { readonly addresses: readonly Address[] })[]> {
+  const links = await ipJson<JsonLink>(run, ['-d', 'address', 'show'])
+  const found = await Promise.all(
+    links.map(async (link) => {
+      const all = (link.addr_info ?? []).flatMap(({ local }) => parseAddress(local ?? '') ?? [])
+      const addresses = all.filter((address) => typeof address === 'number' || !isLinkLocal(address))
+      return (await deviceOf(link)).map((device) => ({ ...device, addresses }))
+    }),
+  )
+  return found.flat()
+}

@@ -1,0 +1,331 @@
+// backend-change.test.ts - the backend of a cluster is changed, from each to each: afterwards no packet goes by the way of the old one, and
+// with wireguard none is readable on the cable.
+
+import { writeFileSync, mkdirSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { ended } from '../../lab/command.ts'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { createLab, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
+import { doctor, statusOf, subnetOf, weft } from '../support/hosts.ts'
+import type { KubeApi } from '../support/kube-admin.ts'
+import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
+import { startKubeServer } from '../support/kube-server.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { sample } from '../support/sample.ts'
+
+const lack = needs(HOSTS, ...ETCD, 'openssl', 'ping', 'tcpdump')
+
+const NETWORK = '10.5.0.0/16'
+/** As long as ping's pattern can be. */
+const TEXT = 'nobody reads it.'
+const PATTERN = Buffer.from(TEXT).toString('hex')
+const PINGS = 5
+
+/** The backends that this machine can run: what each makes on a host, and how its packets are known on the cable. */
+const BACKENDS = {
+  udp: { options: { Type: 'udp' }, devices: ['flannel0'], ports: [8285] },
+  'vxlan by the kernel': { options: { Type: 'vxlan', DataPath: 'kernel' }, devices: ['flannel.1'], ports: [8472] },
+  'vxlan by weftd': { options: { Type: 'vxlan', DataPath: 'userspace' }, devices: ['flannel.1'], ports: [8472] },
+  'host-gw': { options: { Type: 'host-gw' }, devices: [], ports: [] },
+  wireguard: { options: { Type: 'wireguard', DataPath: 'userspace' }, devices: ['flannel-wg'], ports: [51_820] },
+} as const
+type Name = keyof typeof BACKENDS
+/** Lanes of WireGuard's, beside the port that it listens on. */
+const LANES = { first: 52_060, last: 52_067 }
+
+/** Each ordered pair once, as one walk over all of them (Hierholzer's algorithm): each change begins where the one before has ended. */
+function walkOver(names: readonly Name[]): Name[] {
+  const left = new Map(names.map((name) => [name, names.filter((other) => other !== name)]))
+  const [stack, walk]: [Name[], Name[]] = [[names[0]!], []]
+  while (stack.length > 0) {
+    const next = left.get(stack.at(-1)!)!.shift()
+    if (next === undefined) walk.push(stack.pop()!)
+    else stack.push(next)
+  }
+  return walk.toReversed()
+}
+
+let lab: Lab
+let etcd: Etcd | undefined
+let api: KubeApi | undefined
+let gate: KubeGate | undefined
+let hosts: readonly [Host, Host]
+let pods: readonly [Pod, Pod] | undefined
+const running = new Map<Host, Daemon>()
+
+beforeAll(async () => {
+  if (lack !== undefined) return
+  lab = await createLab({ hosts: 2 })
+  hosts = lab.hosts as unknown as [Host, Host]
+})
+afterAll(async () => {
+  await lab?.close()
+  await gate?.close()
+  await api?.close()
+  await etcd?.close()
+})
+
+/** The keeper of the leases. */
+interface Bed {
+  readonly configure: (backend: object) => Promise<unknown> | void
+  readonly args: (host: Host) => readonly string[]
+}
+const configOf = (backend: object): string => JSON.stringify({ Network: NETWORK, Backend: backend })
+
+const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
+  async 'a directory'() {
+    const folder = join(lab.folder, 'leases')
+    mkdirSync(folder, { recursive: true })
+    return {
+      configure: (backend) => writeFileSync(join(folder, 'config'), configOf(backend)),
+      args: () => ['--lease-dir', folder],
+    }
+  },
+  async etcd() {
+    const server = (etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' }))
+    return {
+      configure: (backend) => server.ctl('put', '/coreos.com/network/config', configOf(backend)),
+      args: () => ['--etcd-endpoints', server.endpoint],
+    }
+  },
+  async 'nodes of Kubernetes'() {
+    api = await startKubeServer()
+    gate = await openKubeGate(lab, api)
+    const { kubeconfig } = gate
+    for (const host of hosts) await api.admin.addNode(host.name, subnetOf(host))
+    const file = join(lab.folder, 'net-conf.json')
+    return {
+      configure: (backend) => writeFileSync(file, configOf(backend)),
+      args: () => ['--kube-subnet-mgr', '--kubeconfig-file', kubeconfig, '--net-config-path', file],
+    }
+  },
+}
+
+async function start(host: Host, bed: Bed): Promise<Daemon> {
+  const env = { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`), NODE_NAME: host.name }
+  const daemon = host.startDaemon({ args: [...bed.args(host), '--healthz-port', '8081'], env })
+  await daemon.line(/flannel is ready/)
+  running.set(host, daemon)
+  return daemon
+}
+async function stopAll(): Promise<void> {
+  for (const daemon of running.values()) await daemon.stop()
+  running.clear()
+}
+
+/** How a daemon with the new backend comes in the place of the one that runs. */
+const WAYS = {
+  'is restarted': async (host: Host, bed: Bed) => {
+    await running.get(host)!.stop()
+    await start(host, bed)
+  },
+  'is taken over': async (host: Host, bed: Bed) => {
+    const before = running.get(host)!
+    await start(host, bed)
+    await ended(before.process)
+  },
+} as const
+
+/** Packets on the cable of a host, of one kind each. */
+interface Heard {
+  /** Readable packets, whatever is around them. */
+  readonly readable: number
+  /** By destination port of UDP; 0 stands for packets without a tunnel. */
+  readonly ports: ReadonlySet<number>
+}
+
+/** What is heard on the cable of the first host while its container pings the other's. */
+async function listenWhilePinging(isAnswered: boolean): Promise<Heard> {
+  const [from, to] = pods!
+  const tap = hosts[0].spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', 'ip'])
+  const parts: Buffer[] = []
+  tap.stdout!.on('data', (part: Buffer) => parts.push(part))
+  await new Promise<void>((resolve) =>
+    tap.stderr!.on('data', (text: Buffer) => text.includes('listening on') && resolve()),
+  )
+  const ping = ['ping', '-n', '-c', String(PINGS), '-i', '0.02', '-W', '0.3', '-s', '200', '-p', PATTERN]
+  const { code } = await from.run([...ping, to.address])
+  if (isAnswered) expect(code).toBe(0)
+  tap.kill('SIGINT')
+  await ended(tap)
+  const packets = packetsOf(Buffer.concat(parts))
+  const macs = await Promise.all(hosts.map(macOf))
+  return {
+    readable: packets.filter((packet) => packet.includes(TEXT)).length,
+    ports: new Set(packets.flatMap((packet) => portOf(packet, from.address, to.address, macs))),
+  }
+}
+
+/** The address of a host's link, in hexadecimal digits. */
+const macOf = async (host: Host): Promise<string> =>
+  (await host.output(['cat', '/sys/class/net/eth0/address'])).trim().replaceAll(':', '')
+
+/** The packets of a capture (pcap, as tcpdump writes it on this machine), with their Ethernet headers. */
+function packetsOf(pcap: Buffer): Buffer[] {
+  const packets: Buffer[] = []
+  for (let at = 24; at + 16 <= pcap.length;) {
+    const end = at + 16 + pcap.readUInt32LE(at + 8)
+    packets.push(pcap.subarray(at + 16, end))
+    at = end
+  }
+  return packets
+}
+
+/**
+ * The port of a datagram of some tunnel; 0 for a packet of the two containers that goes to one of these hosts without a tunnel. One for
+ * which there is no way any more goes to the default gateway.
+ */
+function portOf(frame: Buffer, from: string, to: string, macs: readonly string[]): readonly number[] {
+  const packet = frame.subarray(14)
+  const address = (at: number): string => [...packet.subarray(at, at + 4)].join('.')
+  if ([address(12), address(16)].toSorted().join() === [from, to].toSorted().join())
+    return macs.includes(frame.toString('hex', 0, 6)) ? [0] : []
+  if (packet[9] !== 17) return []
+  const port = packet.readUInt16BE((packet[0]! & 15) * 4 + 2)
+  return [port >= LANES.first && port <= LANES.last ? 51_820 : port]
+}
+const TUNNELS = [0, ...Object.values(BACKENDS).flatMap(({ ports }) => ports)]
+const portsOf = (name: Name): readonly number[] => (BACKENDS[name].ports.length === 0 ? [0] : BACKENDS[name].ports)
+
+/** The devices of any backend on a host, and the routes to the other host's subnet. */
+async function leftOn(host: Host, other: Host): Promise<{ devices: string[]; routes: string[] }> {
+  const [links, routes] = [await host.output(['ip', '-j', 'link']), await host.output(['ip', '-j', 'route'])]
+  const names = (JSON.parse(links) as { ifname: string }[]).map(({ ifname }) => ifname)
+  const subnets = (JSON.parse(routes) as { dst: string; dev: string }[]).filter(({ dst }) => dst === subnetOf(other))
+  return { devices: names.filter((name) => name.startsWith('flannel')), routes: subnets.map(({ dev }) => dev) }
+}
+
+async function check(from: Name, to: Name): Promise<void> {
+  await reach(pods![0].namespace, pods![1].address)
+  const { readable, ports } = await listenWhilePinging(true)
+  const tunnels = [...ports].filter((port) => TUNNELS.includes(port))
+  expect(tunnels.toSorted()).toEqual([...portsOf(to)])
+  if (to === 'wireguard') expect(readable).toBe(0)
+  for (const [host, other] of [hosts, hosts.toReversed()] as [Host, Host][]) {
+    const { devices, routes } = await leftOn(host, other)
+    expect(devices).toEqual([...BACKENDS[to].devices])
+    const isRouted = to === 'host-gw' ? ['eth0'] : to === 'vxlan by the kernel' ? ['flannel.1'] : []
+    expect(routes, `${from} to ${to}`).toEqual(isRouted)
+    expect((await statusOf(host)).impairments.filter(({ by }) => by !== 'peers')).toEqual([])
+  }
+}
+
+describe.each(sample(Object.keys(BEDS), 0))('with leases in %s', (keeper) => {
+  let bed: Bed
+  it('starts', async ({ skip }) => {
+    const why = await whyNoVxlan()
+    skip(why !== undefined, why)
+    await stopAll()
+    bed = await BEDS[keeper]!()
+    await bed.configure(BACKENDS.udp.options)
+    for (const host of hosts) await start(host, bed)
+    pods ??= [await hosts[0].startPod(), await hosts[1].startPod()]
+    await reach(pods[0].namespace, pods[1].address)
+  })
+
+  const steps = walkOver(Object.keys(BACKENDS) as Name[])
+  const changes = steps.slice(1).map((to, at) => [steps[at]!, to] as const)
+  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet goes by the old way once a node %s', async (way) => {
+    for (const [from, to] of changes) {
+      await bed.configure(BACKENDS[to].options)
+      for (const [at, host] of hosts.entries()) {
+        await WAYS[way](host, bed)
+        if (at > 0) continue
+        // The other node has the old backend still.
+        const { readable, ports } = await listenWhilePinging(false)
+        if (to === 'wireguard') expect(readable, `${from} to ${to}, half-way`).toBe(0)
+        const old = portsOf(from).filter((port) => !portsOf(to).includes(port))
+        expect(
+          old.filter((port) => ports.has(port)),
+          `${from} to ${to}, half-way`,
+        ).toEqual([])
+      }
+      await check(from, to)
+    }
+  })
+})
+
+describe('a route past wireguard that weft did not make', () => {
+  let bed: Bed
+  const way = (): string[] => [subnetOf(hosts[1]), 'via', hosts[1].address, 'dev', 'eth0', 'proto', 'static']
+  const isReady = async (host: Host): Promise<string> =>
+    (await host.run(['curl', '-s', '-o', '/dev/null', '-w', '%{http_code}', 'http://127.0.0.1:8081/readyz'])).stdout
+  const isBypassed = async (host: Host): Promise<boolean> =>
+    (await statusOf(host)).impairments.some(({ by }) => by === 'bypass')
+
+  it('makes a node that runs impaired and not ready, as each reader says, until it is gone', async () => {
+    await stopAll()
+    bed = await BEDS['a directory']!()
+    await bed.configure(BACKENDS.wireguard.options)
+    const [host, other] = hosts
+    for (const each of hosts) await start(each, bed)
+    pods ??= [await host.startPod(), await other.startPod()]
+    await reach(pods[0].namespace, pods[1].address)
+    await eventually(async () => expect(await isReady(host)).toBe('200'))
+    await host.output(['ip', 'route', 'add', ...way()])
+    await running
+      .get(host)!
+      .line(/^E.*Packets to other nodes leave this host unencrypted: by routes that weft did not make: /)
+    await eventually(async () => expect(await isBypassed(host)).toBe(true))
+    expect(await isReady(host)).toBe('503')
+    const { code, stdout } = await weft(host, ['status'])
+    expect([code, stdout]).toEqual([3, expect.stringMatching(/impaired by what leads past its data path/)])
+    const found = await doctor(host)
+    expect(found.names).toEqual(expect.arrayContaining(['path-bypassed', 'foreign-route']))
+    const explained = await weft(host, ['explain', pods[0].address, pods[1].address])
+    expect([explained.code, explained.stdout]).toEqual([3, expect.stringMatching(/route .*another route comes first/)])
+    const metrics = await host.output(['curl', '-s', 'http://127.0.0.1:8081/metrics'])
+    expect(metrics).toMatch(/^weft_working 0$/m)
+    expect(metrics).toMatch(/^weft_impaired\{by="bypass"\} 1$/m)
+    await host.output(['ip', 'route', 'del', ...way()])
+    await eventually(async () => expect(await isBypassed(host)).toBe(false))
+    expect(await isReady(host)).toBe('200')
+  })
+
+  it('keeps one that starts from being ready until it is gone', async () => {
+    const [host] = hosts
+    await running.get(host)!.stop()
+    await host.output(['ip', 'route', 'add', ...way()])
+    const starting = start(host, bed)
+    starting.catch(() => {}) // a failure below tells more
+    await eventually(async () => expect(await isBypassed(host)).toBe(true))
+    expect(await isReady(host)).toBe('503')
+    await host.output(['ip', 'route', 'del', ...way()])
+    await starting
+    await eventually(async () => expect(await isReady(host)).toBe('200'))
+  })
+
+  it('is left alone, and no matter, with "AllowBypass": true', async () => {
+    const [host] = hosts
+    await bed.configure({ ...BACKENDS.wireguard.options, AllowBypass: true })
+    await host.output(['ip', 'route', 'add', ...way()])
+    await WAYS['is restarted'](host, bed)
+    await reach(pods![0].namespace, pods![1].address)
+    expect(await isBypassed(host)).toBe(false)
+    await host.output(['ip', 'route', 'del', ...way()])
+  })
+})
+
+describe('a route of an earlier run to what is the own subnet now', () => {
+  const BY_HOST = { ...BACKENDS['host-gw'].options }
+  it.each(['host-gw', 'udp'] as const)('goes as %s starts', async (name) => {
+    const [host, other] = hosts
+    const bed = await BEDS['a directory']!()
+    await stopAll()
+    await bed.configure(name === 'host-gw' ? BY_HOST : BACKENDS[name].options)
+    for (const each of hosts) await start(each, bed)
+    pods ??= [await host.startPod(), await other.startPod()]
+    await running.get(host)!.stop()
+    // As a bridge that is made later would find it: before its own route.
+    await host.output(['ip', 'link', 'set', 'cni0', 'down'])
+    await host.output(['ip', 'route', 'add', subnetOf(host), 'via', other.address, 'dev', 'eth0'])
+    await host.output(['ip', 'link', 'set', 'cni0', 'up'])
+    const daemon = await start(host, bed)
+    expect(daemon.lines.join('\n')).toMatch(/Removed the route 10\.5\.\S+ via 192\.168\.77\.2 to eth0/)
+    expect(await host.output(['ip', 'route', 'get', pods[0].address])).toMatch(/dev cni0/)
+    await reach(pods[1].namespace, pods[0].address)
+  })
+})

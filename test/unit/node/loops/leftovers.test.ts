@@ -1,0 +1,182 @@
+// leftovers.test.ts - when a node looks for what other backends left, what it is until that is gone, and what it leaves to a successor.
+
+import { existsSync } from 'node:fs'
+import { beforeEach, describe, expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import { createBell } from '../../../../src/host/bell.ts'
+import {
+  backend,
+  installRig,
+  inTurns,
+  lines,
+  logged,
+  nodeStatus,
+  possession,
+  readiness,
+  ready,
+  start,
+  store,
+  subnetFile,
+  trouble,
+  value,
+} from '../../../support/node-rig.ts'
+
+installRig()
+
+interface HostRoute {
+  readonly dst: string
+  readonly dev: string
+  readonly gateway?: string
+  readonly protocol?: string
+}
+let links: { ifname: string; kind: string; address: string }[]
+let routes: HostRoute[]
+let refuses: RegExp | undefined
+let commands: string[]
+/** Called before the host is listed. */
+let whileListing: () => void | Promise<void>
+beforeEach(() => {
+  ;[links, routes, refuses, commands, whileListing] = [[], [], undefined, [], () => {}]
+})
+const run: Run = async (_file, args) => {
+  const command = args.join(' ')
+  if (command === '-j -d address show') {
+    await whileListing()
+    return JSON.stringify(
+      links.map(({ ifname, kind, address }, at) => ({
+        ...{ ifindex: at + 1, ifname, flags: ['UP'], addr_info: [{ local: address }] },
+        linkinfo: { info_kind: kind, info_data: { id: 1 } },
+      })),
+    )
+  }
+  if (/^-j -4 route show root/.test(command)) return JSON.stringify(routes)
+  if (/^-j -4 rule show/.test(command)) return '[]'
+  if (refuses?.test(command)) throw new WeftError('PERMISSION', 'not permitted', { remedy: 'run as root' })
+  commands.push(command)
+  const [, device] = /^link del dev (\S+)/.exec(command) ?? []
+  links = links.filter(({ ifname }) => ifname !== device)
+  const [, dst] = /route del (\S+)/.exec(command) ?? []
+  routes = routes.filter((route) => route.dst !== dst && route.dev !== device)
+  return ''
+}
+const leftovers = { earlier: {}, run }
+const sealed = { ...backend, devices: ['fake0'], isSealed: true }
+/** A route to the peer in .192 by its host, as host-gw makes it, or as a network manager does. */
+const toPeer = (protocol?: string): HostRoute => ({
+  ...{ dst: '10.5.0.192/26', dev: 'eth0', gateway: '192.0.2.2' },
+  ...(protocol === undefined ? {} : { protocol }),
+})
+const isReadyFile = (): boolean => existsSync(subnetFile())
+
+describe('what another backend left', () => {
+  it('goes before the node is ready: devices, and routes by hosts, whose leases only the store knows at the start', async () => {
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    links.push(
+      { ifname: 'flannel.1', kind: 'vxlan', address: '10.5.0.64' },
+      { ifname: 'eth0', kind: '', address: '192.0.2.1' },
+    )
+    routes.push(toPeer(), { dst: '10.5.0.64/26', dev: 'cni0', protocol: 'kernel' })
+    start({ backend: sealed, leftovers })
+    await ready()
+    const at = (pattern: RegExp): number => lines.findIndex((line) => pattern.test(line))
+    expect(commands).toEqual(expect.arrayContaining(['-4 route del 10.5.0.192/26 via 192.0.2.2 dev eth0']))
+    expect(at(/Removed the route 10\.5\.0\.192\/26 via 192\.0\.2\.2 to eth0/)).toBeLessThan(at(/flannel is ready/))
+    expect([trouble(), readiness()]).toEqual([undefined, true])
+  })
+
+  it('keeps the node from being ready while it cannot go, and is tried again', async () => {
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    routes.push(toPeer())
+    refuses = /route del/
+    start({ backend: sealed, leftovers })
+    await inTurns(() => logged(/^E What another backend left cannot be removed: .*: not permitted; run as root/))
+    await vi.advanceTimersByTimeAsync(20_000)
+    expect([readiness(), isReadyFile(), logged(/flannel is ready/)]).toEqual([false, false, false])
+    expect((await nodeStatus()).impairments[0]).toMatchObject({ by: 'bypass' })
+    expect(lines.filter((line) => /cannot be removed/.test(line))).toHaveLength(1)
+    refuses = undefined
+    await inTurns(() => logged(/flannel is ready/))
+    expect([readiness(), routes]).toEqual([true, []])
+  })
+
+  it('keeps the node from being ready while somebody puts it back at once', async () => {
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    routes.push(toPeer())
+    whileListing = () => void (routes = [toPeer()])
+    start({ backend: sealed, leftovers })
+    await inTurns(() => logged(/^E What another backend left cannot be removed: .*: it is there again/))
+    expect(readiness()).toBe(false)
+    whileListing = () => {}
+    await inTurns(() => readiness())
+  })
+
+  it('is looked for again while the node runs', async () => {
+    const doubt = createBell()
+    start({ backend: sealed, leftovers }, doubt)
+    await ready()
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    await vi.advanceTimersByTimeAsync(100)
+    routes.push(toPeer())
+    doubt.ring()
+    await inTurns(() => routes.length === 0)
+  })
+
+  it('is not touched by one that has a successor, which may have made it meanwhile', async () => {
+    const doubt = createBell()
+    start({ backend: sealed, leftovers }, doubt)
+    await ready()
+    await vi.advanceTimersByTimeAsync(10_000)
+    // The successor takes the path while this one is looking, and makes its device.
+    whileListing = async () => {
+      whileListing = () => {}
+      void possession.release()
+      links.push({ ifname: 'flannel.1', kind: 'vxlan', address: '10.5.0.64' })
+    }
+    doubt.ring()
+    await vi.advanceTimersByTimeAsync(20_000)
+    expect([commands, links]).toEqual([[], [expect.objectContaining({ ifname: 'flannel.1' })]])
+  })
+})
+
+describe('a route past the data path that weft did not make', () => {
+  it('of a backend that seals makes the node impaired and not ready, and no more once it is gone', async () => {
+    const doubt = createBell()
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    start({ backend: sealed, leftovers }, doubt)
+    await ready()
+    expect(readiness()).toBe(true)
+    routes.push(toPeer('static'))
+    doubt.ring()
+    await inTurns(() => !readiness())
+    expect(trouble()).toMatch(/packets to other nodes leave this host unencrypted/)
+    expect(trouble()).not.toMatch(/192\.0\.2\.2/) // anybody may read it
+    expect(lines.filter((line) => /^E Packets to other nodes/.test(line))).toEqual([
+      expect.stringMatching(
+        /unencrypted: by routes that weft did not make: 10\.5\.0\.192\/26 via 192\.0\.2\.2 to eth0; remove them with `ip route del`, or set "AllowBypass": true/,
+      ),
+    ])
+    routes = []
+    doubt.ring()
+    await inTurns(() => readiness())
+    expect(logged(/Nothing leads packets past the data path any more/)).toBe(true)
+  })
+
+  it('is no matter to one that does not', async () => {
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    routes.push(toPeer('static'))
+    start({ backend: { ...sealed, isSealed: false }, leftovers })
+    await ready()
+    expect([readiness(), trouble(), commands]).toEqual([true, undefined, []])
+  })
+
+  it('away from the own containers is named by every backend', async () => {
+    routes.push({ dst: '10.5.0.64/27', dev: 'eth0', gateway: '192.0.2.77', protocol: 'static' })
+    for (const last of ['128', '192']) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+    start({ backend: { ...backend, devices: [], routesToHosts: true }, leftovers })
+    await inTurns(() =>
+      logged(/^E Packets to this node's own containers leave this host: by routes .*10\.5\.0\.64\/27/),
+    )
+    expect(readiness()).toBe(false)
+  })
+})

@@ -1,0 +1,447 @@
+// leftovers.test.ts - what a host has of another backend is found and removed, and what is somebody else's stays: every two backends, of
+// one family and of both, on a host that exists as a list of links and routes.
+
+import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, describe, expect, it } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import type { Lease } from '../../../../src/control/lease/lease.ts'
+import {
+  FAMILIES,
+  formatAddress,
+  formatNet,
+  netContains,
+  netsOf,
+  onlyOf,
+  parseAddress,
+  parseNet,
+  byFamily,
+  type Family,
+  type Nets,
+} from '../../../../src/net/address.ts'
+import { KINDS, type BackendType } from '../../../../src/path/kinds.ts'
+import {
+  findDiverted,
+  findLeftovers,
+  otherDaemons,
+  removeKernelDevice,
+  removeLeftovers,
+  type OtherDaemon,
+  type Surroundings,
+} from '../../../../src/path/device/leftovers.ts'
+
+interface FakeLink {
+  readonly name: string
+  readonly kind: string
+  readonly addresses: readonly string[]
+  readonly inUse?: boolean
+}
+interface FakeRoute {
+  readonly dst: string
+  readonly dev: string
+  readonly gateway?: string
+  readonly protocol?: string
+  readonly metric?: number
+}
+
+/** A host; `ip` shows it and removes from it. */
+class FakeHost {
+  links: FakeLink[] = []
+  routes: FakeRoute[] = []
+  refuses: RegExp | undefined
+  removed: string[] = []
+
+  readonly run: Run = async (_file, args) => {
+    const command = args.join(' ')
+    if (command === '-j -d address show') return JSON.stringify(this.links.map(linkOf))
+    const [, flag, network = ''] = /^-j -([46]) route show root (\S+)$/.exec(command) ?? []
+    if (flag) return JSON.stringify(this.routes.filter(({ dst }) => isWithin(dst, network)))
+    if (this.refuses?.test(command)) throw new WeftError('PERMISSION', 'not permitted', { remedy: 'run as root' })
+    this.removed.push(command)
+    const [, device] = /^link del dev (\S+)$/.exec(command) ?? []
+    if (device !== undefined) {
+      this.links = this.links.filter(({ name }) => name !== device)
+      this.routes = this.routes.filter(({ dev }) => dev !== device)
+    }
+    const [, dst, gateway, dev] = /^-[46] route del (\S+) via (\S+) dev (\S+)/.exec(command) ?? []
+    if (dst !== undefined)
+      this.routes = this.routes.filter((route) => route.dst !== dst || route.gateway !== gateway || route.dev !== dev)
+    return ''
+  }
+}
+const linkOf = ({ name, kind, addresses, inUse = false }: FakeLink, at: number) => ({
+  ...{ ifindex: at + 1, ifname: name, flags: inUse ? ['UP'] : ['UP', 'NO-CARRIER'] },
+  linkinfo: {
+    info_kind: kind,
+    info_data:
+      kind === 'tun' ? { type: 'tun', persist: true } : kind === 'vxlan' ? { id: Number(name.split('.')[1]) } : {},
+  },
+  addr_info: addresses.map((local) => ({ local })),
+})
+const isWithin = (dst: string, network: string): boolean => {
+  const [net, whole] = [parseNet(dst.includes('/') ? dst : `${dst}/32`), parseNet(network)]
+  return (
+    net !== undefined &&
+    whole !== undefined &&
+    net.prefixLength >= whole.prefixLength &&
+    netContains(whole, net.address)
+  )
+}
+
+const NETWORKS: Nets = netsOf([parseNet('10.5.0.0/16')!, parseNet('fd00:5::/48')!])
+const OWN: Nets = netsOf([parseNet('10.5.1.0/24')!, parseNet('fd00:5:0:1::/64')!])
+const peer = (number: number): Lease => ({
+  key: `10.5.${number}.0-24`,
+  subnet: netsOf([parseNet(`10.5.${number}.0/24`)!, parseNet(`fd00:5:0:${number}::/64`)!]),
+  attrs: {
+    publicIp: byFamily([parseAddress(`192.0.2.${number}`)!, parseAddress(`2001:db8::${number}`)!]),
+    backendType: '',
+  },
+})
+const PEERS = [peer(2), peer(3)]
+const ownLease: Lease = { key: '10.5.1.0-24', subnet: OWN, attrs: peer(1).attrs }
+const NOBODY = async (): Promise<readonly OtherDaemon[]> => []
+
+const surroundings = (part: Partial<Surroundings> = {}): Surroundings => ({
+  ...{ networks: NETWORKS, subnets: OWN, earlier: {}, ownDevices: [], routesToHosts: false },
+  leases: [ownLease, ...PEERS],
+  ...part,
+})
+
+/** The devices of a backend by the family that they carry, and what `ip` calls their type. */
+interface Carried {
+  readonly label: string
+  readonly type: BackendType
+  readonly kind: string | undefined
+  readonly names: Readonly<Partial<Record<Family, string>>>
+  /** The routes to peers, where it has one to each. */
+  readonly routes: 'network' | 'peers' | 'hosts' | 'none'
+}
+/** Each backend with each type of device that the table has for it, and direct routing, which is a way of its own. */
+const CARRIED: readonly Carried[] = [
+  ...Object.entries(KINDS).flatMap(([type, { devices, routes }]): Carried[] => {
+    const kinds = [...new Set(devices.map(([kind]) => kind as string))]
+    if (kinds.length === 0)
+      return [
+        {
+          label: type,
+          type: type as BackendType,
+          kind: undefined,
+          names: {},
+          routes: routes === 'peers' ? 'hosts' : 'none',
+        },
+      ]
+    return kinds.map((kind) => {
+      const [ipv4 = '', ipv6 = ipv4] = devices
+        .filter(([each]) => each === kind)
+        .map(([, name]) => name.replace('%d', type === 'udp' ? '0' : '1'))
+      const isOneEach = kind === 'tun' ? 'network' : routes
+      return { label: `${type} by ${kind}`, type: type as BackendType, kind, names: { ipv4, ipv6 }, routes: isOneEach }
+    })
+  }),
+  {
+    label: 'direct routing',
+    type: 'vxlan',
+    kind: 'vxlan',
+    names: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' },
+    routes: 'hosts',
+  },
+]
+
+/** Puts on a host what a backend makes there for these families. */
+function make(host: FakeHost, { kind, names, routes }: Carried, families: readonly Family[]): void {
+  for (const family of families) {
+    const [name, network, own] = [names[family], NETWORKS[family]!, OWN[family]!]
+    const found = host.links.find((link) => link.name === name)
+    const address = formatAddress(own.address)
+    if (name !== undefined && kind !== undefined) {
+      host.links = host.links.filter((link) => link !== found)
+      host.links.push({ name, kind, addresses: [...(found?.addresses ?? []), address] })
+    }
+    if (routes === 'network' && name !== undefined) host.routes.push({ dst: formatNet(network), dev: name })
+    for (const { subnet, attrs } of PEERS) {
+      const [dst, host4] = [formatNet(subnet[family]!), formatAddress(attrs.publicIp[family]!)]
+      if (routes === 'hosts') host.routes.push({ dst, gateway: host4, dev: 'eth0' })
+      if (routes === 'peers' && name !== undefined)
+        host.routes.push({ dst, gateway: formatAddress(subnet[family]!.address), dev: name })
+    }
+  }
+}
+/** Puts on a host what nobody may touch. */
+function addOthers(host: FakeHost): void {
+  host.links.push(
+    { name: 'eth0', kind: '', addresses: ['192.0.2.1', '2001:db8::1'] },
+    { name: 'cni0', kind: 'bridge', addresses: ['10.5.1.1', 'fd00:5:0:1::1'] },
+    // Another network of flannel's on this host, of a daemon that rests, and a TUN of a VPN.
+    { name: 'flannel.7', kind: 'vxlan', addresses: ['10.6.1.0'] },
+    { name: 'flannel7', kind: 'tun', addresses: ['10.6.2.0'] },
+    { name: 'tun0', kind: 'tun', addresses: ['10.5.9.9'] },
+  )
+  host.routes.push(
+    { dst: '10.5.1.0/24', dev: 'cni0', protocol: 'kernel' },
+    { dst: 'fd00:5:0:1::/64', dev: 'cni0', protocol: 'kernel', metric: 256 },
+    { dst: '10.6.3.0/24', gateway: '10.6.3.0', dev: 'flannel.7' },
+    { dst: '10.5.1.128/25', gateway: '10.5.1.9', dev: 'cni0' },
+  )
+}
+const stateOf = ({ links, routes }: FakeHost): readonly string[] =>
+  [...links.map(({ name, kind }) => `${name} ${kind}`), ...routes.map((each) => JSON.stringify(each))].toSorted()
+
+const nameOf = (one: Carried): readonly string[] => [...new Set(Object.values(one.names))]
+const BOTH = FAMILIES
+const V4 = ['ipv4'] as const
+
+describe.each([
+  ['IPv4', V4, V4],
+  ['both families', BOTH, BOTH],
+  ['both families, then IPv4 alone', BOTH, V4],
+  ['IPv4, then both families', V4, BOTH],
+] as const)('of %s', (_what, before, now) => {
+  const pairs = CARRIED.flatMap((from) => CARRIED.map((to) => [from.label, to.label, from, to] as const))
+  const withLeftovers = pairs.filter(([, , , { type }]) => type !== 'extension')
+  it.each(withLeftovers)('%s leaves nothing to %s', async (_from, _to, from, to) => {
+    // A device that both have by name is the backend's own to make right.
+    const host = new FakeHost()
+    const wanted = new FakeHost()
+    for (const each of [host, wanted]) {
+      addOthers(each)
+      make(each, to, now)
+    }
+    const own = nameOf(to)
+    const old = new FakeHost()
+    make(old, from, before)
+    for (const link of old.links) if (!own.includes(link.name)) host.links.push(link)
+    const routesToHosts = to.routes === 'hosts' || to.routes === 'none'
+    for (const route of old.routes) {
+      const isReplaced = own.includes(route.dev) || wanted.routes.some(({ dst }) => dst === route.dst)
+      // A route of a family that the network has no more is named at the start (warnOfRoutesLeft): no lease tells whose it was.
+      const isOfOther =
+        !(now as readonly Family[]).includes(route.dst.includes(':') ? 'ipv6' : 'ipv4') && from.routes === 'hosts'
+      if (!isReplaced && !isOfOther && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
+    }
+    const about = surroundings({
+      ...{ networks: onlyOf(now, NETWORKS) as Nets, subnets: onlyOf(now, OWN) as Nets, earlier: OWN },
+      ...{ ownDevices: own, routesToHosts },
+    })
+    const { leftovers } = await findLeftovers(host.run, about, NOBODY)
+    expect(await removeLeftovers(host.run, leftovers, () => {})).toEqual([])
+    expect(stateOf(host)).toEqual(stateOf(wanted))
+    expect(await findLeftovers(host.run, about, NOBODY)).toMatchObject({ leftovers: [], held: [], bypasses: [] })
+  })
+})
+
+describe('a device', () => {
+  const withDevice = (link: Partial<FakeLink> = {}, ...routes: FakeRoute[]): FakeHost => {
+    const host = new FakeHost()
+    host.links.push({ name: 'flannel.1', kind: 'vxlan', addresses: ['10.5.1.0'], ...link })
+    host.routes.push(...routes)
+    return host
+  }
+  const about = surroundings({ ownDevices: ['flannel-wg'] })
+  const found = async (host: FakeHost, others = NOBODY) => {
+    const { leftovers, held } = await findLeftovers(host.run, about, others)
+    return [...leftovers.map(({ what }) => what), ...held.map(({ device, by }) => `${device}: ${by}`)]
+  }
+  const GOES = ['the device flannel.1 (vxlan)']
+
+  it.each<[string, Partial<FakeLink>, FakeRoute[], string[]]>([
+    ['with the own address goes', {}, [], GOES],
+    ['of an earlier subnet of this host goes', { addresses: ['10.5.77.0'] }, [], GOES],
+    [
+      'that leads to a peer goes, whatever its address',
+      { addresses: ['10.9.0.1'] },
+      [{ dst: '10.5.2.0/24', gateway: '10.5.2.0', dev: 'flannel.1' }],
+      GOES,
+    ],
+    ['of another network stays', { addresses: ['10.6.1.0'] }, [], []],
+    ['without an address, which somebody may be making, stays', { addresses: [] }, [], []],
+    ['of another VNI than its name says stays', { name: 'flannel.x' }, [], []],
+    [
+      'that a process has open stays, and is named',
+      { name: 'flannel0', kind: 'tun', inUse: true },
+      [],
+      ['flannel0: a process forwards through it'],
+    ],
+  ])('%s', async (_what, link, routes, expected) => expect(await found(withDevice(link, ...routes))).toEqual(expected))
+
+  it('is never taken from a daemon that runs for the same network, or for one that nobody can tell', async () => {
+    const running = (networks: Nets | undefined) => async () => [{ name: 'flanneld', pid: 7, networks }]
+    expect(await found(withDevice(), running(NETWORKS))).toEqual(['flannel.1: flanneld runs (pid 7)'])
+    expect(await found(withDevice(), running(undefined))).toEqual(['flannel.1: flanneld runs (pid 7)'])
+    expect(await found(withDevice(), running(netsOf([parseNet('10.5.0.0/20')!])))).toEqual([
+      'flannel.1: flanneld runs (pid 7)',
+    ])
+    expect(await found(withDevice(), running(netsOf([parseNet('10.6.0.0/16')!])))).toEqual(GOES)
+  })
+
+  it('that cannot be removed is told with the reason, and one that is gone already is no failure', async () => {
+    const host = withDevice()
+    host.refuses = /link del/
+    const { leftovers } = await findLeftovers(host.run, about, NOBODY)
+    expect(await removeLeftovers(host.run, leftovers, () => {})).toEqual([
+      ['the device flannel.1 (vxlan)', 'not permitted; run as root'],
+    ])
+    const gone: Run = async () => Promise.reject(new WeftError('COMMAND', 'Cannot find device "flannel.1"'))
+    expect(await removeLeftovers(gone, leftovers, () => {})).toEqual([])
+  })
+
+  it('of the kernel in the way of the own route goes, and one of another network does not', async () => {
+    const host = withDevice({ name: 'flannel-wg', kind: 'wireguard' })
+    await removeKernelDevice(host.run, 'flannel-wg', NETWORKS)
+    expect(host.removed).toEqual(['link del dev flannel-wg'])
+    const other = withDevice({ name: 'flannel-wg', kind: 'wireguard', addresses: ['10.6.1.0'] })
+    await removeKernelDevice(other.run, 'flannel-wg', NETWORKS)
+    expect(other.removed).toEqual([])
+  })
+})
+
+describe('a route', () => {
+  const judged = async (route: FakeRoute, part: Partial<Surroundings> = {}) => {
+    const host = new FakeHost()
+    host.routes.push(route)
+    const found = await findLeftovers(host.run, surroundings({ ownDevices: ['flannel-wg'], ...part }), NOBODY)
+    const { leftovers, bypasses, needsLeases } = found
+    const kinds = bypasses.map(({ isOfOwn }) => (isOfOwn ? 'own' : 'peers'))
+    return [...leftovers.map(({ command }) => command.join(' ')), ...kinds, ...(needsLeases ? ['leases?'] : [])]
+  }
+  const by = (dst: string, gateway?: string, more: Partial<FakeRoute> = {}): FakeRoute => ({
+    ...{ dst, dev: 'eth0', ...(gateway === undefined ? {} : { gateway }) },
+    ...more,
+  })
+  it.each<[string, FakeRoute, string[]]>([
+    ['to a peer by its host goes', by('10.5.2.0/24', '192.0.2.2'), ['-4 route del 10.5.2.0/24 via 192.0.2.2 dev eth0']],
+    [
+      'by the host of another peer goes',
+      by('10.5.2.0/24', '192.0.2.3'),
+      ['-4 route del 10.5.2.0/24 via 192.0.2.3 dev eth0'],
+    ],
+    [
+      'to a subnet that nobody has by a host goes',
+      by('10.5.8.0/24', '192.0.2.3'),
+      ['-4 route del 10.5.8.0/24 via 192.0.2.3 dev eth0'],
+    ],
+    [
+      'of IPv6 goes',
+      by('fd00:5:0:2::/64', '2001:db8::2', { metric: 1024 }),
+      ['-6 route del fd00:5:0:2::/64 via 2001:db8::2 dev eth0'],
+    ],
+    [
+      'that a network manager made is named',
+      by('10.5.2.0/24', '192.0.2.2', { protocol: 'static' }),
+      ['peers', 'leases?'],
+    ],
+    ['by somebody else is named', by('10.5.2.0/24', '192.0.2.99'), ['peers', 'leases?']],
+    ['to a part of a peer is named', by('10.5.2.128/25', '192.0.2.2'), ['peers', 'leases?']],
+    ['to several peers is named', by('10.5.2.0/23', '192.0.2.2'), ['peers', 'leases?']],
+    ['by a device alone is named', by('10.5.2.0/24'), ['peers', 'leases?']],
+    ['to nobody, by nobody, may be judged by more leases', by('10.5.8.0/24', '192.0.2.99'), ['leases?']],
+    [
+      'to the whole network of a lower metric is named',
+      by('fd00:5::/48', '2001:db8::2', { metric: 512 }),
+      ['peers', 'leases?'],
+    ],
+    ["to the whole network of the usual metric is the backend's to replace", by('10.5.0.0/16', '192.0.2.2'), []],
+    ['of the own device is right', by('10.5.2.0/24', '10.5.2.0', { dev: 'flannel-wg' }), []],
+    [
+      'to the own subnet by a host goes',
+      by('10.5.1.0/24', '192.0.2.2'),
+      ['-4 route del 10.5.1.0/24 via 192.0.2.2 dev eth0'],
+    ],
+    [
+      'to the own subnet by anybody goes',
+      by('10.5.1.0/24', '192.0.2.99', { protocol: 'static' }),
+      ['-4 route del 10.5.1.0/24 via 192.0.2.99 dev eth0'],
+    ],
+    [
+      'to the own subnet of IPv6 goes',
+      by('fd00:5:0:1::/64', 'fe80::1', { metric: 1024 }),
+      ['-6 route del fd00:5:0:1::/64 via fe80::1 dev eth0'],
+    ],
+    [
+      'to a part of the own subnet by a host goes',
+      by('10.5.1.64/26', '192.0.2.2'),
+      ['-4 route del 10.5.1.64/26 via 192.0.2.2 dev eth0'],
+    ],
+    ['to a part of the own subnet by anybody is named', by('10.5.1.64/26', '192.0.2.99'), ['own']],
+    ['to a part of the own subnet by a container is right', by('10.5.1.64/26', '10.5.1.9', { dev: 'cni0' }), []],
+    ['to a container by its device is right', by('10.5.1.7', undefined, { dev: 'veth7' }), []],
+  ])('%s', async (_what, route, expected) => expect(await judged(route)).toEqual(expected))
+
+  it('by hosts is the own of a backend that makes such, but for the own subnet', async () => {
+    const part = { routesToHosts: true }
+    expect(await judged(by('10.5.2.0/24', '192.0.2.2'), part)).toEqual([])
+    expect(await judged(by('10.5.1.0/24', '192.0.2.2'), part)).toEqual([
+      '-4 route del 10.5.1.0/24 via 192.0.2.2 dev eth0',
+    ])
+  })
+
+  it('is judged by the leases alone, which may not be known yet', async () => {
+    expect(await judged(by('10.5.2.0/24', '192.0.2.2'), { leases: [] })).toEqual(['leases?'])
+  })
+})
+
+describe('policy routing', () => {
+  const about = surroundings({ ownDevices: ['flannel-wg'] })
+  /** A kernel with these rules, which sends packets to the first peer by this device. */
+  const kernel =
+    (priorities: readonly number[], device: string, type = 'unicast'): Run =>
+    async (_file, args, options) => {
+      if (args.includes('rule')) return JSON.stringify(priorities.map((priority) => ({ priority })))
+      const asked = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
+      return asked
+        .map((dst) => JSON.stringify([{ dst, type, dev: dst === '10.5.2.0' ? device : 'flannel-wg' }]))
+        .join('\n')
+    }
+  const USUAL = [0, 32_766, 32_767]
+
+  it('is asked for by what the kernel does with packets to peers, where there are rules beside the usual', async () => {
+    expect(await findDiverted(kernel([...USUAL, 5270], 'tailscale0'), about)).toEqual([
+      { family: 'ipv4', route: '10.5.2.0/24 to tailscale0, by a rule of `ip rule`', isOfOwn: false },
+    ])
+    for (const run of [
+      kernel(USUAL, 'tailscale0'),
+      kernel([...USUAL, 5270], 'flannel-wg'),
+      kernel([...USUAL, 5270], 'lo', 'unreachable'),
+    ])
+      expect(await findDiverted(run, about)).toEqual([])
+  })
+})
+
+describe('other daemons', () => {
+  let proc: string
+  afterEach(() => rmSync(proc, { recursive: true, force: true }))
+  /** A daemon in a /proc made for the test: its command line, its subnet file's text, and whether it holds a lock beside that. */
+  function add(pid: number, command: readonly string[], env: string | undefined, file: string, hasLock: boolean): void {
+    const folder = join(proc, String(pid))
+    for (const each of ['ns', 'fd', 'root/run']) mkdirSync(join(folder, each), { recursive: true })
+    symlinkSync('net:[1]', join(folder, 'ns/net'))
+    writeFileSync(join(folder, 'cmdline'), command.join('\0'))
+    if (env !== undefined) writeFileSync(join(folder, 'root', file), env)
+    if (!hasLock) return
+    const lock = join(proc, `lock${pid}${'.handover.lock'}`)
+    writeFileSync(lock, '')
+    symlinkSync(lock, join(folder, 'fd/9'))
+    mkdirSync(join(folder, 'root', proc), { recursive: true })
+    if (env !== undefined) writeFileSync(join(folder, 'root', lock.slice(0, -'.handover.lock'.length)), env)
+  }
+
+  it('are known by the network in their subnet files; a weftd of our own lock, or of none, is not among them', async () => {
+    proc = mkdtempSync(join(tmpdir(), 'weft-proc-'))
+    mkdirSync(join(proc, 'self/ns'), { recursive: true })
+    symlinkSync('net:[1]', join(proc, 'self/ns/net'))
+    add(11, ['/opt/flanneld', '-subnet-file', '/run/red.env'], 'FLANNEL_NETWORK=10.6.0.0/16\n', 'run/red.env', false)
+    add(12, ['flanneld', '--subnet-file=/run/none.env'], undefined, '', false)
+    add(13, ['weftd'], 'FLANNEL_NETWORK=10.7.0.0/16\nFLANNEL_IPV6_NETWORK=fd00:7::/48\n', 'run/blue.env', true)
+    add(14, ['weftd'], 'FLANNEL_NETWORK=10.5.0.0/16\n', 'run/own.env', true)
+    add(15, ['weftd'], 'FLANNEL_NETWORK=10.5.0.0/16\n', 'run/waits.env', false)
+    add(16, ['sh', '-c', 'flanneld'], 'FLANNEL_NETWORK=10.8.0.0/16\n', 'run/sh.env', false)
+    const found = await otherDaemons(join(proc, 'lock14.handover.lock'), proc)
+    expect(found.toSorted((a, b) => a.pid - b.pid)).toEqual([
+      { name: 'flanneld', pid: 11, networks: netsOf([parseNet('10.6.0.0/16')!]) },
+      { name: 'flanneld', pid: 12, networks: undefined },
+      { name: 'weftd', pid: 13, networks: netsOf([parseNet('10.7.0.0/16')!, parseNet('fd00:7::/48')!]) },
+    ])
+  })
+})
