@@ -188,18 +188,19 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
 }
 
 function peersHere(facts: Facts): Finding[] | undefined {
-  return checkPeers(facts, isSendingWrong(facts))
+  return checkPeers(facts, isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts))
 }
 
-/** True where this host itself is known to keep packets to other nodes from leaving, or to send them elsewhere. */
-function isSendingWrong(facts: Facts): boolean {
-  const found = [checkRoutes, checkDrops].flatMap((look) => look(facts) ?? [])
-  const isRefused = found.some(
-    ({ name, detail }) =>
-      name === 'foreign-route' || (name === 'packets-dropped' && detail.startsWith('tx_drop_refused')),
-  )
-  return isRefused || keepsFromLeaving(facts)
-}
+/** The peers by the status alone: the page carries no more code than it needs. */
+const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
+
+/** True if the kernel of this host refuses to send packets to other nodes. */
+const isRefusing = (facts: Facts): boolean =>
+  (checkDrops(facts) ?? []).some(({ detail }) => detail.startsWith('tx_drop_refused'))
+
+/** True if the routes of this host send packets for other nodes elsewhere. */
+const isSendingElsewhere = (facts: Facts): boolean =>
+  (checkRoutes(facts) ?? []).some(({ name }) => name === 'foreign-route')
 
 /**
  * The drops that tell of trouble. Those of a healthy network now and then (no route to a node that has gone, the first
@@ -241,7 +242,7 @@ export const diagnose = (facts: Facts): readonly Diagnosis[] =>
 
 /** Checks that need no more than what the daemon says of itself; the rest need the host's own tools. */
 const BY_STATUS = [
-  ...[checkDaemon, checkFamilies, checkStore, checkClock, checkLeases, peersHere, checkHandshakes, checkMtu],
+  ...[checkDaemon, checkFamilies, checkStore, checkClock, checkLeases, peersByStatus, checkHandshakes, checkMtu],
   checkDrops,
 ]
 const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {

@@ -14,8 +14,10 @@ import {
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
 import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
-import { walkFilter, type FilteredPacket } from './filter-walk.ts'
-import { portPacket, sentBack } from './firewall.ts'
+import type { FilteredPacket, Verdict } from './chain-walk.ts'
+import { walkFilter } from './filter-walk.ts'
+import { bridgeOf, portPacket, sentBack } from './firewall.ts'
+import { readRuleset } from './nft-walk.ts'
 import { hostText, isOwnDevice, networksOf, outerIn, outersIn, sideIn, subnetText, type SeenSide } from './sides.ts'
 
 export interface Step {
@@ -127,12 +129,12 @@ function toNobody({ destination, status, route }: Question): Step {
 
 const routeText = ({ device, gateway }: Route): string => `${device}${gateway === undefined ? '' : ` via ${gateway}`}`
 
-function outward({ source, destination, status, facts, route }: Question, from: Side, peer: SeenSide): Step[] {
+function outward(question: Question, from: Side, peer: SeenSide): Step[] {
+  const { status, facts, route } = question
   const { dataPath } = status
   const { family } = peer
   const steps: Step[] = []
-  if (from.kind !== 'host')
-    steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
+  if (from.kind !== 'host') steps.push(forwarding(facts, family), ...forwarded(question, true))
   const isToHost = route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
   steps.push({
@@ -164,8 +166,7 @@ function outward({ source, destination, status, facts, route }: Question, from: 
     steps.push({ step: 'mtu', passes: true, says })
   }
   const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
-  const leaving = datagram && filtered(facts, sentBack(datagram))
-  if (leaving?.passes === false) steps.push(leaving)
+  if (datagram) steps.push(...filtered(facts, sentBack(datagram)).filter(({ passes }) => passes === false))
   steps.push(answered(peer))
   return steps
 }
@@ -209,24 +210,49 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
   return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
 }
 
-function filtered(facts: Facts, packet: FilteredPacket): Step {
+/** What the firewall would do with a packet, by iptables, and by nftables where that is in its way. */
+function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const [tool, rules] =
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
-  if (rules === undefined) return { step: 'firewall', passes: undefined, says: `the rules of ${tool} cannot be read` }
-  const { isAccepted, isCertain, by } = walkFilter(rules, packet)
-  const says = `${packet.chain}: ${isAccepted ? 'let through' : 'dropped'} by ${by}${isCertain ? '' : ', unless an earlier rule decides otherwise by something that weft does not know of the packet'}`
-  return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
+  const first = { ...packet, state: 'new' } as const
+  const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
+    // A firewall that lets in answers alone drops the first packet of a connection for certain.
+    const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
+    const unless = isFirstDropped
+      ? ', unless it answers a packet that went the other way before'
+      : isCertain
+        ? ''
+        : ', unless an earlier rule decides otherwise by something that weft does not know of the packet'
+    const says = `${packet.chain}: ${isAccepted && !isFirstDropped ? 'let through' : 'dropped'} by ${before}${isFirstDropped ? asFirst.by : by}${unless}`
+    return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
+  }
+  const ruleset = readRuleset(facts.nft ?? '')
+  const but = { iptables: rules !== undefined }
+  const firsts = ruleset.walk(first, but)
+  const byNft = ruleset
+    .walk(packet, but)
+    .map((verdict, at) => ({ verdict, asFirst: firsts[at] ?? verdict }))
+    .filter(({ verdict, asFirst }) => !verdict.isAccepted || !asFirst.isAccepted)
+    .map(({ verdict, asFirst }) => step(verdict, asFirst, 'nft: '))
+  if (rules === undefined)
+    return [{ step: 'firewall', passes: undefined, says: `the rules of ${tool} cannot be read` }, ...byNft]
+  return [step(walkFilter(rules, packet), walkFilter(rules, first), ''), ...byNft]
 }
 
-function away({ source, destination, facts, route }: Question, from: Side): Step[] {
+/** The same for a packet of a container: the first of its connection. */
+function forwarded({ source, destination, facts, status }: Question, isOutward: boolean): Step[] {
+  const family = familyOf(source)
+  const subnet = status.node ? placeIn(status.node, family).subnet : undefined
+  const bridge = subnet && bridgeOf(facts.links, subnet, status)
+  const end = bridge === undefined ? {} : isOutward ? { from: bridge } : { to: bridge }
+  return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...end })
+}
+
+function away(question: Question, from: Side): Step[] {
+  const { source, facts, route } = question
   const isMasqueraded = facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true' && from.kind !== 'host'
   return [
-    ...(from.kind === 'host'
-      ? []
-      : [
-          forwarding(facts, familyOf(source)),
-          filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }),
-        ]),
+    ...(from.kind === 'host' ? [] : [forwarding(facts, familyOf(source)), ...forwarded(question, true)]),
     {
       step: 'route',
       passes: route !== undefined,
@@ -244,7 +270,8 @@ function away({ source, destination, facts, route }: Question, from: Side): Step
   ]
 }
 
-function inward({ source, destination, status, facts, route }: Question, from: Side, to: Side): Step[] {
+function inward(question: Question, from: Side, to: Side): Step[] {
+  const { source, destination, status, facts, route } = question
   const steps: Step[] = []
   const family = familyOf(source)
   if (from.kind === 'nobody')
@@ -259,7 +286,7 @@ function inward({ source, destination, status, facts, route }: Question, from: S
     ]
   if (from.kind === 'peer') {
     const packet = portPacket(status, from.peer.peer, outerIn(status, family, from.peer.endpoint))
-    if (packet) steps.push(filtered(facts, packet))
+    if (packet) steps.push(...filtered(facts, packet))
     const says = isOurs(status, family)
       ? `let in if its datagram comes from ${sendersText(from.peer, status)}, unless VerifySource says otherwise`
       : isCarried(status, family)
@@ -268,7 +295,7 @@ function inward({ source, destination, status, facts, route }: Question, from: S
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
   if (to.kind === 'host') return steps
-  steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
+  steps.push(forwarding(facts, family), ...forwarded(question, false))
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined
   steps.push({
     step: 'route',

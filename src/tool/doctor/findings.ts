@@ -102,8 +102,8 @@ export const FINDINGS = {
   },
   'forward-dropped': {
     ...{ check: 'firewall', level: 'failure' },
-    means: "the FORWARD chain drops packets between this node's containers and those of other nodes",
-    fix: 'start weftd without --iptables-forward-rules=false, or accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT` and the same with `-d`; of IPv6 by `ip6tables`',
+    means: "this host's firewall drops forwarded packets between its containers and those of other nodes",
+    fix: 'accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT` and the same with `-d`, in nftables the same in the chain that is named, in IPv6 by `ip6tables`; if weftd was started with --iptables-forward-rules=false, start it without',
   },
   'rules-missing': {
     ...{ check: 'firewall', level: 'failure' },
@@ -115,9 +115,22 @@ export const FINDINGS = {
     means: "this host's firewall drops what other nodes send to it, or what it sends to them",
     fix: "let the other nodes in at the backend's port, `iptables -I INPUT -p udp --dport PORT -s NODE -j ACCEPT`, or what goes to them out, the same in OUTPUT with `-d NODE`; of IPv6 by `ip6tables`, and also `-p ipv6-icmp`, without which hosts do not find each other",
   },
+  'probes-dropped': {
+    ...{ check: 'firewall', level: 'warning' },
+    means:
+      "this host's firewall drops the echo requests by which other nodes probe it: they take this node for silent, though packets of containers may pass",
+    fix: 'accept `icmp` (over IPv6 `ipv6-icmp`) from the network in `INPUT`: `iptables -I INPUT -p icmp -s NETWORK -j ACCEPT`, in nftables the same in the chain that is named',
+  },
+  'iptables-drops': {
+    ...{ check: 'firewall', level: 'warning' },
+    means:
+      'iptables most likely drops packets between this node and others: it does unless a rule that asks for what weft does not know of a packet (a mark, a set) lets them through',
+    fix: "accept the network in FORWARD and the backend's port in INPUT and OUTPUT before the rule that is named, or see that an earlier rule does",
+  },
   'nft-drops': {
     ...{ check: 'firewall', level: 'warning' },
-    means: 'an nftables chain drops whatever its rules do not accept; weft cannot tell what they accept',
+    means:
+      'an nftables chain drops whatever its rules do not accept, by its policy or by its last rule; weft cannot tell what they accept',
     fix: "check with `nft list ruleset` that it accepts the network in `forward` and the backend's port in `input` and `output`",
   },
   'foreign-route': {
@@ -280,7 +293,12 @@ export interface Finding {
   readonly name: FindingName
   /** The place where it was seen: which peer, which rule. */
   readonly detail: string
+  /** The remedy by what is known of this place; left out, that of the table. */
+  readonly fix?: string | undefined
 }
+
+/** What to do about a finding. */
+export const fixOf = ({ name, fix }: Finding): string => fix ?? FINDINGS[name].fix
 
 /** A finding for each place where it was seen. */
 export const each = <T>(name: FindingName, all: readonly T[], detailOf: (one: T) => string): Finding[] =>
@@ -294,9 +312,13 @@ export function grouped(findings: readonly Finding[]): readonly {
   readonly name: FindingName
   readonly details: readonly string[]
   readonly more: number
+  /** The remedies, each once. */
+  readonly fixes: readonly string[]
 }[] {
   return [...new Set(findings.map(({ name }) => name))].map((name) => {
-    const details = findings.filter((one) => one.name === name && one.detail !== '').map(({ detail }) => detail)
-    return { name, details: details.slice(0, NAMED), more: Math.max(0, details.length - NAMED) }
+    const all = findings.filter((one) => one.name === name)
+    const details = all.filter(({ detail }) => detail !== '').map(({ detail }) => detail)
+    const fixes = [...new Set(all.slice(0, NAMED).map(fixOf))]
+    return { name, details: details.slice(0, NAMED), more: Math.max(0, details.length - NAMED), fixes }
   })
 }

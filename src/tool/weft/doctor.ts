@@ -16,7 +16,7 @@ import { FLANNEL_FLAGS, STORE_FLAGS, storeKindOf, type StoreOptions } from '../.
 import { placeIn, type Status } from '../../report/status.ts'
 import { diagnose, type Diagnosis } from '../doctor/checks.ts'
 import { gatherFacts, type Sources, type StoreSeen } from '../doctor/facts.ts'
-import { FINDINGS, grouped } from '../doctor/findings.ts'
+import { FINDINGS, fixOf, grouped } from '../doctor/findings.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Colour } from './look.ts'
@@ -194,9 +194,10 @@ function toJson(diagnoses: readonly Diagnosis[]): unknown {
   return diagnoses.map(({ check, findings }) => ({
     check,
     state: findings === undefined ? 'unknown' : worst(findings),
-    findings: (findings ?? []).map(({ name, detail }) => {
-      const { level, means, fix } = FINDINGS[name]
-      return { name, level, detail, means, fix }
+    findings: (findings ?? []).map((finding) => {
+      const { name, detail } = finding
+      const { level, means } = FINDINGS[name]
+      return { name, level, detail, means, fix: fixOf(finding) }
     }),
   }))
 }
@@ -211,14 +212,14 @@ function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
     const name = check.padEnd(12)
     if (findings === undefined) return [`${name}${colour('dim', 'unknown')}\n`]
     if (findings.length === 0) return [`${name}${colour('good', 'ok')}\n`]
-    return grouped(findings).flatMap(({ name: found, details, more }) => {
-      const { level, means, fix } = FINDINGS[found]
+    return grouped(findings).flatMap(({ name: found, details, more, fixes }) => {
+      const { level, means } = FINDINGS[found]
       const indent = ' '.repeat(14)
       return [
         `${name}${colour(level === 'failure' ? 'bad' : 'doubtful', level)}  ${means} ${colour('dim', `(${found})`)}\n`,
         ...details.map((detail) => `${indent}${printable(detail)}\n`),
         ...(more > 0 ? [`${indent}and ${more} more\n`] : []),
-        `${indent}${colour('bold', 'to do:')} ${fix}\n`,
+        ...fixes.map((fix) => `${indent}${colour('bold', 'to do:')} ${printable(fix)}\n`),
       ]
     })
   })
