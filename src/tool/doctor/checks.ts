@@ -8,6 +8,7 @@ import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
+import { checkWays } from './kernel-ways.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
@@ -26,7 +27,7 @@ export const CHECKS: readonly Check[] = [
   { name: 'families', look: checkFamilies },
   { name: 'forwarding', look: checkForwarding },
   { name: 'firewall', look: checkFirewall },
-  { name: 'routes', look: checkRoutes },
+  { name: 'routes', look: routesHere },
   { name: 'store', look: checkStore },
   { name: 'clock', look: checkClock },
   { name: 'config', look: checkConfig },
@@ -187,6 +188,12 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
+/** The routes of the main table, and what the kernel makes of them by all tables and rules. */
+function routesHere(facts: Facts): Finding[] | undefined {
+  const found = checkRoutes(facts)
+  return found && [...found, ...checkWays(facts, found.length > 0)]
+}
+
 function peersHere(facts: Facts): Finding[] | undefined {
   return checkPeers(facts, isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts))
 }
@@ -200,7 +207,7 @@ const isRefusing = (facts: Facts): boolean =>
 
 /** True if the routes of this host send packets for other nodes elsewhere. */
 const isSendingElsewhere = (facts: Facts): boolean =>
-  (checkRoutes(facts) ?? []).some(({ name }) => name === 'foreign-route')
+  (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
  * The drops that tell of trouble. Those of a healthy network now and then (no route to a node that has gone, the first

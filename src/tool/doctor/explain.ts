@@ -16,9 +16,19 @@ import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
 import type { FilteredPacket, Verdict } from './chain-walk.ts'
 import { walkFilter } from './filter-walk.ts'
-import { bridgeOf, portPacket, sentBack } from './firewall.ts'
+import { portPacket, sentBack } from './firewall.ts'
 import { readRuleset } from './nft-walk.ts'
-import { hostText, isOwnDevice, networksOf, outerIn, outersIn, sideIn, subnetText, type SeenSide } from './sides.ts'
+import {
+  bridgeOf,
+  hostText,
+  isOwnDevice,
+  networksOf,
+  outerIn,
+  outersIn,
+  sideIn,
+  subnetText,
+  type SeenSide,
+} from './sides.ts'
 
 export interface Step {
   /** `source`, `route`, `firewall`, ... */
@@ -41,6 +51,10 @@ export interface Question {
   readonly facts: Facts
   /** The kernel's to the destination, as from the source; undefined: there is none. */
   readonly route: Route | undefined
+  /** The rule of policy routing that led to it, if that is not the main table's. */
+  readonly byRule?: string | undefined
+  /** The reason why the kernel takes the packet no way. */
+  readonly refused?: string | undefined
 }
 
 export function sideOf(address: Address, { node, config, peers }: Status, facts: Pick<Facts, 'links'>): Side {
@@ -137,12 +151,17 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   if (from.kind !== 'host') steps.push(forwarding(facts, family), ...forwarded(question, true))
   const isToHost = route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
+  const by = question.byRule === undefined ? '' : ` by the rule "${question.byRule}"`
+  const toText = route && `to ${routeText(route)}${by}`
+  const refused = refusal(question)
   steps.push({
     step: 'route',
-    passes: isRight,
-    says: route
-      ? `to ${routeText(route)}${isRight ? '' : `, and not ${wantedText(peer, status)}: another route comes first`}`
-      : 'there is none',
+    passes: isRight && refused === undefined,
+    says:
+      refused ??
+      (toText
+        ? `${toText}${isRight ? '' : `, and not ${wantedText(peer, status)}: another route comes first`}`
+        : 'there is none'),
   })
   steps.push({
     step: 'data path',
@@ -248,6 +267,14 @@ function forwarded({ source, destination, facts, status }: Question, isOutward: 
   return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...end })
 }
 
+/** What is said of a packet that the kernel refuses, but where it forwards none at all: another step has that. */
+function refusal({ refused, facts, destination }: Question): string | undefined {
+  if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
+  return /cross-device/i.test(refused)
+    ? 'the kernel refuses it by rp_filter: the way back to its source is another one'
+    : `the kernel refuses it: ${refused}`
+}
+
 function away(question: Question, from: Side): Step[] {
   const { source, facts, route } = question
   const isMasqueraded = facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true' && from.kind !== 'host'
@@ -297,12 +324,16 @@ function inward(question: Question, from: Side, to: Side): Step[] {
   if (to.kind === 'host') return steps
   steps.push(forwarding(facts, family), ...forwarded(question, false))
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined
+  const refused = refusal(question)
   steps.push({
     step: 'route',
-    passes: isBridge,
-    says: isBridge
-      ? `to ${route.device}, a bridge of containers`
-      : `no bridge of containers has ${formatAddress(destination)}`,
+    passes: isBridge && refused === undefined,
+    says:
+      refused !== undefined
+        ? refused
+        : isBridge
+          ? `to ${route.device}, a bridge of containers`
+          : `no bridge of containers has ${formatAddress(destination)}`,
   })
   return steps
 }

@@ -143,6 +143,24 @@ export const FINDINGS = {
     means: 'the route to the network, or to a peer, is missing: packets to it leave by the default route',
     fix: 'a running weftd puts it back within seconds; if it does not, read the errors in its log',
   },
+  'policy-route': {
+    ...{ check: 'routes', level: 'failure' },
+    means:
+      'a rule of policy routing (`ip rule`) has another table asked before the main one, and that sends packets for a part of the network somewhere else',
+    fix: 'have the program that made the rule leave the network out (a VPN such as tailscale: do not accept that route), or have the main table asked first: `ip rule add pref N to NETWORK lookup main`, with N below the number of that rule',
+  },
+  'route-refused': {
+    ...{ check: 'routes', level: 'failure' },
+    means:
+      'the kernel of this host refuses to forward packets between its containers and a peer: by a route or a rule that prohibits them, or by rp_filter',
+    fix: 'see `ip rule` and `ip route get` for the address that is named, and remove what refuses it; for rp_filter set net.ipv4.conf.DEVICE.rp_filter=2',
+  },
+  'marked-route': {
+    ...{ check: 'routes', level: 'warning' },
+    means:
+      'a rule of policy routing (`ip rule`) sends packets for a part of the network somewhere else if they have a mark, and a rule of nftables sets that mark',
+    fix: 'see whether that rule of nftables marks packets of containers (`nft list ruleset`); if so, leave out the network there',
+  },
   'store-away': {
     ...{ check: 'store', level: 'failure' },
     means:

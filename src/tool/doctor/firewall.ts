@@ -3,25 +3,14 @@
 
 import { kindOf, portOf } from '../../path/kinds.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
-import {
-  ADDRESS_BITS,
-  formatAddress,
-  formatNet,
-  isIpv4Net,
-  netContains,
-  netSize,
-  type Address,
-  type Family,
-  type Net,
-} from '../../net/address.ts'
+import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
-import type { Link } from '../../host/links.ts'
 import { echoOf, type FilteredPacket, type Verdict } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter } from './filter-walk.ts'
 import type { Finding, FindingName } from './findings.ts'
 import { readRuleset, tablesOf, type BaseChain, type Ruleset } from './nft-walk.ts'
-import { isOwnDevice, outersIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
+import { bridgeOf, outersIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
 /** The number of silent peers whose packets are walked. */
 const WALKED_PEERS = 16
@@ -114,20 +103,6 @@ function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: 
     { ...way, source: inside, destination: outside, ...ends(bridge, device) },
     { ...way, source: outside, destination: inside, ...ends(device, bridge) },
   ].flatMap((packet) => judged('forward-dropped', packet, true, side, walking))
-}
-
-/** The bridge of this node's containers; undefined if there is none, or more than one. */
-export function bridgeOf(links: readonly Link[], subnet: Net, status: Facts['status']): string | undefined {
-  const family: Family = isIpv4Net(subnet) ? 'ipv4' : 'ipv6'
-  const found = links.filter(
-    ({ name, addresses }) =>
-      !(status && isOwnDevice(status, family, name)) &&
-      addresses[family].some(
-        // The device of the data path has the first address with no other address behind it.
-        ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
-      ),
-  )
-  return found.length === 1 ? found[0]?.name : undefined
 }
 
 function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {

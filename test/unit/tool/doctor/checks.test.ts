@@ -30,6 +30,7 @@ import {
   soundPeer,
   soundStatus,
 } from '../../../support/facts.ts'
+import { waysBy } from '../../../support/ways.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
@@ -280,6 +281,12 @@ describe('the doctor', () => {
     ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.0.0/16', 'tun9')] }],
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
+    [
+      'policy-route',
+      { kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
+    ],
+    ['route-refused', { kernelWays: waysBy({ out: 'Permission denied' }) }],
+    ['marked-route', { kernelWays: waysBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],
