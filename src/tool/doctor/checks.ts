@@ -230,12 +230,21 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   const { recent } = status?.dataPath ?? {}
   if (!recent) return undefined
   const { drops, packets, seconds } = recent
-  return TELLING.flatMap((name) => {
+  const telling = (name: string): string | undefined => {
     const number = drops[name] ?? 0
-    return number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
-      ? [{ name: 'packets-dropped', detail: `${name}: ${number} in the last ${Math.round(seconds)} s` } as const]
-      : []
-  })
+    const isTelling = number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
+    return isTelling ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
+  }
+  // Whoever has a key is a node: what is not known of it is the source alone.
+  const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
+  const outside = provesSender ? telling('rx_drop_unknown_sender') : undefined
+  return [
+    ...TELLING.flatMap((name) => {
+      const detail = telling(name)
+      return detail === undefined ? [] : [{ name: 'packets-dropped', detail } as const]
+    }),
+    ...(outside === undefined ? [] : [{ name: 'source-outside', detail: outside } as const]),
+  ]
 }
 
 export interface Diagnosis {

@@ -11,6 +11,7 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
+import { kindOf } from '../../path/kinds.ts'
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
 import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
@@ -175,6 +176,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
             ? 'this node cannot use its lease: see the log of weftd'
             : sentBy(dataPath.engine, peer),
   })
+  if (from.kind !== 'here') steps.push(...provenSource(question, from))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
     const most = peer.passesBytes === null ? 'how long one may be is being looked for' : `${peer.passesBytes} bytes do`
     const says = `long packets, up to ${dataPath.mtu} bytes as containers send them, do not come back from it, and nobody tells the sender; ${most}`
@@ -275,9 +277,35 @@ function refusal({ refused, facts, destination }: Question): string | undefined 
     : `the kernel refuses it: ${refused}`
 }
 
+/** True for a source that its node may use where a key proves who sent a packet. */
+const isMasqueraded = (facts: Facts): boolean => facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true'
+
+/** What becomes of a source outside the subnet of this node, where the peer lets in no other. */
+function provenSource({ source, status, facts }: Question, from: Side): Step[] {
+  if (!kindOf(status.config?.backendType ?? '')?.provesSender) return []
+  const node = status.node ? placeIn(status.node, familyOf(source)).subnet : undefined
+  if (from.kind === 'host' && node && netContains(node, source)) return []
+  const address = formatAddress(source)
+  if (isMasqueraded(facts))
+    return [
+      {
+        step: 'masquerade',
+        passes: true,
+        says: `by weft's rules (--ip-masq): the peer gets it from this node's subnet`,
+      },
+    ]
+  return [
+    {
+      step: 'masquerade',
+      passes: false,
+      says: `not by weft: the peer drops a packet from ${address}, since with WireGuard a node may send from its own subnet alone; start weftd with --ip-masq, or have the program use the address of the WireGuard device`,
+    },
+  ]
+}
+
 function away(question: Question, from: Side): Step[] {
   const { source, facts, route } = question
-  const isMasqueraded = facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true' && from.kind !== 'host'
+  const isTranslated = isMasqueraded(facts) && from.kind !== 'host'
   return [
     ...(from.kind === 'host' ? [] : [forwarding(facts, familyOf(source)), ...forwarded(question, true)]),
     {
@@ -287,8 +315,8 @@ function away(question: Question, from: Side): Step[] {
     },
     {
       step: 'masquerade',
-      passes: isMasqueraded || from.kind === 'host' ? true : undefined,
-      says: isMasqueraded
+      passes: isTranslated || from.kind === 'host' ? true : undefined,
+      says: isTranslated
         ? "by weft's rules (--ip-masq)"
         : from.kind === 'host'
           ? 'not by weft: the packet has an address of this host already'
@@ -296,6 +324,10 @@ function away(question: Question, from: Side): Step[] {
     },
   ]
 }
+
+/** The peer that has this public address. */
+const peerAt = (address: Address, { peers }: Status): SeenSide | undefined =>
+  (peers?.list ?? []).map((peer) => sideIn(peer, familyOf(address))).find(({ publicIp }) => publicIp === address)
 
 function inward(question: Question, from: Side, to: Side): Step[] {
   const { source, destination, status, facts, route } = question
@@ -321,6 +353,15 @@ function inward(question: Question, from: Side, to: Side): Step[] {
         : `the ${status.config?.backendType} backend carries IPv4 alone here: it does not come`
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
+  const sender = from.kind === 'outside' ? peerAt(source, status) : undefined
+  if (from.kind === 'outside' && kindOf(status.config?.backendType ?? '')?.provesSender)
+    steps.push({
+      step: 'data path',
+      passes: sender === undefined ? true : isMasqueraded(facts) ? undefined : false,
+      says: sender
+        ? `not let in from the node ${nodeText(sender)} by this source: with WireGuard a node may send from its own subnet alone (counted as rx_drop_unknown_sender), unless it masquerades (--ip-masq)`
+        : 'let in if no node sends it through the tunnel: with WireGuard a node may send from its own subnet alone',
+    })
   if (to.kind === 'host') return steps
   steps.push(forwarding(facts, family), ...forwarded(question, false))
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined

@@ -297,6 +297,12 @@ export const FINDINGS = {
       "subnet.env is missing, or does not have weftd's subnet or MTU: containers start with the wrong ones, or not at all",
     fix: 'check that weftd can write the file; it does so within seconds',
   },
+  'source-outside': {
+    ...{ check: 'drops', level: 'warning' },
+    means:
+      'in the last minute packets of another node were dropped because their source is not in its subnet: with WireGuard a node may send from its own subnet alone',
+    fix: 'the log of weftd names the node; have it masquerade (`--ip-masq`), or have the program there use the address of the WireGuard device; `weft capture` shows the packets',
+  },
   'packets-dropped': {
     ...{ check: 'drops', level: 'warning' },
     means:

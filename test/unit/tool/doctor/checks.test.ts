@@ -286,6 +286,17 @@ describe('the doctor', () => {
       { kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
     ],
     ['route-refused', { kernelWays: waysBy({ out: 'Permission denied' }) }],
+    [
+      'source-outside',
+      {
+        ...losing({ rx_drop_unknown_sender: 40 }),
+        status: {
+          ...losing({ rx_drop_unknown_sender: 40 }).status!,
+          config: { ...status.config!, backendType: 'wireguard' },
+        },
+        links: [link('eth0', 1600, '192.0.2.1'), link('cni0', 1472, '10.5.1.1')],
+      },
+    ],
     ['marked-route', { kernelWays: waysBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
