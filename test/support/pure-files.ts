@@ -51,6 +51,7 @@ export const PURE: readonly string[] = [
   'tool/doctor/filter-walk.ts',
   'tool/doctor/kernel-ways.ts',
   'tool/doctor/links.ts',
+  'tool/doctor/neighbours.ts',
   'tool/doctor/nft-walk.ts',
   'tool/doctor/peers.ts',
   'tool/doctor/routes.ts',

@@ -10,6 +10,7 @@ import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
 import { checkWays } from './kernel-ways.ts'
 import { checkContainers, checkMtu } from './links.ts'
+import { checkNeighbours } from './neighbours.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
 import { checkHandshakes } from './handshakes.ts'
@@ -28,6 +29,7 @@ export const CHECKS: readonly Check[] = [
   { name: 'forwarding', look: checkForwarding },
   { name: 'firewall', look: checkFirewall },
   { name: 'routes', look: routesHere },
+  { name: 'neighbours', look: checkNeighbours },
   { name: 'store', look: checkStore },
   { name: 'clock', look: checkClock },
   { name: 'config', look: checkConfig },

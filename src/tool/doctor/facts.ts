@@ -8,6 +8,7 @@ import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
 import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { knock, type Knocked } from '../../host/knock.ts'
+import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
 import { getSysctl } from '../../host/sysctl.ts'
 import { askWays, policyRules } from '../../host/ways.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
@@ -59,6 +60,8 @@ export interface Facts {
   readonly store: StoreSeen | undefined
   /** How the service manager has weftd, in words, where that is silent and there is one. */
   readonly unit?: string | undefined
+  /** The kernel's tables of neighbours; undefined where they were not asked for. */
+  readonly neighbours?: readonly NeighbourTable[] | undefined
   /** Where the kernel sends packets to peers, and from them; undefined where that was not asked. */
   readonly kernelWays?: KernelWays | undefined
   /** net.bridge.bridge-nf-call-iptables; undefined where br_netfilter is not loaded. */
@@ -152,15 +155,16 @@ export async function gatherFacts({
     bridgeFilter,
     unit,
   ] = looked
-  const [reaches, kernelWays] = await Promise.all([
+  const [reaches, kernelWays, neighbours] = await Promise.all([
     reachesOf(status, asked.answers, ping, run),
     unlessRefused(kernelWaysOf(status, links, nft ?? '', run)),
+    unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
   ])
   return {
     ...{ status, silence, isForbidden, now: Date.now(), isRoot: process.getuid?.() === 0, tunProblem: tun, links },
     ...{ routes: routes.flat(), defaultRoutes: Object.fromEntries(defaults), iptables, ip6tables, nft },
     ...{ isForwarding: forwarding !== '0', subnetEnv, storeAheadMs: ahead, ...asked, reaches },
-    ...{ store, bridgeFilter, unit, kernelWays },
+    ...{ store, bridgeFilter, unit, kernelWays, neighbours },
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
 }

@@ -161,6 +161,18 @@ export const FINDINGS = {
       'a rule of policy routing (`ip rule`) sends packets for a part of the network somewhere else if they have a mark, and a rule of nftables sets that mark',
     fix: 'see whether that rule of nftables marks packets of containers (`nft list ruleset`); if so, leave out the network there',
   },
+  'neighbours-full': {
+    ...{ check: 'neighbours', level: 'failure' },
+    means:
+      "the kernel's table of neighbours is full or nearly so: hosts and containers that are not in it cannot be reached (`neighbour table overflow` in the kernel's log)",
+    fix: 'raise net.ipv4.neigh.default.gc_thresh3 (of IPv6 net.ipv6.neigh.default.gc_thresh3), with gc_thresh2 half of it and gc_thresh1 a quarter',
+  },
+  'neighbours-many': {
+    ...{ check: 'neighbours', level: 'warning' },
+    means:
+      "the kernel's table of neighbours has more entries than it keeps at ease: old entries are dropped within seconds, and asked for again by broadcast",
+    fix: 'raise net.ipv4.neigh.default.gc_thresh3 (of IPv6 net.ipv6.neigh.default.gc_thresh3), with gc_thresh2 half of it and gc_thresh1 a quarter; or probe peers less often (--probe-interval)',
+  },
   'store-away': {
     ...{ check: 'store', level: 'failure' },
     means:

@@ -286,6 +286,8 @@ describe('the doctor', () => {
       { kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
     ],
     ['route-refused', { kernelWays: waysBy({ out: 'Permission denied' }) }],
+    ['neighbours-full', { neighbours: [{ family: 'ipv4', entries: 1000, thresholds: [128, 512, 1024] }] }],
+    ['neighbours-many', { neighbours: [{ family: 'ipv6', entries: 600, thresholds: [128, 512, 1024] }] }],
     [
       'source-outside',
       {
