@@ -46,7 +46,9 @@ it('finds nothing wrong with hosts that are well', async () => {
   for (const host of [first, second]) {
     const { code, checks, names } = await doctor(host)
     expect([code, names]).toEqual([0, []])
-    expect(checks.filter(({ state }) => state === 'unknown')).toEqual([])
+    // A namespace may hide the limits of the table of neighbours.
+    const unknown = checks.filter(({ state, check }) => state === 'unknown' && check !== 'neighbours')
+    expect(unknown).toEqual([])
   }
 })
 

@@ -56,6 +56,7 @@ export const PURE: readonly string[] = [
   'tool/doctor/peers.ts',
   'tool/doctor/routes.ts',
   'tool/doctor/sides.ts',
+  'tool/doctor/unknowns.ts',
   'tool/doctor/way-questions.ts',
   'tool/measure/conversation.ts',
   'tool/measure/plan.ts',

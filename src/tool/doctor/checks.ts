@@ -15,6 +15,7 @@ import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
 import { checkHandshakes } from './handshakes.ts'
 import { networksOf } from './sides.ts'
+import { whyUnknown } from './unknowns.ts'
 
 /** Checks are told in this order. `look` returns undefined when it cannot know. */
 interface Check {
@@ -253,10 +254,15 @@ export interface Diagnosis {
   readonly check: string
   /** Undefined where it could not be known. */
   readonly findings: readonly Finding[] | undefined
+  /** The reason for that. */
+  readonly why?: string
 }
 
 export const diagnose = (facts: Facts): readonly Diagnosis[] =>
-  CHECKS.map(({ name, look }) => ({ check: name, findings: look(facts) }))
+  CHECKS.map(({ name, look }) => {
+    const findings = look(facts)
+    return { check: name, findings, ...(findings === undefined ? { why: whyUnknown(name, facts) } : {}) }
+  })
 
 /** Checks that need no more than what the daemon says of itself; the rest need the host's own tools. */
 const BY_STATUS = [

@@ -58,6 +58,8 @@ export interface Facts {
   readonly reaches: ReadonlyMap<string, Reach>
   /** What the store itself says now, whatever the daemon knows; undefined where it was not asked. */
   readonly store: StoreSeen | undefined
+  /** The reason why the store was not asked, or did not let itself be asked. */
+  readonly storeUnasked?: string | undefined
   /** How the service manager has weftd, in words, where that is silent and there is one. */
   readonly unit?: string | undefined
   /** The kernel's tables of neighbours; undefined where they were not asked for. */
@@ -102,6 +104,7 @@ export interface Sources {
   /** Pings the host of a peer, outside of the data path; undefined where that has no address. Rejects as `ask` does. */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
+  readonly storeUnasked?: string | undefined
 }
 
 export async function gatherFacts({
@@ -113,6 +116,7 @@ export async function gatherFacts({
   ask,
   ping,
   store,
+  storeUnasked,
 }: Sources): Promise<Facts> {
   const networks = status?.config ? networksOf(status.config) : {}
   const hasIpv6 = networks.ipv6 !== undefined
@@ -164,7 +168,7 @@ export async function gatherFacts({
     ...{ status, silence, isForbidden, now: Date.now(), isRoot: process.getuid?.() === 0, tunProblem: tun, links },
     ...{ routes: routes.flat(), defaultRoutes: Object.fromEntries(defaults), iptables, ip6tables, nft },
     ...{ isForwarding: forwarding !== '0', subnetEnv, storeAheadMs: ahead, ...asked, reaches },
-    ...{ store, bridgeFilter, unit, kernelWays, neighbours },
+    ...{ store, storeUnasked, bridgeFilter, unit, kernelWays, neighbours },
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
 }

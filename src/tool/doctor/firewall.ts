@@ -22,6 +22,9 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
   if (sides.length === 0) return undefined
   const ruleset = readRuleset(facts.nft ?? '')
   const dropped = sides.flatMap((side) => droppedBy(side, facts, ruleset))
+  // Without the rules of either tool nothing is known, unless a family is known to have none.
+  const isBlind = facts.nft === undefined && sides.every(({ family }) => listingOf(family, facts) === undefined)
+  if (isBlind && dropped.length === 0) return undefined
   const isUnlessDrop = ({ name }: Dropped): boolean => name === 'nft-drops' || name === 'iptables-drops'
   return [
     ...merged(dropped.filter((one) => !isUnlessDrop(one))),
