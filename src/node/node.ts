@@ -135,6 +135,8 @@ export interface Node extends NodeParts {
   /** The peers that probes.ts and path-search.ts have still to look at. */
   readonly unprobed: Unseen
   readonly unsearched: Unseen
+  /** The keys of leases that were written since the probes were last sent: their hosts live. */
+  readonly written: Set<string>
   /** What this node has claimed of its public IP (loops/twins.ts). */
   claimed: { readonly address: string; readonly value: string } | undefined
   /** The name of another host that uses our public IP, as it says itself. */
@@ -179,7 +181,7 @@ export function createNode(
       claimed: undefined,
       mtuAtStart: possession.dataPath?.mtu,
     },
-    ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
+    ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined }, written: new Set() },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     leaseDoubt: createBell(),

@@ -72,6 +72,8 @@ export interface Kind {
    * travels by its own.
    */
   readonly choosesUnderlay?: true
+  /** True if a key proves who sent a packet: a node may send from its own subnet alone. */
+  readonly provesSender?: true
   /** The type that a lease publishes; empty for those of flannel's backends that publish none. */
   readonly published: string
   /** Devices that its daemons make, and flannel's, as the kernel's type and a name or a pattern such as `flannel%d`; ours is the first. */
@@ -191,6 +193,7 @@ export const KINDS = {
     outside: { protocol: 'udp', option: 'ListenPort', port: 51_820 },
     routes: 'network',
     probe: 'overlay',
+    provesSender: true,
     published: 'wireguard',
     devices: [
       ['wireguard', 'flannel-wg'],

@@ -42,7 +42,8 @@ function priorities(pid: number): number[] {
 }
 
 describe('the right to choose lanes', () => {
-  const refused = /flows of which some datagrams are sent in fragments may arrive out of order \(bpf BPF_PROG_LOAD: Operation not permitted\)/
+  const refused =
+    /flows of which some datagrams are sent in fragments may arrive out of order \(bpf BPF_PROG_LOAD: Operation not permitted\)/
   const withBpf = ROOT.map((word) => word.replace('+net_admin', '+net_admin,+bpf'))
   it.each([
     ['is refused without CAP_BPF, which -v 1 tells', ROOT, ['-v', '1'], true],

@@ -100,6 +100,7 @@ export const sound: Facts = {
   answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: true } }]]),
   unasked: undefined,
   reaches: new Map(),
+  neighbours: [{ family: 'ipv4', entries: 7, thresholds: [128, 512, 1024] }],
   store: {},
 }
 

@@ -34,6 +34,7 @@ export async function keepPeers(node: Node): Promise<never> {
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)
+    for (const key of node.probes ? [...renewed, ...changed.map((lease) => lease.key)] : []) node.written.add(key)
     for (const { key } of added) node.cameAt.set(key, Date.now())
     for (const { key } of removed) node.cameAt.delete(key)
     nameHosts(node, [...added, ...changed, ...renewed.flatMap((key) => leases.get(key) ?? [])], removed)

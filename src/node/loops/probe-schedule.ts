@@ -1,7 +1,9 @@
 // probe-schedule.ts - which peers are asked by a family whether they answer, when, and what the answers say of each. Pure.
 //
 // Each peer is asked once in the interval; so many are asked a second at most, so that where peers are very many each is asked less
-// often. A peer that does not answer is asked again at once: one lost packet is no peer that is down.
+// often. A peer that does not answer is asked again at once: one lost packet is no peer that is down. A peer that stays silent is asked
+// less and less often, since its lease may stand for a day after its host has gone, and each request makes the host look for a neighbour
+// on its link. Any sign of life ends that.
 
 import type { Address } from '../../net/address.ts'
 
@@ -13,6 +15,12 @@ const REMEMBERED = 10
 const LOST_IN_A_ROW = 2
 /** So many in a row are an outage: when that is over, they are no loss of the peer that answers again. */
 const OUTAGE = 4
+/** The number of probes lost in a row after which each interval is twice the one before. */
+const BACK_OFF_AFTER = 10
+/** The longest interval at which a silent peer is asked, unless the usual interval is longer. */
+export const MOST_SILENT_MS = 300_000
+/** Peers that fell silent within this time of each other are taken for one outage: if one is back, the others are asked. */
+const ONE_OUTAGE_MS = 60_000
 /** The number of peers that are asked in a second at most: it bounds the cost, whatever their number. */
 export const ASKED_A_SECOND = 50
 /** A peer that came is asked soon, and then somewhere in the interval: those that came together are not asked together for ever. */
@@ -49,8 +57,15 @@ export interface Probes {
   keep(targets: readonly Target[], now: number): void
   /** Says what address of a peer is to be asked from now on; undefined when it is no peer any more. */
   look(key: string, address: Address | undefined, now: number): void
-  /** Has a peer asked with the next requests, unless it is known to be silent. */
+  /** Has a peer asked with the next requests, unless it is known to be silent and asked at the usual interval. */
   soon(key: string, now: number): void
+  /**
+   * Has a peer asked at the usual interval again, and with the next requests, if it was asked less often: something shows that its host
+   * lives. `heardAt`: the time when it was heard; what was heard before it was asked last shows nothing.
+   */
+  wake(key: string, now: number, heardAt?: number): void
+  /** The keys of the silent peers that are asked less often. */
+  resting(): readonly string[]
   /** The keys of those that lost a request since this was last called, and may have fallen silent. */
   takeDoubted(): ReadonlySet<string>
   /** The requests to send now. To be called about once a second. */
@@ -77,9 +92,20 @@ interface Known {
   roundTripMs: number | undefined
   concludedAt: number | undefined
   unansweredSince: number | undefined
+  /** The probes that were lost in a row since the last sign of life. */
+  lostInVain: number
+  /** The time of the last request. */
+  askedAt: number
 }
 
-const NOTHING_KNOWN = { nextAt: 0, roundTripMs: undefined, concludedAt: undefined, unansweredSince: undefined }
+const NOTHING_KNOWN = {
+  lostInVain: 0,
+  askedAt: -Infinity,
+  nextAt: 0,
+  roundTripMs: undefined,
+  concludedAt: undefined,
+  unansweredSince: undefined,
+}
 
 /** The turn of a peer: when it is asked. */
 interface Turn {
@@ -87,8 +113,12 @@ interface Turn {
   readonly at: number
 }
 
-/** `random` gives 0 to 1. */
-export function createProbes(wantedMs: number, random: () => number): Probes {
+/** `random` gives 0 to 1; `mostSilentMs` the longest interval at which a silent peer is asked, by its key. */
+export function createProbes(
+  wantedMs: number,
+  random: () => number,
+  mostSilentMs: (key: string) => number = () => MOST_SILENT_MS,
+): Probes {
   const known = new Map<string, Known>()
   /** Requests that nothing was heard of yet, the oldest first. */
   const waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
@@ -102,6 +132,33 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
   let news = new Set<string>()
   let doubted = new Set<string>()
   const intervalMs = (): number => Math.max(wantedMs, (known.size / ASKED_A_SECOND) * 1000)
+
+  /** The silent peers that are asked less often. */
+  const atRest = new Set<Known>()
+  /** The interval until a peer is asked again. */
+  function waitOf({ key, lostInVain }: Known): number {
+    const usual = intervalMs()
+    const doublings = lostInVain - BACK_OFF_AFTER + 1
+    return doublings <= 0 ? usual : Math.max(usual, Math.min(mostSilentMs(key), usual * 2 ** doublings))
+  }
+  function wake(key: string, now: number, heardAt = Infinity): void {
+    const peer = known.get(key)
+    if (!peer || !atRest.has(peer) || heardAt <= peer.askedAt) return
+    atRest.delete(peer)
+    peer.lostInVain = 0
+    schedule(key, peer, now)
+  }
+  /** Has those asked that fell silent when this peer did, which is back. */
+  function wakeOthers({ unansweredSince }: Known, now: number): void {
+    if (unansweredSince === undefined) return
+    for (const other of [...atRest])
+      if (Math.abs((other.unansweredSince ?? -Infinity) - unansweredSince) < ONE_OUTAGE_MS) wake(other.key, now)
+  }
+  function forget(key: string): void {
+    const peer = known.get(key)
+    if (peer) atRest.delete(peer)
+    known.delete(key)
+  }
 
   function schedule(key: string, peer: Known, at: number): void {
     peer.nextAt = at
@@ -132,6 +189,12 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
       conclude(peer, sequence, false, now)
       news.add(key)
       peer.unansweredSince ??= sentAt
+      peer.lostInVain++
+      if (waitOf(peer) > intervalMs() && known.get(key) === peer) {
+        atRest.add(peer)
+        // It was given a turn when it was asked, before this was known.
+        schedule(key, peer, peer.askedAt + waitOf(peer))
+      }
       if (lostInARow(peer) >= LOST_IN_A_ROW || known.get(key) !== peer) continue
       doubted.add(key)
       schedule(key, peer, now)
@@ -144,7 +207,7 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
 
   function look(key: string, address: Address | undefined, now: number): void {
     if (known.get(key)?.address === address) return
-    known.delete(key)
+    forget(key)
     if (address === undefined) return
     const fresh: Known = { key, address, isFirst: true, results: [], ...NOTHING_KNOWN }
     known.set(key, fresh)
@@ -154,14 +217,17 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
   return {
     keep(targets, now) {
       const wanted = new Set(targets.map(({ key }) => key))
-      for (const key of known.keys()) if (!wanted.has(key)) known.delete(key)
+      for (const key of known.keys()) if (!wanted.has(key)) forget(key)
       for (const { key, address } of targets) look(key, address, now)
     },
     look,
     soon(key, now) {
       const peer = known.get(key)
-      if (peer && peer.nextAt > now && lostInARow(peer) < LOST_IN_A_ROW) schedule(key, peer, now)
+      if (peer && atRest.has(peer)) wake(key, now)
+      else if (peer && peer.nextAt > now && lostInARow(peer) < LOST_IN_A_ROW) schedule(key, peer, now)
     },
+    wake,
+    resting: () => [...atRest].map(({ key }) => key),
     takeDoubted() {
       const before = doubted
       doubted = new Set()
@@ -183,7 +249,8 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
         waiting.delete(sequence)
         lost.delete(sequence)
         waiting.set(sequence, { key, peer, sentAt: now })
-        schedule(key, peer, now + intervalMs() * (peer.isFirst ? random() : 1))
+        peer.askedAt = now
+        schedule(key, peer, now + waitOf(peer) * (peer.isFirst ? random() : 1))
         peer.isFirst = false
         requests.push({ key, address: peer.address, sequence })
       }
@@ -198,6 +265,12 @@ export function createProbes(wantedMs: number, random: () => number): Probes {
       conclude(peer, sequence, true, now)
       peer.roundTripMs = roundTripMs
       news.add(peer.key)
+      wakeOthers(peer, now)
+      atRest.delete(peer)
+      // A turn that was far away is of no use any more.
+      if (peer.lostInVain >= BACK_OFF_AFTER && known.get(peer.key) === peer)
+        schedule(peer.key, peer, Math.min(peer.nextAt, now + intervalMs()))
+      peer.lostInVain = 0
       peer.unansweredSince = undefined
     },
     results: () =>

@@ -5,14 +5,18 @@ import type { DataPath, PathPeer } from '../../path/backend.ts'
 import { messageOf } from '../../base/errors.ts'
 import { createBell, pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
-import { FAMILIES, type Address, type Family } from '../../net/address.ts'
-import { createProbes, type Probes } from './probe-schedule.ts'
+import { FAMILIES, listed, type Address, type Family } from '../../net/address.ts'
+import { createProbes, MOST_SILENT_MS, type Probes } from './probe-schedule.ts'
 import { takeUnseen, type Node } from '../node.ts'
 
 /** Between two looks at who is due. */
 const TICK_MS = 1_000
 /** The peers of the data path are looked at this often, though nobody changed them, where it allows that. */
 const KEEP_MS = 10_000
+/** How often the peers that are at rest are looked for among those that were heard. */
+const HEARD_MS = 3_000
+/** The longest interval at which a silent peer is asked if nobody here notices that it is heard: the kernel carries its packets. */
+const MOST_UNHEARD_MS = 60_000
 /** The kernel's refusals when a process may not send echo requests. */
 export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
 
@@ -30,10 +34,11 @@ export async function probePeers(node: Node): Promise<never> {
   const everyMs = options['probe-interval'] * 1000
   if (!node.openEcho || everyMs === 0) return forGood(signal)
   const askings = FAMILIES.map((family): Asking => {
-    const probes = createProbes(everyMs, Math.random)
+    const probes = createProbes(everyMs, Math.random, () => (isHearing(node) ? MOST_SILENT_MS : MOST_UNHEARD_MS))
     return { family, probes, socket: undefined, isForbidden: false }
   })
   /** The data path whose peers are asked. */
+  const lively = createLively(node)
   let given: { readonly dataPath?: DataPath | undefined; readonly at: number } = { at: 0 }
   try {
     for (;;) {
@@ -56,6 +61,7 @@ export async function probePeers(node: Node): Promise<never> {
         const peers = dataPath?.peers() ?? []
         for (const { family, probes } of askings) probes.keep(targetsOf(peers, family), now)
       }
+      await lively(open)
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
       // Whoever loses packets of one family is asked by the other too: a host that is off is not to look like half a fault.
@@ -66,6 +72,39 @@ export async function probePeers(node: Node): Promise<never> {
     }
   } finally {
     for (const { socket } of askings) socket?.echo.close()
+  }
+}
+
+/** True if weftd itself carries the packets of peers, and so knows when it heard each. */
+const isHearing = ({ possession: { dataPath } }: Node): boolean => {
+  const engine = dataPath?.carrier().engine
+  return engine !== undefined && engine !== 'kernel' && engine !== 'none'
+}
+
+/** Has silent peers asked again whose hosts show that they live: they are heard, their leases were written, or our own address is back. */
+function createLively(node: Node): (askings: readonly Asking[]) => Promise<void> {
+  let lookedAt = -Infinity
+  let wasGone = false
+  return async (askings) => {
+    const now = performance.now()
+    const { dataPath } = node.possession
+    const wake = (key: string, heardAt?: number): void => {
+      for (const { probes } of askings) probes.wake(key, now, heardAt)
+    }
+    for (const key of node.written) wake(key)
+    node.written.clear()
+    const isGone = listed(dataPath?.gone?.() ?? {}).length > 0
+    const resting = new Set(askings.flatMap(({ probes }) => probes.resting()))
+    if (wasGone && !isGone) for (const key of resting) wake(key)
+    wasGone = isGone
+    if (resting.size === 0 || now - lookedAt < HEARD_MS || !isHearing(node)) return
+    lookedAt = now
+    // What is counted of a device that is gone shows nothing.
+    const traffic = await dataPath?.traffic?.().catch(() => undefined)
+    for (const key of resting) {
+      const { heardAt } = traffic?.get(key) ?? {}
+      if (heardAt !== undefined) wake(key, heardAt)
+    }
   }
 }
 

@@ -6,12 +6,41 @@
 // is back, and is heard by the one before it was asked by the other. They go back to the family that is preferred once it has answered
 // for some time, which is twice as long each time that it fails soon again.
 
-import { PATIENCE_MS, type Probed } from './probe-schedule.ts'
+import { createProbes, PATIENCE_MS, type Probed, type Probes } from './probe-schedule.ts'
 
 /** The family that is preferred, or the one that takes its place. */
 export type Underlay = 'first' | 'other'
 
 export const otherThan = (by: Underlay): Underlay => (by === 'first' ? 'other' : 'first')
+
+/** The longest interval at which a peer that is silent by both is asked by each: what is back is to be used again soon. */
+const MOST_SILENT_MS = 60_000
+
+/** The probes by each family. A peer that answers by one is asked by the other as often as ever, however long that is silent. */
+export function createUnderlayProbes(everyMs: number, random: () => number): Readonly<Record<Underlay, Probes>> {
+  const most =
+    (otherOnes: () => Probes) =>
+    (key: string): number =>
+      otherOnes().result(key)?.isAnswering === true ? 0 : MOST_SILENT_MS
+  const first: Probes = createProbes(
+    everyMs,
+    random,
+    most(() => other),
+  )
+  const other: Probes = createProbes(
+    everyMs,
+    random,
+    most(() => first),
+  )
+  return { first, other }
+}
+
+/** Has peers that answer by one family again asked by the other. */
+export function wakeByOther(probes: Readonly<Record<Underlay, Probes>>, now: number): void {
+  for (const which of ['first', 'other'] as const)
+    for (const key of probes[which].resting())
+      if (probes[otherThan(which)].result(key)?.isAnswering) probes[which].wake(key, now)
+}
 
 /** The answers of a peer to requests by each. */
 export type Answers = Readonly<Record<Underlay, Probed | undefined>>

@@ -6,9 +6,15 @@ import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, FAMILY_NAMES, familyOf, formatAddress, formatNet, type Address } from '../../net/address.ts'
 import { touch, type Node } from '../node.ts'
-import { createProbes, type Probes, type Target } from './probe-schedule.ts'
+import type { Probes, Target } from './probe-schedule.ts'
 import { forGood } from './probes.ts'
-import { createUnderlayChoices, otherThan, type Underlay } from './underlay-choice.ts'
+import {
+  createUnderlayChoices,
+  createUnderlayProbes,
+  otherThan,
+  wakeByOther,
+  type Underlay,
+} from './underlay-choice.ts'
 
 /** Between two looks at who is due. */
 const TICK_MS = 1_000
@@ -66,6 +72,11 @@ export async function chooseUnderlays(node: Node): Promise<never> {
         for (const { key, address, sequence } of probes[which].due(now))
           underlays.send(key, underlays[which], echoes[which].packet(address, sequence, underlays[which]))
       }
+      wakeByOther(probes, now)
+      // The host of a peer that answers in the tunnel, or that wrote its lease, lives.
+      for (const key of probes.first.resting())
+        if (FAMILIES.some((family) => node.probes?.[family]?.result(key)?.isAnswering))
+          for (const which of BOTH) probes[which].wake(key, now)
       // What one family has lost the other is to answer now, or the peer is down.
       for (const which of BOTH) for (const key of probes[which].takeDoubted()) probes[otherThan(which)].soon(key, now)
       for (const { key } of targets) {
@@ -93,7 +104,7 @@ function sourceOf(dataPath: DataPath | undefined): Address | undefined {
 function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEcho }: Node): Asking | undefined {
   const { underlays } = dataPath
   if (!underlays || !openEcho) return undefined
-  const probes = { first: createProbes(everyMs, Math.random), other: createProbes(everyMs, Math.random) }
+  const probes = createUnderlayProbes(everyMs, Math.random)
   const open = (which: Underlay): Echo =>
     openEcho(source, (from, sequence, ms) => probes[which].answered(sequence, from, ms, performance.now()))
   let first: Echo | undefined

@@ -14,6 +14,11 @@ export interface FilterOptions {
   readonly network: Nets
   /** This node's part of it. */
   readonly subnet: Nets
+  /**
+   * True if the sender has proved by a key which peer it is. Such a peer may send from its own subnet alone, as by WireGuard's AllowedIPs
+   * (native/core/filter.h, `session_`).
+   */
+  readonly provesSender?: boolean
 }
 
 export interface PacketAddresses {
@@ -38,7 +43,7 @@ const isOf = (nets: Nets, address: Address): boolean => {
 
 /** The reason why a packet is not let in, as the name of a counter; undefined when it is let in. */
 export function reasonToDrop(
-  { verifySource, network, subnet }: FilterOptions,
+  { verifySource, network, subnet, provesSender = false }: FilterOptions,
   peers: PeerTable,
   { from, source, destination }: PacketAddresses,
 ): string | undefined {
@@ -52,7 +57,7 @@ export function reasonToDrop(
     return 'rx_drop_spoofed_source'
   // A source without a peer may be a host that does not masquerade what it sends itself; one without a subnet of the family has no way here.
   const family = familyOf(source)
-  const mayBeAHost = network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
+  const mayBeAHost = !provesSender && network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'
   return isOf(subnet, destination) ? undefined : 'rx_drop_destination'
 }

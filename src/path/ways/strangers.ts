@@ -47,20 +47,25 @@ export function createStrangerLog(
         // The peers of now decide: a source that was unknown may be a peer's by now, and forged.
         const reason = reasonToDrop(filter, known, stranger)
         if (reason === undefined) {
-          early.add(from)
+          if (!named.has(`early ${from}`)) early.add(from)
           continue
         }
         const key = `${reason} ${from}`
         namedAt = namedAt.filter((at) => now() - at < 60_000)
         if (named.has(key) || namedAt.length >= NAMED_A_MINUTE) continue
-        named.add(key)
-        if (named.size > MOST_NAMED) named.delete([...named][0] as string)
+        remember(key)
         namedAt = [...namedAt, now()]
         warn({ ...stranger, reason }, known)
       }
+      for (const from of early) remember(`early ${from}`)
       if (early.size > 0)
         log.info(`Packets that came before their sender's lease was known were dropped: ${[...early].join(', ')}`)
     },
+  }
+
+  function remember(key: string): void {
+    named.add(key)
+    if (named.size > MOST_NAMED) named.delete([...named][0] as string)
   }
 
   function warn(stranger: Stranger, known: PeerTable): void {
@@ -71,6 +76,16 @@ export function createStrangerLog(
       const [to, subnet] = [formatAddress(destination), netsText(filter.subnet)]
       log.warn(
         `Packets from ${sender} are not let in: they are for ${to}, which is not in this node's subnet ${subnet}`,
+      )
+    } else if (filter.provesSender && peer) {
+      log.warn(
+        `Packets from ${sender} are not let in: ${claimed} belongs to the node at ${formatAddress(peer.endpoint)}, and with WireGuard a ` +
+          'node may send from its own subnet alone. See which node has which subnet: `weft lease ls`',
+      )
+    } else if (filter.provesSender && reason === 'rx_drop_unknown_sender') {
+      log.warn(
+        `Packets from ${sender} are not let in: they come from ${claimed}, and with WireGuard a node may send from its own subnet alone. ` +
+          'Have that node masquerade them (`--ip-masq`), or have the program there use the address of the WireGuard device',
       )
     } else if (reason === 'rx_drop_unknown_sender') {
       log.warn(

@@ -374,7 +374,10 @@ export async function openTunnel(
   const beginSessions = (): void => {
     if (engine.sessions) kind.keeper?.begin(engine.sessions)
   }
-  const strangers = createStrangerLog({ ...settings, network: networks, subnet: subnets }, log)
+  const strangers = createStrangerLog(
+    { ...settings, network: networks, subnet: subnets, provesSender: kind.keeper !== undefined },
+    log,
+  )
   strangers.setPeers(ends)
   /** Has the packets of a peer go where they are to go now. */
   function redirect(key: string): void {

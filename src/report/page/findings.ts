@@ -13,18 +13,24 @@ export function createFindings() {
     byId('finding-list'),
     ({ name }) => name,
     ({ name }) => {
-      const { level, means, fix } = FINDINGS[name]
+      const { level, means } = FINDINGS[name]
+      const fixes = h('div')
       const details = h('ul')
       const element = h(
         'li',
         { 'data-level': level },
         h('h3', {}, h('span', { class: 'level' }, level === 'failure' ? '✕ failure' : '! warning'), ` ${means}`),
         details,
-        h('p', {}, h('strong', {}, 'To do: '), ...proseOf(fix)),
+        fixes,
       )
       return {
         element,
         show(kind) {
+          const remedies = kind.fixes.join('\n')
+          if (fixes.dataset['shown'] !== remedies) {
+            setAttribute(fixes, 'data-shown', remedies)
+            fixes.replaceChildren(...kind.fixes.map((fix) => h('p', {}, h('strong', {}, 'To do: '), ...proseOf(fix))))
+          }
           details.hidden = kind.details.length === 0
           const lines = [...kind.details, ...(kind.more > 0 ? [`and ${kind.more} more`] : [])]
           const shown = lines.join('\n')

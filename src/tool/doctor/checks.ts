@@ -8,11 +8,14 @@ import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
+import { checkWays } from './kernel-ways.ts'
 import { checkContainers, checkMtu } from './links.ts'
+import { checkNeighbours } from './neighbours.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
 import { checkHandshakes } from './handshakes.ts'
 import { networksOf } from './sides.ts'
+import { whyUnknown } from './unknowns.ts'
 
 /** Checks are told in this order. `look` returns undefined when it cannot know. */
 interface Check {
@@ -26,7 +29,8 @@ export const CHECKS: readonly Check[] = [
   { name: 'families', look: checkFamilies },
   { name: 'forwarding', look: checkForwarding },
   { name: 'firewall', look: checkFirewall },
-  { name: 'routes', look: checkRoutes },
+  { name: 'routes', look: routesHere },
+  { name: 'neighbours', look: checkNeighbours },
   { name: 'store', look: checkStore },
   { name: 'clock', look: checkClock },
   { name: 'config', look: checkConfig },
@@ -190,19 +194,26 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-function peersHere(facts: Facts): Finding[] | undefined {
-  return checkPeers(facts, isSendingWrong(facts))
+/** The routes of the main table, and what the kernel makes of them by all tables and rules. */
+function routesHere(facts: Facts): Finding[] | undefined {
+  const found = checkRoutes(facts)
+  return found && [...found, ...checkWays(facts, found.length > 0)]
 }
 
-/** True where this host itself is known to keep packets to other nodes from leaving, or to send them elsewhere. */
-function isSendingWrong(facts: Facts): boolean {
-  const found = [checkRoutes, checkDrops].flatMap((look) => look(facts) ?? [])
-  const isRefused = found.some(
-    ({ name, detail }) =>
-      name === 'foreign-route' || (name === 'packets-dropped' && detail.startsWith('tx_drop_refused')),
-  )
-  return isRefused || keepsFromLeaving(facts)
+function peersHere(facts: Facts): Finding[] | undefined {
+  return checkPeers(facts, isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts))
 }
+
+/** The peers by the status alone: the page carries no more code than it needs. */
+const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
+
+/** True if the kernel of this host refuses to send packets to other nodes. */
+const isRefusing = (facts: Facts): boolean =>
+  (checkDrops(facts) ?? []).some(({ detail }) => detail.startsWith('tx_drop_refused'))
+
+/** True if the routes of this host send packets for other nodes elsewhere. */
+const isSendingElsewhere = (facts: Facts): boolean =>
+  (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
  * The drops that tell of trouble. Those of a healthy network now and then (no route to a node that has gone, the first
@@ -230,31 +241,41 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   const advice = mayJoin
     ? `; if it is UDP, \`ethtool -K ${device} rx-udp-gro-forwarding on\` has weftd join it, so that less is lost, and packet filters here then judge several datagrams as one`
     : ''
-  return TELLING.flatMap((name) => {
+  const telling = (name: string): string | undefined => {
     const number = drops[name] ?? 0
-    return number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
-      ? [
-          {
-            name: 'packets-dropped',
-            detail: `${name}: ${number} in the last ${Math.round(seconds)} s${name === 'rx_drop_socket_full' ? advice : ''}`,
-          } as const,
-        ]
-      : []
-  })
+    const isTelling = number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
+    return isTelling ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
+  }
+  // Whoever has a key is a node: what is not known of it is the source alone.
+  const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
+  const outside = provesSender ? telling('rx_drop_unknown_sender') : undefined
+  return [
+    ...TELLING.flatMap((name) => {
+      const detail = telling(name)
+      if (detail === undefined) return []
+      return [{ name: 'packets-dropped', detail: `${detail}${name === 'rx_drop_socket_full' ? advice : ''}` } as const]
+    }),
+    ...(outside === undefined ? [] : [{ name: 'source-outside', detail: outside } as const]),
+  ]
 }
 
 export interface Diagnosis {
   readonly check: string
   /** Undefined where it could not be known. */
   readonly findings: readonly Finding[] | undefined
+  /** The reason for that. */
+  readonly why?: string
 }
 
 export const diagnose = (facts: Facts): readonly Diagnosis[] =>
-  CHECKS.map(({ name, look }) => ({ check: name, findings: look(facts) }))
+  CHECKS.map(({ name, look }) => {
+    const findings = look(facts)
+    return { check: name, findings, ...(findings === undefined ? { why: whyUnknown(name, facts) } : {}) }
+  })
 
 /** Checks that need no more than what the daemon says of itself; the rest need the host's own tools. */
 const BY_STATUS = [
-  ...[checkDaemon, checkFamilies, checkStore, checkClock, checkLeases, peersHere, checkHandshakes, checkMtu],
+  ...[checkDaemon, checkFamilies, checkStore, checkClock, checkLeases, peersByStatus, checkHandshakes, checkMtu],
   checkDrops,
 ]
 const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {

@@ -16,9 +16,21 @@ import { kindOf } from '../../path/kinds.ts'
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
 import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'
-import { walkFilter, type FilteredPacket } from './filter-walk.ts'
+import type { FilteredPacket, Verdict } from './chain-walk.ts'
+import { walkFilter } from './filter-walk.ts'
 import { portPacket, sentBack } from './firewall.ts'
-import { hostText, isOwnDevice, networksOf, outerIn, outersIn, sideIn, subnetText, type SeenSide } from './sides.ts'
+import { readRuleset } from './nft-walk.ts'
+import {
+  bridgeOf,
+  hostText,
+  isOwnDevice,
+  networksOf,
+  outerIn,
+  outersIn,
+  sideIn,
+  subnetText,
+  type SeenSide,
+} from './sides.ts'
 
 export interface Step {
   /** `source`, `route`, `firewall`, ... */
@@ -41,6 +53,10 @@ export interface Question {
   readonly facts: Facts
   /** The kernel's to the destination, as from the source; undefined: there is none. */
   readonly route: Route | undefined
+  /** The rule of policy routing that led to it, if that is not the main table's. */
+  readonly byRule?: string | undefined
+  /** The reason why the kernel takes the packet no way. */
+  readonly refused?: string | undefined
 }
 
 export function sideOf(address: Address, { node, config, peers }: Status, facts: Pick<Facts, 'links'>): Side {
@@ -146,21 +162,26 @@ function toNobody({ destination, status, route }: Question): Step {
 
 const routeText = ({ device, gateway }: Route): string => `${device}${gateway === undefined ? '' : ` via ${gateway}`}`
 
-function outward({ source, destination, status, facts, route }: Question, from: Side, peer: SeenSide): Step[] {
+function outward(question: Question, from: Side, peer: SeenSide): Step[] {
+  const { status, facts, route } = question
   const { dataPath } = status
   const { family } = peer
   const steps: Step[] = []
-  if (from.kind !== 'host')
-    steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
+  if (from.kind !== 'host') steps.push(forwarding(facts, family), ...forwarded(question, true))
   const isRouted = peer.way === 'direct' || kindOf(status.config?.backendType ?? '')?.probe === 'host'
   const isToHost = isRouted && route?.gateway !== undefined && parseAddress(route.gateway) === peer.publicIp
   const isRight = route !== undefined && (isOwnDevice(status, family, route.device) || isToHost)
+  const by = question.byRule === undefined ? '' : ` by the rule "${question.byRule}"`
+  const toText = route && `to ${routeText(route)}${by}`
+  const refused = refusal(question)
   steps.push({
     step: 'route',
-    passes: isRight,
-    says: route
-      ? `to ${routeText(route)}${isRight ? '' : `, and not ${wantedText(peer, status)}: another route comes first`}`
-      : 'there is none',
+    passes: isRight && refused === undefined,
+    says:
+      refused ??
+      (toText
+        ? `${toText}${isRight ? '' : `, and not ${wantedText(peer, status)}: another route comes first`}`
+        : 'there is none'),
   })
   steps.push({
     step: 'data path',
@@ -174,6 +195,7 @@ function outward({ source, destination, status, facts, route }: Question, from: 
             ? 'this node cannot use its lease: see the log of weftd'
             : sentBy(dataPath.engine, peer),
   })
+  if (from.kind !== 'here') steps.push(...provenSource(question, from))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
     const most = peer.passesBytes === null ? 'how long one may be is being looked for' : `${peer.passesBytes} bytes do`
     const says = `long packets, up to ${dataPath.mtu} bytes as containers send them, do not come back from it, and nobody tells the sender; ${most}`
@@ -184,8 +206,7 @@ function outward({ source, destination, status, facts, route }: Question, from: 
     steps.push({ step: 'mtu', passes: true, says })
   }
   const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
-  const leaving = datagram && filtered(facts, sentBack(datagram))
-  if (leaving?.passes === false) steps.push(leaving)
+  if (datagram) steps.push(...filtered(facts, sentBack(datagram)).filter(({ passes }) => passes === false))
   steps.push(answered(peer))
   return steps
 }
@@ -229,24 +250,83 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
   return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
 }
 
-function filtered(facts: Facts, packet: FilteredPacket): Step {
+/** What the firewall would do with a packet, by iptables, and by nftables where that is in its way. */
+function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const [tool, rules] =
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
-  if (rules === undefined) return { step: 'firewall', passes: undefined, says: `the rules of ${tool} cannot be read` }
-  const { isAccepted, isCertain, by } = walkFilter(rules, packet)
-  const says = `${packet.chain}: ${isAccepted ? 'let through' : 'dropped'} by ${by}${isCertain ? '' : ', unless an earlier rule decides otherwise by something that weft does not know of the packet'}`
-  return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
+  const first = { ...packet, state: 'new' } as const
+  const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
+    // A firewall that lets in answers alone drops the first packet of a connection for certain.
+    const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
+    const unless = isFirstDropped
+      ? ', unless it answers a packet that went the other way before'
+      : isCertain
+        ? ''
+        : ', unless an earlier rule decides otherwise by something that weft does not know of the packet'
+    const says = `${packet.chain}: ${isAccepted && !isFirstDropped ? 'let through' : 'dropped'} by ${before}${isFirstDropped ? asFirst.by : by}${unless}`
+    return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
+  }
+  const ruleset = readRuleset(facts.nft ?? '')
+  const but = { iptables: rules !== undefined }
+  const firsts = ruleset.walk(first, but)
+  const byNft = ruleset
+    .walk(packet, but)
+    .map((verdict, at) => ({ verdict, asFirst: firsts[at] ?? verdict }))
+    .filter(({ verdict, asFirst }) => !verdict.isAccepted || !asFirst.isAccepted)
+    .map(({ verdict, asFirst }) => step(verdict, asFirst, 'nft: '))
+  if (rules === undefined)
+    return [{ step: 'firewall', passes: undefined, says: `the rules of ${tool} cannot be read` }, ...byNft]
+  return [step(walkFilter(rules, packet), walkFilter(rules, first), ''), ...byNft]
 }
 
-function away({ source, destination, facts, route }: Question, from: Side): Step[] {
-  const isMasqueraded = facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true' && from.kind !== 'host'
+/** The same for a packet of a container: the first of its connection. */
+function forwarded({ source, destination, facts, status }: Question, isOutward: boolean): Step[] {
+  const family = familyOf(source)
+  const subnet = status.node ? placeIn(status.node, family).subnet : undefined
+  const bridge = subnet && bridgeOf(facts.links, subnet, status)
+  const end = bridge === undefined ? {} : isOutward ? { from: bridge } : { to: bridge }
+  return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...end })
+}
+
+/** What is said of a packet that the kernel refuses, but where it forwards none at all: another step has that. */
+function refusal({ refused, facts, destination }: Question): string | undefined {
+  if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
+  return /cross-device/i.test(refused)
+    ? 'the kernel refuses it by rp_filter: the way back to its source is another one'
+    : `the kernel refuses it: ${refused}`
+}
+
+/** True for a source that its node may use where a key proves who sent a packet. */
+const isMasqueraded = (facts: Facts): boolean => facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true'
+
+/** What becomes of a source outside the subnet of this node, where the peer lets in no other. */
+function provenSource({ source, status, facts }: Question, from: Side): Step[] {
+  if (!kindOf(status.config?.backendType ?? '')?.provesSender) return []
+  const node = status.node ? placeIn(status.node, familyOf(source)).subnet : undefined
+  if (from.kind === 'host' && node && netContains(node, source)) return []
+  const address = formatAddress(source)
+  if (isMasqueraded(facts))
+    return [
+      {
+        step: 'masquerade',
+        passes: true,
+        says: `by weft's rules (--ip-masq): the peer gets it from this node's subnet`,
+      },
+    ]
   return [
-    ...(from.kind === 'host'
-      ? []
-      : [
-          forwarding(facts, familyOf(source)),
-          filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }),
-        ]),
+    {
+      step: 'masquerade',
+      passes: false,
+      says: `not by weft: the peer drops a packet from ${address}, since with WireGuard a node may send from its own subnet alone; start weftd with --ip-masq, or have the program use the address of the WireGuard device`,
+    },
+  ]
+}
+
+function away(question: Question, from: Side): Step[] {
+  const { source, facts, route } = question
+  const isTranslated = isMasqueraded(facts) && from.kind !== 'host'
+  return [
+    ...(from.kind === 'host' ? [] : [forwarding(facts, familyOf(source)), ...forwarded(question, true)]),
     {
       step: 'route',
       passes: route !== undefined,
@@ -254,8 +334,8 @@ function away({ source, destination, facts, route }: Question, from: Side): Step
     },
     {
       step: 'masquerade',
-      passes: isMasqueraded || from.kind === 'host' ? true : undefined,
-      says: isMasqueraded
+      passes: isTranslated || from.kind === 'host' ? true : undefined,
+      says: isTranslated
         ? "by weft's rules (--ip-masq)"
         : from.kind === 'host'
           ? 'not by weft: the packet has an address of this host already'
@@ -264,7 +344,12 @@ function away({ source, destination, facts, route }: Question, from: Side): Step
   ]
 }
 
-function inward({ source, destination, status, facts, route }: Question, from: Side, to: Side): Step[] {
+/** The peer that has this public address. */
+const peerAt = (address: Address, { peers }: Status): SeenSide | undefined =>
+  (peers?.list ?? []).map((peer) => sideIn(peer, familyOf(address))).find(({ publicIp }) => publicIp === address)
+
+function inward(question: Question, from: Side, to: Side): Step[] {
+  const { source, destination, status, facts, route } = question
   const steps: Step[] = []
   const family = familyOf(source)
   if (from.kind === 'nobody')
@@ -279,7 +364,7 @@ function inward({ source, destination, status, facts, route }: Question, from: S
     ]
   if (from.kind === 'peer') {
     const packet = portPacket(status, from.peer.peer, outerIn(status, family, from.peer.endpoint))
-    if (packet) steps.push(filtered(facts, packet))
+    if (packet) steps.push(...filtered(facts, packet))
     const says = isOurs(status, family)
       ? `let in if its datagram comes from ${sendersText(from.peer, status)}, unless VerifySource says otherwise`
       : isCarried(status, family)
@@ -287,17 +372,30 @@ function inward({ source, destination, status, facts, route }: Question, from: S
         : `the ${status.config?.backendType} backend carries IPv4 alone here: it does not come`
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
+  const sender = from.kind === 'outside' ? peerAt(source, status) : undefined
+  if (from.kind === 'outside' && kindOf(status.config?.backendType ?? '')?.provesSender)
+    steps.push({
+      step: 'data path',
+      passes: sender === undefined ? true : isMasqueraded(facts) ? undefined : false,
+      says: sender
+        ? `not let in from the node ${nodeText(sender)} by this source: with WireGuard a node may send from its own subnet alone (counted as rx_drop_unknown_sender), unless it masquerades (--ip-masq)`
+        : 'let in if no node sends it through the tunnel: with WireGuard a node may send from its own subnet alone',
+    })
   if (to.kind === 'host') return steps
-  steps.push(forwarding(facts, family), filtered(facts, { chain: 'FORWARD', protocol: 'tcp', source, destination }))
+  steps.push(forwarding(facts, family), ...forwarded(question, false))
   const led = ledAway({ source, destination, status, facts, route })
   if (led) return [...steps, led]
   const isBridge = route !== undefined && !isOwnDevice(status, family, route.device) && route.gateway === undefined
+  const refused = refusal(question)
   steps.push({
     step: 'route',
-    passes: isBridge,
-    says: isBridge
-      ? `to ${route.device}, a bridge of containers`
-      : `no bridge of containers has ${formatAddress(destination)}`,
+    passes: isBridge && refused === undefined,
+    says:
+      refused !== undefined
+        ? refused
+        : isBridge
+          ? `to ${route.device}, a bridge of containers`
+          : `no bridge of containers has ${formatAddress(destination)}`,
   })
   return steps
 }

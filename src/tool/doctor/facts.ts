@@ -8,12 +8,15 @@ import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
 import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { knock, type Knocked } from '../../host/knock.ts'
+import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
 import { getSysctl } from '../../host/sysctl.ts'
+import { askWays, policyRules } from '../../host/ways.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/kinds.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
+import { marksIn, waysToAsk, type KernelWays } from './way-questions.ts'
 
 /** The number of peers that are asked; for the others the daemon's own knowledge has to do. */
 const ASKED_PEERS = 16
@@ -55,8 +58,14 @@ export interface Facts {
   readonly reaches: ReadonlyMap<string, Reach>
   /** What the store itself says now, whatever the daemon knows; undefined where it was not asked. */
   readonly store: StoreSeen | undefined
+  /** The reason why the store was not asked, or did not let itself be asked. */
+  readonly storeUnasked?: string | undefined
   /** How the service manager has weftd, in words, where that is silent and there is one. */
   readonly unit?: string | undefined
+  /** The kernel's tables of neighbours; undefined where they were not asked for. */
+  readonly neighbours?: readonly NeighbourTable[] | undefined
+  /** Where the kernel sends packets to peers, and from them; undefined where that was not asked. */
+  readonly kernelWays?: KernelWays | undefined
   /** net.bridge.bridge-nf-call-iptables; undefined where br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
 }
@@ -95,6 +104,7 @@ export interface Sources {
   /** Pings the host of a peer, outside of the data path; undefined where that has no address. Rejects as `ask` does. */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
+  readonly storeUnasked?: string | undefined
 }
 
 export async function gatherFacts({
@@ -106,6 +116,7 @@ export async function gatherFacts({
   ask,
   ping,
   store,
+  storeUnasked,
 }: Sources): Promise<Facts> {
   const networks = status?.config ? networksOf(status.config) : {}
   const hasIpv6 = networks.ipv6 !== undefined
@@ -148,13 +159,52 @@ export async function gatherFacts({
     bridgeFilter,
     unit,
   ] = looked
-  const reaches = await reachesOf(status, asked.answers, ping, run)
+  const [reaches, kernelWays, neighbours] = await Promise.all([
+    reachesOf(status, asked.answers, ping, run),
+    unlessRefused(kernelWaysOf(status, links, nft ?? '', run)),
+    unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
+  ])
   return {
     ...{ status, silence, isForbidden, now: Date.now(), isRoot: process.getuid?.() === 0, tunProblem: tun, links },
     ...{ routes: routes.flat(), defaultRoutes: Object.fromEntries(defaults), iptables, ip6tables, nft },
     ...{ isForwarding: forwarding !== '0', subnetEnv, storeAheadMs: ahead, ...asked, reaches },
-    ...{ store, bridgeFilter, unit },
+    ...{ store, storeUnasked, bridgeFilter, unit, kernelWays, neighbours },
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
+  }
+}
+
+/** Asks the kernel for the ways of packets to peers and from them. */
+async function kernelWaysOf(
+  status: Status | undefined,
+  links: readonly Link[],
+  nft: string,
+  run: Run,
+): Promise<KernelWays | undefined> {
+  if (!status) return undefined
+  const wanted = waysToAsk(status, links, marksIn(nft))
+  if (wanted.length === 0) return undefined
+  const families = FAMILIES.filter((family) => wanted.some((each) => each.family === family))
+  const found = await Promise.all(
+    families.map(async (family) => {
+      const mine = wanted.filter((each) => each.family === family)
+      const [answers, rules] = await Promise.all([
+        askWays(
+          run,
+          family,
+          mine.map(({ question }) => question),
+        ),
+        policyRules(run, family),
+      ])
+      const ways = mine.flatMap((each, at) => {
+        const answer = answers[at]
+        return answer ? [{ ...each, answer }] : []
+      })
+      return { family, ways, rules }
+    }),
+  )
+  return {
+    ways: found.flatMap(({ ways }) => ways),
+    rules: Object.fromEntries(found.map(({ family, rules }) => [family, rules])),
   }
 }
 

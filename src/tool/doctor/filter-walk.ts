@@ -1,57 +1,71 @@
-// filter-walk.ts - what iptables, or ip6tables, would do with a packet, as far as its rules can be told from outside. Pure.
-//
-// A rule whose conditions are all known to hold, or not to hold, is decided; one that asks for more (a state, a mark, a set) may or may
-// not match, and makes what comes out of it uncertain: who reads a firewall must not claim more than it says.
+// filter-walk.ts - what iptables, or ip6tables, would do with a packet, by what `iptables -S` prints of the filter table. Pure.
 
-import { hostNet, netContains, parseAddress, parseNet, type Address } from '../../net/address.ts'
+import {
+  allOf,
+  isInterface,
+  isProtocol,
+  isState,
+  isWithin,
+  walkChain,
+  type Chain,
+  type FilteredPacket,
+  type FilterRule,
+  type Holds,
+  type Outcome,
+  type Target,
+  type Verdict,
+} from './chain-walk.ts'
 
-export interface FilteredPacket {
-  readonly chain: 'INPUT' | 'FORWARD' | 'OUTPUT'
-  readonly protocol: string
-  readonly source: Address
-  readonly destination: Address
-  readonly port?: number
-  readonly from?: string
-  readonly to?: string
-}
-
-export interface Verdict {
-  readonly isAccepted: boolean
-  /** False where a rule that may or may not match would decide otherwise. */
-  readonly isCertain: boolean
-  /** The rule, as `iptables -S` has it, or the policy. */
-  readonly by: string
-}
-
-interface Rules {
-  readonly policies: ReadonlyMap<string, string>
-  readonly chains: ReadonlyMap<string, readonly string[]>
-}
-
-function read(text: string): Rules {
+/** `text` is what `iptables -S` prints of the filter table. */
+export function walkFilter(text: string, packet: FilteredPacket): Verdict {
   const policies = new Map<string, string>()
-  const chains = new Map<string, string[]>()
+  const rules = new Map<string, FilterRule[]>()
   for (const line of text.split('\n')) {
     const [word, chain = '', policy = ''] = line.split(' ')
+    if (word === '-N') rules.set(chain, rules.get(chain) ?? [])
     if (word === '-P') policies.set(chain, policy)
-    if (word === '-A') chains.set(chain, [...(chains.get(chain) ?? []), line])
+    if (word === '-A')
+      rules.set(chain, [...(rules.get(chain) ?? []), { text: line, outcomes: (one) => outcomesOf(line, one) }])
   }
-  return { policies, chains }
+  const chainOf = (name: string): Chain => {
+    const policy = policies.get(name) ?? 'ACCEPT'
+    return {
+      policy: policy === 'ACCEPT' ? 'accept' : 'drop',
+      policyText: `-P ${name} ${policy}`,
+      rules: rules.get(name) ?? [],
+    }
+  }
+  const names = new Set([packet.chain, ...policies.keys(), ...rules.keys()])
+  return walkChain(new Map([...names].map((name) => [name, chainOf(name)])), packet.chain, packet)
+}
+
+/** Matches whose options are read below; any other may hold or not. */
+const READ_MATCHES = new Set([
+  ...['comment', 'udp', 'tcp', 'icmp', 'icmp6', 'multiport', 'conntrack', 'state', 'iprange'],
+])
+const DECIDED: Readonly<Record<string, Target>> = {
+  ACCEPT: { to: 'accept' },
+  DROP: { to: 'drop' },
+  REJECT: { to: 'drop' },
+  RETURN: { to: 'return' },
+}
+
+function outcomesOf(rule: string, packet: FilteredPacket): readonly Outcome[] {
+  const { matches, target } = matchOf(rule, packet)
+  return matches === false || !target ? [] : [{ matches, target }]
 }
 
 /** Tells whether a rule matches (undefined: maybe), and where it sends the packet. */
 function matchOf(
   rule: string,
   packet: FilteredPacket,
-): { readonly matches: boolean | undefined; readonly target: string } {
+): { readonly matches: Holds; readonly target: Target | undefined } {
   const words = (rule.match(/"(?:\\.|[^"])*"|\S+/g) ?? []).slice(2)
-  let matches: boolean | undefined = true
-  let target = ''
+  const conditions: Holds[] = []
+  let target: Target | undefined
   let isNot = false
-  const say = (holds: boolean | undefined): void => {
-    const said = holds === undefined ? undefined : holds !== isNot
-    if (said === false) matches = false
-    else if (said === undefined && matches !== false) matches = undefined
+  const say = (holds: Holds): void => {
+    conditions.push(holds === undefined ? undefined : holds !== isNot)
     isNot = false
   }
   for (let at = 0; at < words.length; at++) {
@@ -62,13 +76,15 @@ function matchOf(
         isNot = true
         continue
       case '-s':
+      case '--src-range':
         say(isWithin(packet.source, value))
         break
       case '-d':
+      case '--dst-range':
         say(isWithin(packet.destination, value))
         break
       case '-p':
-        say(value === 'all' || value === packet.protocol)
+        say(value === 'all' || isProtocol(packet.protocol, value))
         break
       case '--dport':
       case '--dports':
@@ -76,18 +92,28 @@ function matchOf(
           packet.port === undefined ? undefined : value.split(',').some((range) => isInRange(packet.port ?? 0, range)),
         )
         break
+      case '--icmp-type':
+      case '--icmpv6-type':
+        say(['8', '128', 'echo-request', 'any'].includes(value))
+        break
+      case '--ctstate':
+      case '--state':
+        say(isState(packet, value.split(',')))
+        break
       case '-i':
-        say(packet.from === undefined ? undefined : isInterface(packet.from, value))
+        say(packet.from === undefined ? undefined : isInterface(packet.from, value, '+'))
         break
       case '-o':
-        say(packet.to === undefined ? undefined : isInterface(packet.to, value))
+        say(packet.to === undefined ? undefined : isInterface(packet.to, value, '+'))
         break
       case '-j':
+        target = DECIDED[value] ?? { to: 'jump', chain: value }
+        break
       case '-g':
-        target = value
+        target = { to: 'goto', chain: value }
         break
       case '-m':
-        if (!['comment', 'udp', 'tcp', 'multiport'].includes(value)) say(undefined)
+        if (!READ_MATCHES.has(value)) say(undefined)
         break
       case '--comment':
       case '--reject-with':
@@ -98,46 +124,10 @@ function matchOf(
     }
     at++
   }
-  return { matches, target }
+  return { matches: allOf(conditions), target }
 }
 
-/** Undefined for what is no network and no address, such as one with a mask that is not of leading bits. */
-const isWithin = (address: Address, text: string): boolean | undefined => {
-  const host = parseAddress(text)
-  const net = host === undefined ? parseNet(text) : hostNet(host)
-  return net && netContains(net, address)
-}
 const isInRange = (port: number, text: string): boolean => {
   const [from = 0, to = from] = text.split(':').map(Number)
   return port >= from && port <= to
-}
-const isInterface = (name: string, pattern: string): boolean =>
-  pattern.endsWith('+') ? name.startsWith(pattern.slice(0, -1)) : name === pattern
-
-/** `text` is what `iptables -S` prints of the filter table. */
-export function walkFilter(text: string, packet: FilteredPacket): Verdict {
-  const { policies, chains } = read(text)
-  let isCertain = true
-  /** Undefined where the chain says nothing, and the one that called it goes on. */
-  function walk(chain: string, depth: number): Omit<Verdict, 'isCertain'> | undefined {
-    for (const rule of depth > 32 ? [] : (chains.get(chain) ?? [])) {
-      const { matches, target } = matchOf(rule, packet)
-      if (matches === false || target === '') continue
-      if (target === 'RETURN') {
-        if (matches) return undefined
-        isCertain = false
-      } else if (['ACCEPT', 'DROP', 'REJECT'].includes(target)) {
-        if (matches) return { isAccepted: target === 'ACCEPT', by: rule }
-        isCertain = false
-      } else if (chains.has(target)) {
-        const found = walk(target, depth + 1)
-        if (found && matches) return found
-        if (found) isCertain = false
-      }
-    }
-    return undefined
-  }
-  const policy = policies.get(packet.chain) ?? 'ACCEPT'
-  const found = walk(packet.chain, 0) ?? { isAccepted: policy === 'ACCEPT', by: `-P ${packet.chain} ${policy}` }
-  return { ...found, isCertain }
 }

@@ -108,8 +108,8 @@ export const FINDINGS = {
   },
   'forward-dropped': {
     ...{ check: 'firewall', level: 'failure' },
-    means: "the FORWARD chain drops packets between this node's containers and those of other nodes",
-    fix: 'start weftd without --iptables-forward-rules=false, or accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT` and the same with `-d`; of IPv6 by `ip6tables`',
+    means: "this host's firewall drops forwarded packets between its containers and those of other nodes",
+    fix: 'accept both directions: `iptables -I FORWARD -s NETWORK -j ACCEPT` and the same with `-d`, in nftables the same in the chain that is named, in IPv6 by `ip6tables`; if weftd was started with --iptables-forward-rules=false, start it without',
   },
   'rules-missing': {
     ...{ check: 'firewall', level: 'failure' },
@@ -121,9 +121,22 @@ export const FINDINGS = {
     means: "this host's firewall drops what other nodes send to it, or what it sends to them",
     fix: "let the other nodes in at the backend's port, `iptables -I INPUT -p udp --dport PORT -s NODE -j ACCEPT`, or what goes to them out, the same in OUTPUT with `-d NODE`; of IPv6 by `ip6tables`, and also `-p ipv6-icmp`, without which hosts do not find each other",
   },
+  'probes-dropped': {
+    ...{ check: 'firewall', level: 'warning' },
+    means:
+      "this host's firewall drops the echo requests by which other nodes probe it: they take this node for silent, though packets of containers may pass",
+    fix: 'accept `icmp` (over IPv6 `ipv6-icmp`) from the network in `INPUT`: `iptables -I INPUT -p icmp -s NETWORK -j ACCEPT`, in nftables the same in the chain that is named',
+  },
+  'iptables-drops': {
+    ...{ check: 'firewall', level: 'warning' },
+    means:
+      'iptables most likely drops packets between this node and others: it does unless a rule that asks for what weft does not know of a packet (a mark, a set) lets them through',
+    fix: "accept the network in FORWARD and the backend's port in INPUT and OUTPUT before the rule that is named, or see that an earlier rule does",
+  },
   'nft-drops': {
     ...{ check: 'firewall', level: 'warning' },
-    means: 'an nftables chain drops whatever its rules do not accept; weft cannot tell what they accept',
+    means:
+      'an nftables chain drops whatever its rules do not accept, by its policy or by its last rule; weft cannot tell what they accept',
     fix: "check with `nft list ruleset` that it accepts the network in `forward` and the backend's port in `input` and `output`",
   },
   'foreign-route': {
@@ -135,6 +148,36 @@ export const FINDINGS = {
     ...{ check: 'routes', level: 'failure' },
     means: 'the route to the network, or to a peer, is missing: packets to it leave by the default route',
     fix: 'a running weftd puts it back within seconds; if it does not, read the errors in its log',
+  },
+  'policy-route': {
+    ...{ check: 'routes', level: 'failure' },
+    means:
+      'a rule of policy routing (`ip rule`) has another table asked before the main one, and that sends packets for a part of the network somewhere else',
+    fix: 'have the program that made the rule leave the network out (a VPN such as tailscale: do not accept that route), or have the main table asked first: `ip rule add pref N to NETWORK lookup main`, with N below the number of that rule',
+  },
+  'route-refused': {
+    ...{ check: 'routes', level: 'failure' },
+    means:
+      'the kernel of this host refuses to forward packets between its containers and a peer: by a route or a rule that prohibits them, or by rp_filter',
+    fix: 'see `ip rule` and `ip route get` for the address that is named, and remove what refuses it; for rp_filter set net.ipv4.conf.DEVICE.rp_filter=2',
+  },
+  'marked-route': {
+    ...{ check: 'routes', level: 'warning' },
+    means:
+      'a rule of policy routing (`ip rule`) sends packets for a part of the network somewhere else if they have a mark, and a rule of nftables sets that mark',
+    fix: 'see whether that rule of nftables marks packets of containers (`nft list ruleset`); if so, leave out the network there',
+  },
+  'neighbours-full': {
+    ...{ check: 'neighbours', level: 'failure' },
+    means:
+      "the kernel's table of neighbours is full or nearly so: hosts and containers that are not in it cannot be reached (`neighbour table overflow` in the kernel's log)",
+    fix: 'raise net.ipv4.neigh.default.gc_thresh3 (of IPv6 net.ipv6.neigh.default.gc_thresh3), with gc_thresh2 half of it and gc_thresh1 a quarter',
+  },
+  'neighbours-many': {
+    ...{ check: 'neighbours', level: 'warning' },
+    means:
+      "the kernel's table of neighbours has more entries than it keeps at ease: old entries are dropped within seconds, and asked for again by broadcast",
+    fix: 'raise net.ipv4.neigh.default.gc_thresh3 (of IPv6 net.ipv6.neigh.default.gc_thresh3), with gc_thresh2 half of it and gc_thresh1 a quarter; or probe peers less often (--probe-interval)',
   },
   'store-away': {
     ...{ check: 'store', level: 'failure' },
@@ -272,6 +315,12 @@ export const FINDINGS = {
       "subnet.env is missing, or does not have weftd's subnet or MTU: containers start with the wrong ones, or not at all",
     fix: 'check that weftd can write the file; it does so within seconds',
   },
+  'source-outside': {
+    ...{ check: 'drops', level: 'warning' },
+    means:
+      'in the last minute packets of another node were dropped because their source is not in its subnet: with WireGuard a node may send from its own subnet alone',
+    fix: 'the log of weftd names the node; have it masquerade (`--ip-masq`), or have the program there use the address of the WireGuard device; `weft capture` shows the packets',
+  },
   'packets-dropped': {
     ...{ check: 'drops', level: 'warning' },
     means:
@@ -286,7 +335,12 @@ export interface Finding {
   readonly name: FindingName
   /** The place where it was seen: which peer, which rule. */
   readonly detail: string
+  /** The remedy by what is known of this place; left out, that of the table. */
+  readonly fix?: string | undefined
 }
+
+/** What to do about a finding. */
+export const fixOf = ({ name, fix }: Finding): string => fix ?? FINDINGS[name].fix
 
 /** A finding for each place where it was seen. */
 export const each = <T>(name: FindingName, all: readonly T[], detailOf: (one: T) => string): Finding[] =>
@@ -300,9 +354,13 @@ export function grouped(findings: readonly Finding[]): readonly {
   readonly name: FindingName
   readonly details: readonly string[]
   readonly more: number
+  /** The remedies, each once. */
+  readonly fixes: readonly string[]
 }[] {
   return [...new Set(findings.map(({ name }) => name))].map((name) => {
-    const details = findings.filter((one) => one.name === name && one.detail !== '').map(({ detail }) => detail)
-    return { name, details: details.slice(0, NAMED), more: Math.max(0, details.length - NAMED) }
+    const all = findings.filter((one) => one.name === name)
+    const details = all.filter(({ detail }) => detail !== '').map(({ detail }) => detail)
+    const fixes = [...new Set(all.slice(0, NAMED).map(fixOf))]
+    return { name, details: details.slice(0, NAMED), more: Math.max(0, details.length - NAMED), fixes }
   })
 }

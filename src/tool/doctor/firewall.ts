@@ -1,28 +1,35 @@
-// firewall.ts - whether this host's firewall drops what it should let pass: iptables rule by rule, nftables by its policies; and
-// whether it has weft's rules of one family alone. Pure.
+// firewall.ts - whether this host's firewall drops what it should let pass: the packets that nodes and containers send each other are
+// walked through the rules of iptables and nftables; and whether it has weft's rules of one family alone. Pure.
 
 import { kindOf, portOf } from '../../path/kinds.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
-import { formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
+import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
+import { echoOf, type FilteredPacket, type Verdict } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
-import { walkFilter, type FilteredPacket } from './filter-walk.ts'
-import type { Finding } from './findings.ts'
-import { outersIn, ownSides, seenSides, type OwnSide } from './sides.ts'
+import { walkFilter } from './filter-walk.ts'
+import type { Finding, FindingName } from './findings.ts'
+import { readRuleset, tablesOf, type BaseChain, type Ruleset } from './nft-walk.ts'
+import { bridgeOf, outersIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
+
+/** The number of silent peers whose packets are walked. */
+const WALKED_PEERS = 16
+/** The number of peers that one command lets in. */
+const COMMAND_PEERS = 8
 
 export function checkFirewall(facts: Facts): Finding[] | undefined {
   const sides = facts.status ? ownSides(facts.status) : []
   if (sides.length === 0) return undefined
-  const dropped = sides.flatMap((side) => droppedBy(side, facts))
-  const chains = droppingChains(facts.nft ?? '').filter((chain) => isSuspect(chain, sides, facts))
-  // One direction is enough to say it.
-  const unique = dropped.filter(
-    ({ name, detail }, at) => dropped.findIndex((one) => one.name === name && one.detail === detail) === at,
-  )
+  const ruleset = readRuleset(facts.nft ?? '')
+  const dropped = sides.flatMap((side) => droppedBy(side, facts, ruleset))
+  // Without the rules of either tool nothing is known, unless a family is known to have none.
+  const isBlind = facts.nft === undefined && sides.every(({ family }) => listingOf(family, facts) === undefined)
+  if (isBlind && dropped.length === 0) return undefined
+  const isUnlessDrop = ({ name }: Dropped): boolean => name === 'nft-drops' || name === 'iptables-drops'
   return [
-    ...unique.map(({ name, detail }): Finding => ({ name, detail })),
+    ...merged(dropped.filter((one) => !isUnlessDrop(one))),
     ...missingRules(sides, facts),
-    ...chains.map(({ name }): Finding => ({ name: 'nft-drops', detail: name })),
+    ...merged(dropped.filter(isUnlessDrop)),
   ]
 }
 
@@ -32,14 +39,22 @@ const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | und
 /** A container's address. */
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True where iptables here drops what goes to other nodes' port. */
-export const keepsFromLeaving = (facts: Facts): boolean =>
-  (facts.status ? ownSides(facts.status) : []).some((side) =>
-    droppedBy(side, facts).some(({ chain }) => chain === 'OUTPUT'),
+/** True if the firewall of this host certainly drops what goes to the port of other nodes. */
+export const keepsFromLeaving = (facts: Facts): boolean => {
+  const ruleset = readRuleset(facts.nft ?? '')
+  return (facts.status ? ownSides(facts.status) : []).some((side) =>
+    droppedBy(side, facts, ruleset).some(({ chain, name }) => chain === 'OUTPUT' && name === 'port-dropped'),
   )
+}
 
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
+  /** What makes the remedy: the packet, and the chain of nftables that drops it. */
+  readonly packet: FilteredPacket
+  readonly base: BaseChain | undefined
+  readonly side: OwnSide
+  /** True if weft's rules for FORWARD stand. */
+  readonly isFlannels: boolean
 }
 
 /** A container's address of another node: the first subnet may be this one's. */
@@ -48,31 +63,163 @@ const lastIn = (net: Net): Address => {
   return isIpv4Net(net) ? net.address + Number(size) - 2 : net.address + size - 2n
 }
 
-/** The findings of what iptables drops between this node and a peer. */
-function droppedBy({ family, network, subnet }: OwnSide, facts: Facts): Dropped[] {
-  const listing = listingOf(family, facts)
-  const { peer, subnet: there } =
-    (facts.status?.peers?.list ?? [])
-      .flatMap((each) => seenSides(each, facts.answers))
-      .find((side) => side.family === family && side.state !== 'stored' && side.subnet) ?? {}
-  // Where nobody knows the others, any address of the network is as good as one of theirs.
-  const outside = there ? containerIn(there) : facts.status?.peers ? undefined : lastIn(network)
-  if (listing === undefined || outside === undefined) return []
-  const inside = containerIn(subnet)
-  const forwarded = { chain: 'FORWARD', protocol: 'tcp' } as const
-  const datagram = peer && portPacket(facts.status, peer, family)
-  const walked = [
-    ['forward-dropped', { ...forwarded, source: inside, destination: outside }],
-    ['forward-dropped', { ...forwarded, source: outside, destination: inside }],
-    ['port-dropped', datagram],
-    ['port-dropped', datagram && sentBack(datagram)],
-  ] as const
-  return walked.flatMap(([name, packet]) => {
-    const verdict = packet && walkFilter(listing, packet)
-    if (!verdict || verdict.isAccepted || !verdict.isCertain) return []
-    const { chain } = packet
-    return [{ name, chain, detail: family === 'ipv4' ? verdict.by : `ip6tables: ${verdict.by}` }]
+/** Finds out what the firewall drops between this node and its peers: of the silent ones, else of the first. */
+function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
+  const { family, network } = side
+  const known = (facts.status?.peers?.list ?? [])
+    .flatMap((peer) => seenSides(peer, facts.answers))
+    .filter((each) => each.family === family && each.state !== 'stored' && each.subnet)
+  const silent = known.filter(isSilent).slice(0, WALKED_PEERS)
+  const walked = silent.length > 0 ? silent : known.slice(0, 1)
+  if (walked.length > 0) return walked.flatMap((peer) => droppedOf(side, peer, { facts, ruleset }))
+  // If no peer is known, any address of the network is as good as one of theirs.
+  return facts.status?.peers ? [] : forwarded(side, lastIn(network), false, { facts, ruleset })
+}
+
+interface Walking {
+  readonly facts: Facts
+  readonly ruleset: Ruleset
+}
+
+/** True if a peer was probed in vain, now or by the daemon. */
+const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? state === 'answering')
+
+/** The device by which packets of a family go to peers; undefined if the backend has none, or it is not known. */
+function ownDevice({ family }: OwnSide, { status }: Facts): string | undefined {
+  const { device, devices } = status?.dataPath ?? {}
+  // Older versions of weftd name the device of IPv4 alone.
+  return devices?.[family] ?? (family === 'ipv4' ? (device ?? undefined) : undefined)
+}
+
+/** The finding of what is forwarded between a container here and one elsewhere; `isDirect`: without a tunnel. */
+function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: Walking): Dropped[] {
+  const { facts } = walking
+  const inside = containerIn(side.subnet)
+  const bridge = bridgeOf(facts.links, side.subnet, facts.status)
+  const device = isDirect ? undefined : ownDevice(side, facts)
+  const ends = (from: string | undefined, to: string | undefined) => ({
+    ...(from === undefined ? {} : { from }),
+    ...(to === undefined ? {} : { to }),
   })
+  const way = { chain: 'FORWARD', protocol: 'tcp', state: 'new' } as const
+  return [
+    { ...way, source: inside, destination: outside, ...ends(bridge, device) },
+    { ...way, source: outside, destination: inside, ...ends(device, bridge) },
+  ].flatMap((packet) => judged('forward-dropped', packet, true, side, walking))
+}
+
+function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
+  const { family, subnet } = side
+  const there = peer.subnet ?? subnet
+  const isDirect = peer.way === 'direct'
+  const datagram = portPacket(walking.facts.status, peer.peer, family)
+  const atPort = (datagram ? [datagram, sentBack(datagram)] : []).flatMap((packet) =>
+    judged('port-dropped', packet, isSilent(peer), side, walking),
+  )
+  const device = isDirect ? undefined : ownDevice(side, walking.facts)
+  const probe: FilteredPacket = {
+    ...{ chain: 'INPUT', protocol: echoOf(family), source: there.address, destination: subnet.address, state: 'new' },
+    ...(device === undefined ? {} : { from: device }),
+  }
+  return [
+    ...forwarded(side, containerIn(there), isDirect, walking),
+    ...atPort,
+    // Whoever drops the datagrams drops the probes in them.
+    ...(atPort.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
+  ]
+}
+
+/**
+ * Judges what becomes of a packet. `isMissed`: it is known not to arrive, or nobody knows. A packet whose state is left out is walked as
+ * one of any state, and then as the first of its connection: a firewall may let in answers alone.
+ */
+function judged(
+  name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
+  packet: FilteredPacket,
+  isMissed: boolean,
+  side: OwnSide,
+  { facts, ruleset }: Walking,
+): Dropped[] {
+  const listing = listingOf(side.family, facts)
+  const tool = side.family === 'ipv4' ? '' : 'ip6tables: '
+  const walk = (one: FilteredPacket): readonly (Verdict & { readonly base?: BaseChain })[] => [
+    ...(listing === undefined ? [] : [walkFilter(listing, one)]),
+    ...ruleset.walk(one, { iptables: listing !== undefined }),
+  ]
+  const about = { chain: packet.chain, packet, side, isFlannels: hasRules(side, facts) }
+  const found = (verdict: Verdict & { readonly base?: BaseChain }, as: FindingName, note = ''): Dropped => ({
+    ...about,
+    name: as,
+    base: verdict.base,
+    detail: `${verdict.base ? `nft: ${verdict.by}` : `${tool}${verdict.by}`}${note}`,
+  })
+  const anyState = walk(packet)
+  const certain = anyState.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
+  if (certain.length > 0) return certain.map((verdict) => found(verdict, name))
+  if (!isMissed) return []
+  const first = packet.state === 'new' ? anyState : walk({ ...packet, state: 'new' })
+  const news = first.filter(({ isAccepted, isCertain }) => !isAccepted && isCertain)
+  if (news.length > 0) return news.map((verdict) => found(verdict, name, packet.state ? '' : FIRST_ALONE))
+  const likely = first.filter(
+    ({ isAccepted, base }) =>
+      !isAccepted && !(packet.chain === 'FORWARD' && isDeliberate(base ?? { text: listing ?? '' }, side, facts)),
+  )
+  return likely.map((verdict) => found(verdict, verdict.base ? 'nft-drops' : 'iptables-drops'))
+}
+
+const FIRST_ALONE = ' (only answers to what this host sends are let through)'
+
+/** True for rules that name the network, or the device: they are made for it, and may accept it in a way that is not read here. */
+function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
+  const { device, devices } = status?.dataPath ?? {}
+  const words = [formatNet(network), device, devices?.ipv4, devices?.ipv6]
+  return words.some((word) => Boolean(word) && text.includes(word ?? ''))
+}
+
+/** Says each of them once, with the remedy for all packets that one rule drops. */
+function merged(dropped: readonly Dropped[]): Finding[] {
+  const keys = [...new Set(dropped.map(({ name, detail }) => `${name} ${detail}`))]
+  return keys.flatMap((key) => {
+    const all = dropped.filter(({ name, detail }) => `${name} ${detail}` === key)
+    const [first] = all
+    if (!first) return []
+    const fix = fixOf(first, all)
+    return [{ name: first.name, detail: first.detail, ...(fix === undefined ? {} : { fix }) }]
+  })
+}
+
+/** The remedy for what a rule drops, by what is known of it; undefined for the table's own. */
+function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[]): string | undefined {
+  const { family, network } = side
+  const tool = family === 'ipv4' ? 'iptables' : 'ip6tables'
+  const word = family === 'ipv4' ? 'ip' : 'ip6'
+  const net = formatNet(network)
+  if (name === 'forward-dropped') {
+    if (base?.name.startsWith('inet firewalld '))
+      return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted --add-source=${net}\`, then \`firewall-cmd --reload\``
+    if (base)
+      return `accept the network before the rule that drops: \`nft insert rule ${base.name} ${word} saddr ${net} accept\` and the same with \`daddr\`; put it into the file that this table is loaded from too`
+    const flag = isFlannels ? '' : '; or, if weftd was started with --iptables-forward-rules=false, without that'
+    return `accept both directions: \`${tool} -I FORWARD -s ${net} -j ACCEPT\` and \`${tool} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
+  }
+  if (name !== 'port-dropped') return undefined
+  const commands = (['INPUT', 'OUTPUT'] as const).flatMap((chain) => {
+    const packets = all.filter(({ packet }) => packet.chain === chain).map(({ packet }) => packet)
+    const [packet] = packets
+    if (!packet) return []
+    const hosts = [...new Set(packets.map(({ source, destination }) => (chain === 'INPUT' ? source : destination)))]
+    const [named, port] = [hosts.slice(0, COMMAND_PEERS).map(formatAddress), packet.port]
+    const isIn = chain === 'INPUT'
+    if (!base)
+      return `\`${tool} -I ${chain} -p ${packet.protocol}${port === undefined ? '' : ` --dport ${port}`} -${isIn ? 's' : 'd'} ${named.join(',')} -j ACCEPT\``
+    const what = port === undefined ? `meta l4proto ${packet.protocol}` : `${packet.protocol} dport ${port}`
+    const whose = named.length === 1 ? named[0] : `{ ${named.join(', ')} }`
+    return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} ${what} accept\``
+  })
+  if (commands.length === 0) return undefined
+  const neighbours =
+    family === 'ipv6' ? ', and let `ipv6-icmp` through, without which hosts do not find each other' : ''
+  return `let it through: ${commands.join(' and ')}; the same for the other nodes, if there are more${neighbours}`
 }
 
 /** The packet that a peer sends here outside the tunnel; undefined when there is none of that kind. */
@@ -109,67 +256,27 @@ export function sentBack({ source, destination, from, ...packet }: FilteredPacke
   }
 }
 
+/** Tells whether weft's rules of a family stand, as each tool shows it; undefined where a tool shows nothing. */
+const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined)[] = [
+  ({ family, network }, facts) => listingOf(family, facts)?.includes(`\n-A FLANNEL-FWD -s ${formatNet(network)} `),
+  ({ family, network }, { nft }) =>
+    nft === undefined
+      ? undefined
+      : tablesOf(nft).some(
+          ({ name, text }) =>
+            name === `${WORDS[family].nft} ${WORDS[family].table}` && text.includes(` ${formatNet(network)} `),
+        ),
+]
+const hasRules = (side: OwnSide, facts: Facts): boolean => rulesShown.some((isShown) => isShown(side, facts) === true)
+
 /** Finds the one of two families that has no rules, although both are weft's to make. */
 function missingRules(sides: readonly OwnSide[], facts: Facts): Finding[] {
-  const { nft } = facts
-  /** True when the rules of a family stand, as one of the tools shows it; undefined where it shows nothing. */
-  const shown: readonly ((side: OwnSide) => boolean | undefined)[] = [
-    ({ family, network }) => listingOf(family, facts)?.includes(`\n-A FLANNEL-FWD -s ${formatNet(network)} `),
-    ({ family, network }) =>
-      nft === undefined
-        ? undefined
-        : tablesOf(nft).some(
-            ({ name, text }) =>
-              name === `${WORDS[family].nft} ${WORDS[family].table}` && text.includes(` ${formatNet(network)} `),
-          ),
-  ]
   return sides
-    .filter((side) => shown.every((isShown) => isShown(side) !== true))
+    .filter((side) => !hasRules(side, facts))
     .filter((side) =>
-      shown.some((isShown) => isShown(side) === false && sides.some((other) => other !== side && isShown(other))),
+      rulesShown.some(
+        (isShown) => isShown(side, facts) === false && sides.some((other) => other !== side && isShown(other, facts)),
+      ),
     )
     .map(({ family }) => ({ name: 'rules-missing', detail: family === 'ipv4' ? 'IPv4' : 'IPv6' }))
-}
-
-/** The tables of a ruleset. */
-const tablesOf = (ruleset: string): { readonly name: string; readonly text: string }[] =>
-  ruleset.split(/^(?=table )/m).map((text) => ({ name: /^table (\S+ \S+) \{/.exec(text)?.[1] ?? '', text }))
-
-interface NftChain {
-  readonly name: string
-  readonly hook: string
-  /** The rules of the chain, and what stands before them. */
-  readonly text: string
-}
-
-/** Chains of nftables with policy drop, but those that iptables shows itself (its tables are `ip filter` and the like). */
-function droppingChains(ruleset: string): NftChain[] {
-  const found: NftChain[] = []
-  for (const { name, text } of tablesOf(ruleset)) {
-    if (/^ip6? (filter|nat|mangle|raw|security)$/.test(name)) continue
-    for (const part of text.split(/^(?=\s+chain )/m)) {
-      const [, chain = ''] = /^\s+chain (\S+) \{/.exec(part) ?? []
-      const [, hook] = /type filter hook (input|forward|output) .*policy drop;/.exec(part) ?? []
-      if (hook !== undefined) found.push({ name: `${name} ${chain}`, hook, text: part })
-    }
-  }
-  return found
-}
-
-/**
- * True when a chain that drops may be what stops packets: a chain that names the networks, or lets in what answers, is
- * somebody's deliberate work.
- */
-function isSuspect({ name, hook, text }: NftChain, sides: readonly OwnSide[], { status, answers }: Facts): boolean {
-  const { dataPath, peers } = status ?? {}
-  // A table of one family sees nothing of the other.
-  const seen = sides.filter(({ family }) => !/^ip6? /.test(name) || name.startsWith(`${WORDS[family].nft} `))
-  if (seen.length === 0) return false
-  const has = (word: string | null | undefined): boolean => Boolean(word) && text.includes(word ?? '')
-  const devices = [dataPath?.device, ...seen.map(({ family }) => dataPath?.devices?.[family])]
-  if (hook === 'forward') return !devices.some(has) && !seen.every(({ network }) => has(formatNet(network)))
-  const programmed = (peers?.list ?? [])
-    .flatMap((peer) => seenSides(peer, answers))
-    .filter(({ family, state }) => state !== 'stored' && seen.some((side) => side.family === family))
-  return !programmed.every(({ answers: now, state }) => now?.small ?? state === 'answering')
 }

@@ -1,11 +1,15 @@
 // sides.ts - the nodes of a network by family, as the doctor sees them: what the daemon says of a peer, and what it answered now. Pure.
 
+import type { Link } from '../../host/links.ts'
 import { kindOf, outersOf } from '../../path/kinds.ts'
 import {
+  ADDRESS_BITS,
   FAMILIES,
   familiesOf,
   formatAddress,
   formatNet,
+  isIpv4Net,
+  netContains,
   type Address,
   type ByFamily,
   type Family,
@@ -139,3 +143,21 @@ export const hostText = ({ peer, publicIp }: SeenSide): string =>
 /** `host2 (10.5.2.0/24) at 192.0.2.2:8285` */
 export const sideText = (side: SeenSide): string =>
   `${titleOf({ name: side.peer.name ?? null, subnet: subnetText(side) })} at ${(side.state === 'stored' ? undefined : side.endpoint) ?? hostText(side)}`
+
+/** The bridge of this node's containers; undefined if there is none, or more than one. */
+export function bridgeOf(
+  links: readonly Link[],
+  subnet: Net,
+  status: Pick<Status, 'dataPath' | 'config'> | undefined,
+): string | undefined {
+  const family: Family = isIpv4Net(subnet) ? 'ipv4' : 'ipv6'
+  const found = links.filter(
+    ({ name, addresses }) =>
+      !(status && isOwnDevice(status, family, name)) &&
+      addresses[family].some(
+        // The device of the data path has the first address with no other address behind it.
+        ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
+      ),
+  )
+  return found.length === 1 ? found[0]?.name : undefined
+}

@@ -16,7 +16,7 @@ import { FLANNEL_FLAGS, STORE_FLAGS, storeKindOf, type StoreOptions } from '../.
 import { placeIn, type Status } from '../../report/status.ts'
 import { diagnose, type Diagnosis } from '../doctor/checks.ts'
 import { gatherFacts, type Sources, type StoreSeen } from '../doctor/facts.ts'
-import { FINDINGS, grouped } from '../doctor/findings.ts'
+import { FINDINGS, fixOf, grouped } from '../doctor/findings.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Colour } from './look.ts'
@@ -80,13 +80,22 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   })
   const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
   const known = told ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
-  const { seen, stored, place } = await lookInStore(options, told, known, signal)
+  const { seen, why, stored, place } = await lookInStore(options, told, known, signal)
   // Whose daemon may not be asked is not taken for dead.
   const status = told ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const asking = status && askingOf(status)
   try {
     const asked = { ask: status?.dataPath?.open === false ? undefined : asking?.ask, ping: asking?.ping }
-    const facts = await gatherFacts({ status, silence, isForbidden, subnetFile, run, ...asked, store: seen })
+    const facts = await gatherFacts({
+      status,
+      silence,
+      isForbidden,
+      subnetFile,
+      run,
+      ...asked,
+      store: seen,
+      storeUnasked: why,
+    })
     return { diagnoses: diagnose(facts), told, config: stored?.config }
   } finally {
     asking?.close()
@@ -96,6 +105,8 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
 /** What a store says, and its place in words. */
 interface Looked {
   readonly seen: StoreSeen | undefined
+  /** The reason why nothing is seen. */
+  readonly why?: string
   readonly stored: Remains['stored']
   readonly place: Remains['place']
 }
@@ -119,9 +130,10 @@ async function lookInStore(
         : `${String(found['etcd-endpoints'])} ${found['etcd-prefix']}`
   const place = { store: name, leases }
   const unknown = { seen: undefined, stored: undefined, place }
-  if (name === 'kubernetes') return unknown
+  if (name === 'kubernetes') return { ...unknown, why: 'the Kubernetes API is asked by weftd alone' }
   // To list a folder in which no weftd has been yet makes its parts, and the doctor changes nothing.
-  if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets'))) return unknown
+  if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets')))
+    return { ...unknown, why: `no weftd has been in ${leases} yet` }
   try {
     return await inStore(found, told, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
       const { entries } = await sourceOf(store).list(till)
@@ -137,7 +149,8 @@ async function lookInStore(
     if (!isWeftError(error)) throw error
     // The one that is there unless named may be nobody's; and what one is not let into may be well.
     const isSure = isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || told !== undefined)
-    return isSure ? { ...unknown, seen: { problem: `${name}: ${error.message}` } } : unknown
+    const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
+    return isSure ? { ...unknown, seen: { problem: `${name}: ${error.message}` } } : { ...unknown, why }
   }
 }
 
@@ -191,12 +204,14 @@ function askingOf(status: Status): Pick<Sources, 'ask' | 'ping'> & { close(): vo
 }
 
 function toJson(diagnoses: readonly Diagnosis[]): unknown {
-  return diagnoses.map(({ check, findings }) => ({
+  return diagnoses.map(({ check, findings, why }) => ({
     check,
+    ...(why === undefined ? {} : { why }),
     state: findings === undefined ? 'unknown' : worst(findings),
-    findings: (findings ?? []).map(({ name, detail }) => {
-      const { level, means, fix } = FINDINGS[name]
-      return { name, level, detail, means, fix }
+    findings: (findings ?? []).map((finding) => {
+      const { name, detail } = finding
+      const { level, means } = FINDINGS[name]
+      return { name, level, detail, means, fix: fixOf(finding) }
     }),
   }))
 }
@@ -206,28 +221,30 @@ function worst(findings: NonNullable<Diagnosis['findings']>): 'ok' | 'warning' |
   return findings.length > 0 ? 'warning' : 'ok'
 }
 
-function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
-  const lines = diagnoses.flatMap(({ check, findings }) => {
+export function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
+  const lines = diagnoses.flatMap(({ check, findings, why = '' }) => {
     const name = check.padEnd(12)
-    if (findings === undefined) return [`${name}${colour('dim', 'unknown')}\n`]
+    if (findings === undefined) return [`${name}${colour('dim', 'unknown')}  ${printable(why)}\n`]
     if (findings.length === 0) return [`${name}${colour('good', 'ok')}\n`]
-    return grouped(findings).flatMap(({ name: found, details, more }) => {
-      const { level, means, fix } = FINDINGS[found]
+    return grouped(findings).flatMap(({ name: found, details, more, fixes }) => {
+      const { level, means } = FINDINGS[found]
       const indent = ' '.repeat(14)
       return [
         `${name}${colour(level === 'failure' ? 'bad' : 'doubtful', level)}  ${means} ${colour('dim', `(${found})`)}\n`,
         ...details.map((detail) => `${indent}${printable(detail)}\n`),
         ...(more > 0 ? [`${indent}and ${more} more\n`] : []),
-        `${indent}${colour('bold', 'to do:')} ${fix}\n`,
+        ...fixes.map((fix) => `${indent}${colour('bold', 'to do:')} ${printable(fix)}\n`),
       ]
     })
   })
   const all = diagnoses.flatMap(({ findings = [] }) => findings)
   const failures = new Set(all.map(({ name }) => name).filter((name) => FINDINGS[name].level === 'failure')).size
   const warnings = new Set(all.map(({ name }) => name)).size - failures
+  const unmade = diagnoses.filter(({ findings }) => findings === undefined).map(({ check }) => check)
+  const rest = unmade.length === 0 ? '' : `; ${count(unmade.length, 'check')} could not be made (${unmade.join(', ')})`
   const sum =
     failures + warnings === 0
-      ? colour('good', 'nothing is wrong')
-      : `${count(failures, 'failure')}, ${count(warnings, 'warning')}`
+      ? colour(unmade.length === 0 ? 'good' : 'doubtful', `nothing wrong found${rest}`)
+      : `${count(failures, 'failure')}, ${count(warnings, 'warning')}${rest}`
   return `${lines.join('')}\n${sum}\n`
 }

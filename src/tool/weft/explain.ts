@@ -1,21 +1,14 @@
 // explain.ts - `weft explain`: which rules, routes, peer and MTU apply to a packet, and what would happen to it.
 
-import { explain, sideOf, type Step } from '../doctor/explain.ts'
-import { gatherFacts } from '../doctor/facts.ts'
+import { explain, sideOf, type Question, type Step } from '../doctor/explain.ts'
+import { gatherFacts, type Facts } from '../doctor/facts.ts'
+import { ruleFor } from '../doctor/kernel-ways.ts'
+import { bridgeOf } from '../doctor/sides.ts'
 import { nameIn } from '../../base/go-flags.ts'
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { run } from '../../host/command.ts'
-import { ipFlag, ipJson, type Link, type Route } from '../../host/links.ts'
-import {
-  ADDRESS_BITS,
-  FAMILIES,
-  familyOf,
-  formatAddress,
-  netContains,
-  parseAddress,
-  type Address,
-  type Net,
-} from '../../net/address.ts'
+import { askWays, policyRules, type WayQuestion } from '../../host/ways.ts'
+import { FAMILIES, familyOf, formatAddress, parseAddress, type Address } from '../../net/address.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { askStatus } from './ask.ts'
@@ -38,10 +31,8 @@ export const explainCommand = command({
         remedy: 'give it two addresses of IPv4, or two of IPv6',
       })
     const facts = await gatherFacts({ status, silence: undefined, subnetFile: '', run, ask: undefined })
-    const isOwn = sideOf(source, status, facts).kind === 'host'
-    const by = isOwn || !status.node ? undefined : bridgeOf(facts.links, placeIn(status.node, familyOf(source)).subnet)
-    const route = await routeOf(source, destination, by)
-    const steps = explain({ source, destination, status, facts, route })
+    const way = await wayOf(source, destination, entryOf(source, status, facts))
+    const steps = explain({ source, destination, status, facts, ...way })
     const passes = passesOf(steps)
     if (json) screen.write(jsonLine({ passes, steps }))
     else {
@@ -96,37 +87,40 @@ function hostAddress(status: Status, name: string, like: Address | undefined): A
   throw new WeftError('USAGE', `${nameIn(name)} has no subnet that can be read`, { remedy: 'see `weft peers`' })
 }
 
-/** The bridge of this node's containers, by which their packets come. */
-function bridgeOf(links: readonly Link[], subnet: Net | undefined): string | undefined {
-  if (!subnet) return undefined
-  const family = familyOf(subnet)
-  // The data path's own device has the first address with no other behind it.
-  return links.find(({ addresses }) =>
-    addresses[family].some(
-      ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
-    ),
-  )?.name
+/** The interface by which a packet from this source comes in; undefined for the host's own, and if that is not known. */
+function entryOf(source: Address, status: Status, facts: Facts): string | undefined {
+  const { kind } = sideOf(source, status, facts)
+  const family = familyOf(source)
+  if (kind === 'host' || !status.node) return undefined
+  const { device, devices } = status.dataPath ?? {}
+  if (kind === 'peer') return devices?.[family] ?? (family === 'ipv4' ? device : undefined) ?? undefined
+  const { subnet } = placeIn(status.node, family)
+  return subnet && bridgeOf(facts.links, subnet, status)
 }
 
-/** The kernel's route for the packet: a container's packet is taken as one that comes in, where there are containers. */
-async function routeOf(source: Address, destination: Address, by: string | undefined): Promise<Route | undefined> {
-  const words = [ipFlag(destination), 'route', 'get', formatAddress(destination)]
-  const asContainer = by === undefined ? [] : ['from', formatAddress(source), 'iif', by]
-  for (const more of [asContainer, []]) {
-    try {
-      const [found] = await ipJson<{ dev?: string; gateway?: string }>(run, [...words, ...more])
-      if (found)
-        return {
-          device: found.dev ?? '',
-          destination: '',
-          type: 'unicast',
-          gateway: found.gateway,
-          metric: 0,
-          source: undefined,
-        }
-    } catch (error) {
-      if (!isWeftError(error, 'COMMAND')) throw error
-    }
+/** The kernel's way for the packet: a container's packet is taken as one that comes in, if there are containers. */
+async function wayOf(
+  source: Address,
+  destination: Address,
+  by: string | undefined,
+): Promise<Pick<Question, 'route' | 'byRule' | 'refused'>> {
+  const [family, to] = [familyOf(destination), formatAddress(destination)]
+  const own: WayQuestion = { to }
+  const question = by === undefined ? own : { to, from: formatAddress(source), iif: by }
+  try {
+    const [answer] = await askWays(run, family, [question])
+    // A container that has no route yet is asked for as the host itself.
+    const [found] = answer && 'refused' in answer && by !== undefined ? await askWays(run, family, [own]) : [answer]
+    if (!found || 'refused' in found)
+      return { route: undefined, refused: answer && 'refused' in answer ? answer.refused : undefined }
+    const { device, gateway, type, table } = found.way
+    const rules = table === undefined ? [] : await policyRules(run, family)
+    const rule = ruleFor(rules, question, (each) => each.table === table)
+    const byRule = rule && table !== 'local' ? rule.text : undefined
+    const refused = answer && 'refused' in answer ? answer.refused : undefined
+    return { route: { device, destination: '', type, gateway, metric: 0, source: undefined }, byRule, refused }
+  } catch (error) {
+    if (!isWeftError(error, 'COMMAND')) throw error
+    return { route: undefined }
   }
-  return undefined
 }

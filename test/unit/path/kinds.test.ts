@@ -23,7 +23,9 @@ const NAMES = new RegExp(`'(${Object.keys(KINDS).join('|')})'`)
 const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
   ['path/engine/encapsulation.ts', 'encapsulations, of which each stands before a packet in a datagram'],
   ['tool/weft/packet-text.ts', 'a protocol of IP'],
+  ['tool/doctor/chain-walk.ts', 'a protocol of IP'],
   ['tool/doctor/filter-walk.ts', 'a protocol of IP'],
+  ['tool/doctor/nft-walk.ts', 'a protocol of IP'],
   ['tool/measure/conversation.ts', 'a protocol of IP'],
   ['tool/measure/listener.ts', 'a protocol of IP'],
   ['tool/measure/run.ts', 'a protocol of IP'],

@@ -1,6 +1,6 @@
 // probe-schedule.test.ts - who is asked when, and what answers and losses make of a peer.
 
-import { expect, it } from 'vitest'
+import { describe, expect, it } from 'vitest'
 import type { Address } from '../../../../src/net/address.ts'
 import { ASKED_A_SECOND, createProbes, type Probes } from '../../../../src/node/loops/probe-schedule.ts'
 
@@ -268,4 +268,109 @@ it('has a peer asked at once that is doubted by other means, but for one that is
     expect(asked.filter((address) => address === 1)).toEqual([1])
   }
   expect(pass(probes, 64, 66, () => false).flat()).not.toContain(2)
+})
+
+describe('a peer that stays silent', () => {
+  const none = (): boolean => false
+  /** The seconds at which it is asked. */
+  const askedAt = (probes: Probes, fromS: number, toS: number, answers = none): number[] =>
+    pass(probes, fromS, toS, answers).flatMap((each, at) => each.map(() => fromS + at))
+  const gapsOf = (seconds: readonly number[]): number[] => seconds.slice(1).map((second, at) => second - seconds[at]!)
+  const silent = (): { readonly probes: Probes; readonly gaps: readonly number[] } => {
+    const probes = createProbes(10_000, () => 0)
+    probes.keep([target(1)], 0)
+    return { probes, gaps: gapsOf(askedAt(probes, 0, 2_000)) }
+  }
+
+  it('is asked ten times at the usual interval, then after 20, 40, 80, 160 s, and every 300 s from there', () => {
+    const { probes, gaps } = silent()
+    // The second is at once; the place in the interval is that of the first.
+    expect(gaps.slice(0, 9)).toEqual(
+      [1, 10, 10, 10, 10, 10, 10, 10, 10].map((gap, at) => (at === 1 ? expect.any(Number) : gap)),
+    )
+    expect(gaps.slice(9)).toEqual([20, 40, 80, 160, 300, 300, 300, 300, 300])
+    expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, lossPercent: 100, unansweredSince: 0 })
+    expect(probes.resting()).toEqual(['peer 1'])
+  })
+
+  it('of a longer interval than that is asked no more often, and of a limit as often as that says', () => {
+    const rare = createProbes(400_000, () => 0)
+    rare.keep([target(1)], 0)
+    expect(new Set(gapsOf(askedAt(rare, 0, 8_000)).slice(2))).toEqual(new Set([400]))
+    const limited = createProbes(
+      10_000,
+      () => 0,
+      () => 60_000,
+    )
+    limited.keep([target(1)], 0)
+    expect(gapsOf(askedAt(limited, 0, 600)).slice(9)).toEqual([20, 40, 60, 60, 60, 60, 60, 60, 60])
+  })
+
+  it('costs a link few broadcasts: a day of one that is gone is fewer than 300 requests', () => {
+    const probes = createProbes(10_000, () => 0)
+    probes.keep([target(1)], 0)
+    expect(askedAt(probes, 0, 86_400).length).toBeLessThan(310)
+  })
+
+  it('is asked at once when it is heard after it was asked last, and not for what was heard before', () => {
+    const { probes } = silent()
+    const before = askedAt(probes, 2_000, 2_400).at(-1)!
+    probes.wake('peer 1', 2_400_000, (before - 1) * 1000)
+    expect(askedAt(probes, 2_400, 2_405)).toEqual([])
+    probes.wake('peer 1', 2_405_000, 2_404_000)
+    expect(askedAt(probes, 2_405, 2_406, all)).toEqual([2_405])
+    expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 0 })
+    // From there on as ever.
+    expect(gapsOf(askedAt(probes, 2_406, 2_500, all)).every((gap) => gap === 10)).toBe(true)
+    expect(probes.resting()).toEqual([])
+  })
+
+  it('is asked ten times as ever again when its lease is written, and rests again if it stays silent', () => {
+    const { probes } = silent()
+    probes.wake('peer 1', 2_000_000)
+    expect(probes.results().get('peer 1')!.isAnswering).toBe(false)
+    const gaps = gapsOf(askedAt(probes, 2_000, 2_400))
+    expect(gaps).toEqual([10, 10, 10, 10, 10, 10, 10, 10, 10, 20, 40, 80, 160])
+  })
+
+  it('with another address begins anew, and one that is gone is forgotten', () => {
+    const { probes } = silent()
+    probes.look('peer 1', 77, 2_000_000)
+    expect(probes.resting()).toEqual([])
+    expect(askedAt(probes, 2_000, 2_002)).toHaveLength(2)
+    const { probes: other } = silent()
+    other.keep([], 2_000_000)
+    expect(other.resting()).toEqual([])
+    expect(askedAt(other, 2_000, 2_400)).toEqual([])
+    other.wake('peer 1', 2_400_000)
+    expect(askedAt(other, 2_400, 2_402)).toEqual([])
+  })
+
+  it('is asked when one that fell silent with it is back: a network that was cut in two is whole soon', () => {
+    const probes = createProbes(10_000, () => 0.5)
+    probes.keep(targets(20), 0)
+    pass(probes, 0, 40, all)
+    pass(probes, 40, 1_000, none)
+    expect(probes.resting()).toHaveLength(20)
+    let second = 1_000
+    // The first that is asked answers, and all others are asked with the next requests.
+    while (pass(probes, second, second + 1, all).flat().length === 0) second++
+    pass(probes, second + 1, second + 3, all)
+    expect([...probes.results().values()].every(({ isAnswering }) => isAnswering)).toBe(true)
+    // One that had been dead for long before is let rest.
+    const mixed = createProbes(10_000, () => 0.5)
+    mixed.keep(targets(2), 0)
+    pass(mixed, 0, 40, (address) => address === 1)
+    pass(mixed, 40, 400, (address) => address === 1)
+    pass(mixed, 400, 800, none)
+    pass(mixed, 800, 1_200, (address) => address === 1)
+    expect(mixed.resting()).toEqual(['peer 2'])
+  })
+
+  it('is asked at once for another family that is doubted', () => {
+    const { probes } = silent()
+    expect(askedAt(probes, 2_000, 2_003)).toEqual([])
+    probes.soon('peer 1', 2_003_000)
+    expect(askedAt(probes, 2_003, 2_005, all)).toEqual([2_003])
+  })
 })

@@ -3,8 +3,14 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { createProbes, type Probed } from '../../../../src/node/loops/probe-schedule.ts'
-import { createUnderlayChoices, otherThan, type Underlay } from '../../../../src/node/loops/underlay-choice.ts'
+import type { Probed } from '../../../../src/node/loops/probe-schedule.ts'
+import {
+  createUnderlayChoices,
+  createUnderlayProbes,
+  otherThan,
+  wakeByOther,
+  type Underlay,
+} from '../../../../src/node/loops/underlay-choice.ts'
 
 const EVERY_MS = 10_000
 const answering = (at: number): Probed => ({
@@ -122,7 +128,7 @@ function twoHosts(passes: (way: Way) => boolean, seed: number) {
   const random = (): number => (state = (state * 48_271) % 0x7fffffff) / 0x7fffffff
   const hosts = (['a', 'b'] as const).map((name) => ({
     name,
-    probes: { first: createProbes(EVERY_MS, random), other: createProbes(EVERY_MS, random) },
+    probes: createUnderlayProbes(EVERY_MS, random),
     choices: begin(),
     by: 'first' as Underlay,
     changes: [] as number[],
@@ -138,6 +144,7 @@ function twoHosts(passes: (way: Way) => boolean, seed: number) {
           for (const { sequence, address } of host.probes[which].due(now))
             if (passes(`${host.name} ${which}`) && passes(`${there} ${which}`))
               host.probes[which].answered(sequence, address, 1, now + 1)
+        wakeByOther(host.probes, now)
         for (const which of BOTH)
           for (const key of host.probes[which].takeDoubted()) host.probes[otherThan(which)].soon(key, now)
         const answers = { first: host.probes.first.result('peer'), other: host.probes.other.result('peer') }
@@ -210,12 +217,16 @@ describe('two hosts', () => {
         const network = twoHosts(passes, seed)
         /** The time since when each family has worked, or not, without a break. */
         const since = { first: { works: true, at: 0 }, other: { works: true, at: 0 } }
+        /** The last time when neither worked. */
+        let neitherAt = -Infinity
         for (; now < 4_200_000; now += 1000) {
           for (const which of ['first', 'other'] as const)
             if (works(which) !== since[which].works) since[which] = { works: works(which), at: now }
           network.second(now)
-          // A peer that was silent by both is asked by each once in an interval.
-          const isSteady = now - Math.max(since.first.at, since.other.at) > 3 * EVERY_MS
+          if (!since.first.works && !since.other.works) neitherAt = now
+          // A peer that was silent by both is asked by each once in a minute.
+          const steadyMs = now - neitherAt < 12 * EVERY_MS ? 9 * EVERY_MS : 3 * EVERY_MS
+          const isSteady = now - Math.max(since.first.at, since.other.at) > steadyMs
           if (isSteady && (since.first.works || since.other.works))
             for (const { by } of network.hosts) expect(since[by].works).toBe(true)
         }

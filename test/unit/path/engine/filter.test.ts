@@ -89,6 +89,16 @@ it.each(['::', '::1', 'ff02::1', 'fe80::1', 'febf::1', '::ffff:10.5.2.7', '::10.
   },
 )
 
+it.each([
+  [PEER, '192.168.7.7', OURS, UNKNOWN],
+  [PEER, '10.5.9.7', OURS, UNKNOWN],
+  [PEER, '2001:db8::7', OURS6, UNKNOWN],
+  [PEER, '10.5.2.7', OURS, undefined],
+])('from a sender that proved who it is: %s, %s to %s: %s', (from, source, destination, reason) => {
+  const addresses = { from: ip(from), source: ip(source), destination: ip(destination) }
+  expect(reasonToDrop({ verifySource: 'strict', provesSender: true, ...net }, table, addresses)).toBe(reason)
+})
+
 it('lets nothing of a family in that the node does not have', () => {
   const alone = { network: nets('10.5.0.0/16'), subnet: nets('10.5.1.0/24') }
   for (const source of ['2001:db8::7', 'fd00:5:9::7']) {

@@ -86,6 +86,30 @@ describe('strangers', () => {
     expect(lines[1]).toMatch(/^W Packets from 192\.0\.2\.4 are not let in: no lease/)
   })
 
+  it('are told of once, as early as they come', () => {
+    const early = stranger('unknown_sender', '192.0.2.2', '172.17.0.2')
+    for (now = 0; now < 60_000; now += 2_000) name([early])
+    expect(lines).toEqual(["I Packets that came before their sender's lease was known were dropped: 192.0.2.2"])
+  })
+
+  it('with WireGuard are named for a source outside their subnet, though their lease is known', () => {
+    const say = (level: string) => (line: string) => void lines.push(`${level} ${line}`)
+    const to = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
+    log = createStrangerLog({ verifySource: 'strict', provesSender: true, ...filter }, to, () => now)
+    log.setPeers(() => peers)
+    for (now = 0; now < 60_000; now += 2_000)
+      name([
+        stranger('unknown_sender', '192.0.2.2', '192.168.7.7'),
+        stranger('spoofed_source', '192.0.2.3', '10.5.1.7'),
+      ])
+    expect(lines).toEqual([
+      'W Packets from 192.0.2.2 are not let in: they come from 192.168.7.7, and with WireGuard a node may send from its own subnet alone. ' +
+        'Have that node masquerade them (`--ip-masq`), or have the program there use the address of the WireGuard device',
+      'W Packets from 192.0.2.3 are not let in: 10.5.1.7 belongs to the node at 192.0.2.2, and with WireGuard a node may send from its own subnet alone. ' +
+        'See which node has which subnet: `weft lease ls`',
+    ])
+  })
+
   it('are judged by the leases of now', () => {
     log.name([stranger('unknown_sender', '192.0.2.9', '10.5.3.7')])
     log.setPeers(() => [...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])

@@ -30,6 +30,7 @@ import {
   soundPeer,
   soundStatus,
 } from '../../../support/facts.ts'
+import { waysBy } from '../../../support/ways.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
@@ -167,9 +168,15 @@ describe('the doctor', () => {
       'a firewall whose states it cannot know',
       { iptables: '-P INPUT DROP\n-A INPUT -m conntrack --ctstate NEW -j ACCEPT' },
     ],
-    ['a firewall of nftables that lets in what answers', { nft: nft('input', 'udp dport 8285 accept') }],
+    [
+      'a firewall of nftables that lets in what answers',
+      { nft: nft('input', 'udp dport 8285 accept; meta l4proto icmp accept') },
+    ],
     ['a firewall of nftables that names the network', { nft: nft('forward', 'ip saddr 10.5.0.0/16 accept') }],
-    ['a firewall of nftables that names the device', { nft: nft('forward', 'iifname "flannel0" accept') }],
+    [
+      'a firewall of nftables that names the device',
+      { nft: nft('forward', 'iifname "flannel0" accept; oifname "flannel0" accept') },
+    ],
     [
       "iptables' own tables in nft",
       { nft: 'table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n' },
@@ -270,7 +277,10 @@ describe('the doctor', () => {
       { ...soundDual, iptables: '-P FORWARD ACCEPT\n-A FLANNEL-FWD -s 10.5.0.0/16 -m comment --comment x -j ACCEPT' },
     ],
     ['port-dropped', { iptables: '-A INPUT -i eth0 -p udp -m udp --dport 8285 -j REJECT' }],
-    ['nft-drops', { nft: nft('forward', 'ip saddr 10.9.0.0/16 accept') }],
+    ['forward-dropped', { nft: nft('forward', 'ip saddr 10.9.0.0/16 accept') }],
+    ['nft-drops', { nft: nft('forward', 'meta mark 0x00000001 accept') }],
+    ['iptables-drops', { iptables: '-P FORWARD DROP\n-A FORWARD -m set --match-set pods src -j ACCEPT' }],
+    ['probes-dropped', { nft: nft('input', 'udp dport 8285 accept') }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth1', '192.0.2.254')] }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.0.0/16', 'tun9')] }],
     ['foreign-route', { routes: [...sound.routes, route('10.5.2.0/24', 'eth0', '192.0.2.2')] }],
@@ -283,6 +293,25 @@ describe('the doctor', () => {
       }),
     ],
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
+    [
+      'policy-route',
+      { kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
+    ],
+    ['route-refused', { kernelWays: waysBy({ out: 'Permission denied' }) }],
+    ['neighbours-full', { neighbours: [{ family: 'ipv4', entries: 1000, thresholds: [128, 512, 1024] }] }],
+    ['neighbours-many', { neighbours: [{ family: 'ipv6', entries: 600, thresholds: [128, 512, 1024] }] }],
+    [
+      'source-outside',
+      {
+        ...losing({ rx_drop_unknown_sender: 40 }),
+        status: {
+          ...losing({ rx_drop_unknown_sender: 40 }).status!,
+          config: { ...status.config!, backendType: 'wireguard' },
+        },
+        links: [link('eth0', 1600, '192.0.2.1'), link('cni0', 1472, '10.5.1.1')],
+      },
+    ],
+    ['marked-route', { kernelWays: waysBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],
@@ -366,7 +395,7 @@ describe('the doctor', () => {
 
   it('names a firewall of nftables beside the peer that does not answer', () => {
     const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
-    expect(found({ nft: nft('input', 'tcp dport 22 accept'), answers })).toEqual(['nft-drops', 'peer-silent'])
+    expect(found({ nft: nft('input', 'tcp dport 22 accept'), answers })).toEqual(['port-dropped', 'peer-silent'])
   })
 
   it.each([
@@ -569,7 +598,9 @@ describe('the doctor', () => {
     expect([others, shown!.name, shown!.more]).toEqual([[], 'peer-unusable', 4])
     expect(shown!.details.slice(-1)).toEqual(['10.5.6.0/24 at 192.0.2.2'])
     expect(grouped(findings.slice(0, 5))[0]!.more).toBe(0)
-    expect(grouped([{ name: 'not-root', detail: '' }])).toEqual([{ name: 'not-root', details: [], more: 0 }])
+    expect(grouped([{ name: 'not-root', detail: '' }])).toEqual([
+      { name: 'not-root', details: [], more: 0, fixes: [FINDINGS['not-root'].fix] },
+    ])
   })
 
   it('has each finding tried here, and in docs/doctor.md as it stands in the code', () => {

@@ -490,3 +490,20 @@ it('says that nothing takes IPv6 where the backend carries IPv4 alone', () => {
     'data path false: the vxlan backend carries IPv4 alone here: it does not come',
   )
 })
+
+it('knows that with WireGuard a node may send from its own subnet alone', () => {
+  const sealed = (part: Partial<Facts> = {}): Partial<Facts> => ({
+    ...{ status: { ...status, config: { ...status.config!, backendType: 'wireguard' } } },
+    ...part,
+  })
+  const to = by('flannel0')
+  // A program of this host that has bound its public address, and a LAN behind the host.
+  expect(stopped('192.0.2.1', '10.5.2.2', to, sealed())).toEqual(['masquerade'])
+  expect(stopped('172.31.0.7', '10.5.2.2', to, sealed())).toEqual(['masquerade'])
+  expect(stopped('192.0.2.1', '10.5.2.2', to, sealed(MASQ))).toEqual([])
+  expect(stopped('10.5.1.2', '10.5.2.2', to, sealed())).toEqual([])
+  // What comes in from the public address of a node.
+  expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'), sealed())).toEqual(['data path'])
+  expect(stopped('198.51.100.7', '10.5.1.2', by('cni0'), sealed())).toEqual([])
+  expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'))).toEqual([])
+})

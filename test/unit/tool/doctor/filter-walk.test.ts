@@ -1,7 +1,8 @@
 // filter-walk.test.ts - what iptables' rules, as `iptables -S` prints them, say of a packet; and where they leave it open.
 
 import { expect, it } from 'vitest'
-import { walkFilter, type FilteredPacket } from '../../../../src/tool/doctor/filter-walk.ts'
+import type { FilteredPacket } from '../../../../src/tool/doctor/chain-walk.ts'
+import { walkFilter } from '../../../../src/tool/doctor/filter-walk.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 

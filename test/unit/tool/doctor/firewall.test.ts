@@ -3,6 +3,7 @@
 import { describe, expect, it } from 'vitest'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkFirewall, portPacket } from '../../../../src/tool/doctor/firewall.ts'
+import { readRuleset } from '../../../../src/tool/doctor/nft-walk.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type Status } from '../../../../src/report/status.ts'
 import { dualPeer, sound, soundDual, soundPeer, soundStatus as status } from '../../../support/facts.ts'
@@ -76,7 +77,17 @@ describe('iptables', () => {
       '-A FORWARD -s 10.5.1.0/24 -j DROP\n-A FORWARD -s 10.5.2.0/24 -j DROP',
       ['forward-dropped: -A FORWARD -s 10.5.1.0/24 -j DROP', 'forward-dropped: -A FORWARD -s 10.5.2.0/24 -j DROP'],
     ],
-    ['may drop', '-A FORWARD -m mark --mark 0x1 -j ACCEPT\n-P FORWARD DROP\n-A INPUT -m mark --mark 0x1 -j DROP', []],
+    ['may drop what comes in', '-A INPUT -m mark --mark 0x1 -j DROP', []],
+    [
+      'may let through what is forwarded',
+      '-A FORWARD -m mark --mark 0x1 -j ACCEPT\n-P FORWARD DROP',
+      ['iptables-drops: -P FORWARD DROP'],
+    ],
+    [
+      'may let it through, and names the network',
+      '-A FORWARD -s 10.5.0.0/16 -m mark --mark 0x1 -j ACCEPT\n-P FORWARD DROP',
+      [],
+    ],
     ['drops TCP alone', '-A FORWARD -p tcp -j DROP', ['forward-dropped: -A FORWARD -p tcp -j DROP']],
     [
       'drops both by one rule',
@@ -99,7 +110,9 @@ describe('iptables', () => {
     expect(found({ ...withStatus({ peers: null }), iptables: '-P FORWARD DROP' })).toEqual([
       'forward-dropped: -P FORWARD DROP',
     ])
-    expect(found({ status: withBackend('host-gw'), iptables: '-P INPUT DROP' })).toEqual([])
+    expect(found({ status: withBackend('host-gw'), iptables: '-P INPUT DROP' })).toEqual([
+      'probes-dropped: -P INPUT DROP',
+    ])
   })
 
   it.each<[string, Partial<Facts>]>([
@@ -205,11 +218,21 @@ describe('both families', () => {
   })
 
   it.each([
-    ['a table of IPv6 drops', 'ip6 own', '', ['nft-drops: ip6 own c']],
+    ['a table of IPv6 drops', 'ip6 own', '', ['forward-dropped: nft: ip6 own c: policy drop']],
     ['a table of IPv6 names the network', 'ip6 own', 'ip6 saddr fd00:5::/48 accept', []],
     ['a table of IPv4 names the network', 'ip own', 'ip saddr 10.5.0.0/16 accept', []],
-    ['a table of both names one network', 'inet own', 'ip saddr 10.5.0.0/16 accept', ['nft-drops: inet own c']],
-    ['a table of both names the other network', 'inet own', 'ip6 saddr fd00:5::/48 accept', ['nft-drops: inet own c']],
+    [
+      'a table of both names one network',
+      'inet own',
+      'ip saddr 10.5.0.0/16 accept',
+      ['forward-dropped: nft: inet own c: policy drop'],
+    ],
+    [
+      'a table of both names the other network',
+      'inet own',
+      'ip6 saddr fd00:5::/48 accept',
+      ['forward-dropped: nft: inet own c: policy drop'],
+    ],
     ['a table of both names both', 'inet own', 'ip saddr 10.5.0.0/16 accept; ip6 saddr fd00:5::/48 accept', []],
     ["a table is ip6tables'", 'ip6 filter', '', []],
   ])('in nftables: %s', (_, table, rule, expected) => {
@@ -226,17 +249,30 @@ describe('nftables', () => {
 
   it.each([
     ['accepts', table('inet own', chain('forward', 'accept')), []],
-    ['drops what is forwarded', table('inet own', chain('forward')), ['nft-drops: inet own forwards']],
-    ['names the network', table('inet own', chain('forward', 'drop', 'ip saddr 10.5.0.0/16 accept')), []],
-    ['names the device', table('inet own', chain('forward', 'drop', 'iifname "flannel0" accept')), []],
     [
-      "is iptables'",
-      table('ip filter', chain('forward')) + table('ip nat', chain('input')) + table('ip raw', chain('forward')),
+      'drops what is forwarded',
+      table('inet own', chain('forward')),
+      ['forward-dropped: nft: inet own forwards: policy drop'],
+    ],
+    ['names the network', table('inet own', chain('forward', 'drop', 'ip saddr 10.5.0.0/16 accept')), []],
+    [
+      'names the device',
+      table('inet own', chain('forward', 'drop', 'iifname "flannel0" accept; oifname "flannel0" accept')),
       [],
     ],
+    [
+      'lets one direction through alone',
+      table('inet own', chain('forward', 'drop', 'iifname "flannel0" accept')),
+      ['forward-dropped: nft: inet own forwards: policy drop'],
+    ],
+    ["is iptables'", table('ip filter', chain('forward'), chain('input')), []],
     ['is of IPv6', table('ip6 own', chain('forward')), []],
-    ['has a name like that of iptables', table('ip filters', chain('forward')), ['nft-drops: ip filters forwards']],
-    ['drops what goes out', table('inet own', chain('output')), []],
+    [
+      'has a name like that of iptables',
+      table('ip filters', chain('forward')),
+      ['forward-dropped: nft: ip filters forwards: policy drop'],
+    ],
+    ['drops what goes out', table('inet own', chain('output')), ['port-dropped: nft: inet own outputs: policy drop']],
     [
       'says in a comment what looks like chains and tables',
       table(
@@ -248,30 +284,258 @@ describe('nftables', () => {
     [
       'says in a comment that it is a table of iptables',
       table('inet own', chain('forward', 'drop', 'comment "table ip filter {"')),
-      ['nft-drops: inet own forwards'],
+      ['forward-dropped: nft: inet own forwards: policy drop'],
     ],
-    ['drops what comes in, though peers answer', table('inet own', chain('input')), []],
+    [
+      'may drop what comes in, though peers answer',
+      table('inet own', chain('input', 'drop', 'meta mark 0x1 accept; meta l4proto icmp accept')),
+      [],
+    ],
     [
       'has several',
       table('ip6 a', chain('forward')) +
         table('inet b', chain('forward', 'accept'), chain('forward')) +
         table('ip c', chain('forward')),
-      ['nft-drops: inet b forwards', 'nft-drops: ip c forwards'],
+      ['forward-dropped: nft: inet b forwards: policy drop', 'forward-dropped: nft: ip c forwards: policy drop'],
     ],
   ])('that %s', (_, nft, expected) => expect(found({ nft })).toEqual(expected))
 
   it('is suspected of what comes in where a peer that is used does not answer', () => {
-    const nft = table('inet own', chain('input'))
-    expect(found({ nft, ...silent })).toEqual(['nft-drops: inet own inputs'])
+    const nft = table('inet own', chain('input', 'drop', 'meta mark 0x1 accept; meta l4proto icmp accept'))
+    expect(found({ nft, ...silent })).toEqual(['nft-drops: nft: inet own inputs: policy drop'])
     const asStatus = (state: 'answering' | 'programmed' | 'stored') =>
       found({ nft, ...withStatus({ peers: countPeers([{ ...soundPeer, state }], 10) }), answers: new Map() })
     expect([asStatus('answering'), asStatus('programmed'), asStatus('stored')]).toEqual([
-      ...[[], ['nft-drops: inet own inputs'], []],
+      ...[[], ['nft-drops: nft: inet own inputs: policy drop'], []],
     ])
     expect(found({ nft, ...withStatus({ peers: null }) })).toEqual([])
     expect(found({ nft: undefined })).toEqual([])
     expect(found({ nft: table('inet own', chain('forward')), ...withStatus({ dataPath: null }) })).toEqual([
-      'nft-drops: inet own forwards',
+      'forward-dropped: nft: inet own forwards: policy drop',
     ])
+  })
+})
+
+// As firewalld makes them (RHEL, Alma, Fedora): the policy is accept, and the last rule rejects.
+const firewalld = (hook: string, ...rules: readonly string[]): string =>
+  [
+    'table inet firewalld {',
+    `\tchain filter_${hook.toUpperCase()} {`,
+    `\t\ttype filter hook ${hook} priority filter + 10; policy accept;`,
+    '\t\tct state { established, related } accept',
+    '\t\tct status dnat accept',
+    '\t\tiifname "lo" accept',
+    ...rules.map((rule) => `\t\t${rule}`),
+    '\t\tjump filter_ZONES',
+    '\t\treject with icmpx admin-prohibited',
+    '\t}',
+    '',
+    '\tchain filter_ZONES {',
+    '\t\tgoto filter_public',
+    '\t}',
+    '',
+    '\tchain filter_public {',
+    '\t\tjump filter_public_allow',
+    '\t\treject with icmpx admin-prohibited',
+    '\t}',
+    '',
+    '\tchain filter_public_allow {',
+    `\t\t${hook === 'input' ? 'tcp dport 22 ct state { new, untracked } accept' : 'oifname "eth9" accept'}`,
+    '\t}',
+    '}',
+    '',
+  ].join('\n')
+const silently = (): Partial<Facts> => ({
+  answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]),
+})
+/** Oracle Cloud's rules, and those of many a hand: all that is no answer is dropped at the end. */
+const STATEFUL = [
+  '-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT',
+  '-A INPUT -i lo -j ACCEPT',
+  '-A INPUT -p icmp -j ACCEPT',
+  '-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT',
+].join('\n')
+
+describe('a final rule that rejects is a policy', () => {
+  it('of firewalld, in FORWARD and in INPUT', () => {
+    const rejected = 'nft: inet firewalld filter_public: reject with icmpx admin-prohibited'
+    expect(found({ nft: firewalld('forward') })).toEqual([`forward-dropped: ${rejected}`])
+    expect(found({ nft: firewalld('input'), ...silently() })).toEqual([
+      `port-dropped: ${rejected} (only answers to what this host sends are let through)`,
+    ])
+    expect(found({ nft: firewalld('forward', 'ip saddr 10.5.0.0/16 accept') })).toEqual([])
+    expect(
+      found({ nft: firewalld('input', 'udp dport 8285 accept', 'ip protocol icmp accept'), ...silently() }),
+    ).toEqual([])
+  })
+
+  it('of IPv6 too, by the same table', () => {
+    const rejected = 'nft: inet firewalld filter_public: reject with icmpx admin-prohibited'
+    const devices = { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' }
+    const dual = { ...soundDual, status: { ...soundDual.status, dataPath: { ...soundDual.status.dataPath, devices } } }
+    const [four, six] = ['ip saddr 10.5.0.0/16 accept', 'ip6 saddr fd00:5::/48 accept']
+    expect(found({ ...dual, nft: firewalld('forward', four) })).toEqual([`forward-dropped: ${rejected}`])
+    expect(found({ ...dual, nft: firewalld('forward', four, six) })).toEqual([])
+  })
+
+  it.each(['raw', 'mangle', 'security'])('in the table %s, which iptables -S does not show', (name) => {
+    const nft = `table ip ${name} {\n\tchain C {\n\t\ttype filter hook prerouting priority raw; policy accept;\n\t\tudp dport 8285 counter packets 9 bytes 9 drop\n\t}\n}\n`
+    expect(found({ nft })).toEqual([`port-dropped: nft: ip ${name} C: udp dport 8285 counter drop`])
+  })
+})
+
+describe('rules that let in answers alone', () => {
+  it.each([
+    ['-P INPUT DROP', '-P INPUT DROP'],
+    ['-A INPUT -j REJECT --reject-with icmp-host-prohibited', '-A INPUT -j REJECT --reject-with icmp-host-prohibited'],
+  ])('drop what a silent peer sends first: %s', (last, rule) => {
+    const iptables = `${STATEFUL}\n${last}`
+    expect(found({ iptables, ...silently() })).toEqual([
+      `port-dropped: ${rule} (only answers to what this host sends are let through)`,
+    ])
+    // Who answers shows that it is let in.
+    expect(found({ iptables })).toEqual([])
+    expect(found({ iptables: iptables.replace('conntrack --ctstate', 'state --state'), ...silently() })).toHaveLength(1)
+  })
+
+  it('drop what containers begin', () => {
+    const iptables = '-P FORWARD DROP\n-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT'
+    expect(found({ iptables })).toEqual(['forward-dropped: -P FORWARD DROP'])
+  })
+
+  it('are a doubt where a mark may let in more', () => {
+    const iptables = `${STATEFUL}\n-A INPUT -m mark --mark 0x1 -j ACCEPT\n-P INPUT DROP`
+    expect(found({ iptables, ...silently() })).toEqual(['iptables-drops: -P INPUT DROP'])
+    expect(found({ iptables })).toEqual([])
+  })
+})
+
+it('walks the packets of each silent peer: a rule may be for one of them', () => {
+  const other = { ...soundPeer, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
+  const silent = { ...other, endpoint: '192.0.2.3:8285', state: 'programmed', lossPercent: 100 } as const
+  const peers = countPeers([soundPeer, silent], 10)
+  expect(found({ ...withStatus({ peers }), iptables: '-A OUTPUT -d 192.0.2.3/32 -p udp -j DROP' })).toEqual([
+    'port-dropped: -A OUTPUT -d 192.0.2.3/32 -p udp -j DROP',
+  ])
+})
+
+describe('a remedy', () => {
+  const fixes = (part: Partial<Facts>): readonly (string | undefined)[] =>
+    (checkFirewall({ ...sound, ...part }) ?? []).map(({ fix }) => fix)
+
+  it('names the port and the nodes', () => {
+    const third = { ...soundPeer, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
+    const peers = countPeers(
+      [soundPeer, third].map((peer) => ({ ...peer, state: 'programmed' as const })),
+      10,
+    )
+    const asked = withStatus({ peers, config: { ...status.config!, backend: { Port: 9000 } } })
+    expect(fixes({ ...asked, answers: new Map(), iptables: '-A INPUT -p udp -j DROP' })).toEqual([
+      'let it through: `iptables -I INPUT -p udp --dport 9000 -s 192.0.2.2,192.0.2.3 -j ACCEPT`; the same for the other nodes, if there are more',
+    ])
+  })
+
+  it('speaks of the flag only if weft has no rules in FORWARD', () => {
+    const mine =
+      '-P FORWARD ACCEPT\n-A FORWARD -j REJECT\n-A FORWARD -j FLANNEL-FWD\n-A FLANNEL-FWD -s 10.5.0.0/16 -j ACCEPT'
+    const both =
+      'accept both directions: `iptables -I FORWARD -s 10.5.0.0/16 -j ACCEPT` and `iptables -I FORWARD -d 10.5.0.0/16 -j ACCEPT`'
+    expect(fixes({ iptables: mine })).toEqual([both])
+    expect(fixes({ iptables: '-P FORWARD DROP' })).toEqual([
+      `${both}; or, if weftd was started with --iptables-forward-rules=false, without that`,
+    ])
+  })
+
+  it('is for the table that drops', () => {
+    expect(fixes({ nft: firewalld('forward') })[0]).toContain(
+      'firewall-cmd --permanent --zone=trusted --add-source=10.5.0.0/16',
+    )
+    const own = firewalld('forward').replace('inet firewalld', 'inet own')
+    expect(fixes({ nft: own })[0]).toContain('`nft insert rule inet own filter_FORWARD ip saddr 10.5.0.0/16 accept`')
+    expect(fixes({ nft: firewalld('input').replace('inet firewalld', 'inet own'), ...silently() })[0]).toContain(
+      '`nft insert rule inet own filter_INPUT ip saddr 192.0.2.2 udp dport 8285 accept`',
+    )
+  })
+})
+
+describe('a rule of nftables', () => {
+  const packet = { chain: 'INPUT', protocol: 'udp', source: ip('10.0.0.7'), destination: ip('10.0.0.1') } as const
+  const known = { ...packet, port: 8285, from: 'eth0', state: 'new' } as const
+  const SETS = [
+    '\tset trusted {\n\t\ttype ipv4_addr\n\t\tflags interval\n\t\telements = { 192.168.0.0/16,\n\t\t\t     10.0.0.0/8 }\n\t}',
+    '\tset lately {\n\t\ttype ipv4_addr\n\t\tflags dynamic,timeout\n\t\telements = { 10.0.0.7 timeout 1m }\n\t}',
+    '\tmap ways {\n\t\ttype ifname : verdict\n\t\telements = { "lo" : accept,\n\t\t\t     "eth0" : drop }\n\t}',
+    '\tchain other {\n\t\tudp dport 8285 drop\n\t}',
+    '\tchain back {\n\t\treturn\n\t}',
+  ].join('\n\n')
+  const verdict = (rule: string): string => {
+    const text = `table inet t {\n${SETS}\n\n\tchain c {\n\t\ttype filter hook input priority filter; policy accept;\n\t\t${rule}\n\t}\n}\n`
+    const [one] = readRuleset(text).walk(known, { iptables: true })
+    return `${one!.isCertain ? '' : 'perhaps '}${one!.isAccepted ? 'accepted' : 'dropped'}`
+  }
+
+  it.each([
+    ['drop', 'dropped'],
+    ['reject', 'dropped'],
+    ['counter packets 7 bytes 700 reject with icmpx admin-prohibited', 'dropped'],
+    ['log prefix "drop me " level info drop', 'dropped'],
+    ['log prefix "drop "', 'accepted'],
+    ['udp dport 8285 drop', 'dropped'],
+    ['udp dport { 53, 8000-9000 } drop', 'dropped'],
+    ['udp dport != { 53, 8000-9000 } drop', 'accepted'],
+    ['udp dport != 53 drop', 'dropped'],
+    ['tcp dport != 22 drop', 'accepted'],
+    ['tcp flags syn / fin,syn drop', 'accepted'],
+    ['udp dport >= 1024 drop', 'perhaps accepted'],
+    ['meta l4proto { tcp, udp } th dport 8285 drop', 'dropped'],
+    ['meta l4proto udp udp dport 8285 counter packets 0 bytes 0 drop', 'dropped'],
+    ['ip protocol icmp drop', 'accepted'],
+    ['ip saddr 10.0.0.0/8 drop', 'dropped'],
+    ['ip saddr 10.0.0.1-10.0.0.9 drop', 'dropped'],
+    ['ip saddr != 10.0.0.0/8 drop', 'accepted'],
+    ['ip6 saddr != fd00::/8 drop', 'accepted'],
+    ['meta nfproto ipv6 drop', 'accepted'],
+    ['ip saddr @trusted drop', 'dropped'],
+    ['ip saddr @lately drop', 'perhaps accepted'],
+    ['ip saddr . udp dport { 10.0.0.7 . 53 } drop', 'perhaps accepted'],
+    ['iifname "eth*" drop', 'dropped'],
+    ['iifname { "lo", "eth1" } drop', 'accepted'],
+    ['iif "eth0" drop', 'dropped'],
+    ['oifname "eth0" drop', 'perhaps accepted'],
+    ['iifname vmap @ways', 'dropped'],
+    ['iifname vmap { "lo" : accept, "eth0" : jump other }', 'dropped'],
+    ['ct state vmap { established : accept, new : drop }', 'dropped'],
+    ['ct state vmap { established : drop, related : drop }', 'accepted'],
+    ['ct state established,related accept; drop', 'dropped'],
+    ['ct state != new drop', 'accepted'],
+    ['ct state new,untracked drop', 'dropped'],
+    ['ct status dnat drop', 'accepted'],
+    ['ct mark 0x00000001 drop', 'perhaps accepted'],
+    ['meta mark & 0x00000001 == 0x00000001 drop', 'perhaps accepted'],
+    ['meta mark set 0x00000001 drop', 'dropped'],
+    ['limit rate over 10/second burst 5 packets drop', 'perhaps accepted'],
+    ['fib daddr type local drop', 'perhaps accepted'],
+    ['fib saddr . mark . iif oif missing drop', 'perhaps accepted'],
+    ['fib saddr . iif oif exists accept; drop', 'perhaps dropped'],
+    ['jump other', 'dropped'],
+    ['jump back; drop', 'dropped'],
+    ['goto back; drop', 'accepted'],
+    ['meta mark 0x1 goto other; accept', 'perhaps accepted'],
+    ['queue to 1', 'perhaps accepted'],
+    ['udp dport 8285 drop comment "a; b } accept"', 'dropped'],
+    ['xt match "addrtype" counter packets 0 bytes 0 drop', 'perhaps accepted'],
+    ['meta mark 0x1 drop; drop', 'dropped'],
+  ])('%s: %s', (rule, expected) => expect(verdict(rule)).toBe(expected))
+
+  it('is no rule for another family, another hook, or another device', () => {
+    const chain = (table: string, head: string): string =>
+      `table ${table} {\n\tchain c {\n\t\ttype filter hook ${head}; policy drop;\n\t}\n}\n`
+    const walked = (text: string): number => readRuleset(text).walk(known, { iptables: true }).length
+    expect(walked(chain('ip6 t', 'input priority filter'))).toBe(0)
+    expect(walked(chain('inet t', 'forward priority filter'))).toBe(0)
+    expect(walked(chain('netdev t', 'ingress device "eth1" priority filter'))).toBe(0)
+    expect(walked(chain('netdev t', 'ingress device "eth0" priority filter'))).toBe(1)
+    expect(walked(chain('ip filter', 'input priority filter'))).toBe(0)
+    expect(readRuleset(chain('ip filter', 'input priority filter')).walk(known, { iptables: false })).toHaveLength(1)
   })
 })

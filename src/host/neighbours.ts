@@ -1,0 +1,31 @@
+// neighbours.ts - how many neighbours the kernel knows, and how many it can keep.
+
+import type { Family } from '../net/address.ts'
+import type { Run } from './command.ts'
+import { ipFlag, ipJson } from './links.ts'
+import { getSysctl } from './sysctl.ts'
+
+/** The table of one family (arp(7)). */
+export interface NeighbourTable {
+  readonly family: Family
+  /** The entries that the kernel may drop again: those of ARP and of neighbour discovery, not those that somebody put. */
+  readonly entries: number
+  /** `net.ipv4.neigh.default.gc_thresh1` to `3`; undefined inside a network namespace, which cannot see them. */
+  readonly thresholds: readonly [number, number, number] | undefined
+}
+
+/** Entries that the kernel does not count against its limits: somebody put them, or nobody has to be asked. */
+const UNCOUNTED = new Set(['PERMANENT', 'NOARP'])
+
+/** Counts the neighbours of a family, and reads the limits of their number. */
+export async function neighboursOf(family: Family, run: Run): Promise<NeighbourTable> {
+  const limits = [1, 2, 3].map((which) => getSysctl(`net/${family}/neigh/default/gc_thresh${which}`))
+  const [found, ...texts] = await Promise.all([
+    ipJson<{ state?: readonly string[] }>(run, [ipFlag(family), 'neighbour', 'show', 'nud', 'all']),
+    ...limits,
+  ])
+  const entries = found.filter(({ state = [] }) => !state.some((each) => UNCOUNTED.has(each))).length
+  const [first, second, third] = texts.map((text) => (text === undefined ? Number.NaN : Number(text)))
+  const isKnown = first !== undefined && second !== undefined && third !== undefined && third > 0
+  return { family, entries, thresholds: isKnown ? [first, second, third] : undefined }
+}

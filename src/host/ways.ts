@@ -1,0 +1,132 @@
+// ways.ts - asks the kernel which way a packet would take, policy rules included (`ip route get`, `ip rule`).
+
+import { messageOf, type WeftError } from '../base/errors.ts'
+import type { Family } from '../net/address.ts'
+import { isRefusal, type Run } from './command.ts'
+import { ipFlag, ipJson } from './links.ts'
+
+export interface WayQuestion {
+  readonly to: string
+  /** The source, of a packet that comes in by the interface `iif`; without both it is the host's own. */
+  readonly from?: string
+  readonly iif?: string
+  /** The packet's mark, such as `0x1`. */
+  readonly mark?: string
+}
+
+export interface Way {
+  readonly device: string
+  readonly gateway: string | undefined
+  /** `unicast`; `local` for an address of this host. */
+  readonly type: string
+  /** The table that has the route, if that is not the main table. */
+  readonly table: string | undefined
+}
+
+/** The kernel's answer: a way, or the reason why it takes none. */
+export type WayAnswer = { readonly way: Way } | { readonly refused: string }
+
+interface JsonWay {
+  dst?: string
+  from?: string
+  iif?: string
+  mark?: number
+  type?: string
+  dev?: string
+  gateway?: string
+  table?: string
+}
+
+const wordsOf = ({ to, from, iif, mark }: WayQuestion): string[] => [
+  ...['route', 'get', to],
+  ...(from === undefined || iif === undefined ? [] : ['from', from, 'iif', iif]),
+  ...(mark === undefined ? [] : ['mark', mark]),
+]
+const keyOf = (to = '', from = '', iif = '', mark = 0): string => [to, from, iif, mark].join(' ')
+
+const toWay = ({ dev = '', gateway, type = 'unicast', table }: JsonWay): Way => ({ device: dev, gateway, type, table })
+
+/** What the kernel would do with each of these packets, in their order. All are asked by one command, and those that it refuses again. */
+export async function askWays(
+  run: Run,
+  family: Family,
+  questions: readonly WayQuestion[],
+): Promise<readonly WayAnswer[]> {
+  if (questions.length === 0) return []
+  const input = questions.map((question) => `${wordsOf(question).join(' ')}\n`).join('')
+  const text = await run('ip', ['-j', ipFlag(family), '-force', '-batch', '-'], { input }).catch((error: unknown) => {
+    if (!isRefusal(error)) throw error
+    return ((error as WeftError).cause as { readonly stdout?: string }).stdout ?? ''
+  })
+  const ways = new Map<string, Way>()
+  for (const line of text.split('\n').filter((each) => each.trim() !== ''))
+    for (const json of JSON.parse(line) as JsonWay[])
+      ways.set(keyOf(json.dst, json.from, json.iif, json.mark), toWay(json))
+  return Promise.all(
+    questions.map(async (question): Promise<WayAnswer> => {
+      const { to, from, iif, mark } = question
+      const way = ways.get(keyOf(to, from, iif, Number(mark ?? 0)))
+      return way ? { way } : askAgain(run, family, question)
+    }),
+  )
+}
+
+/** A rule that prohibits the way is answered as if this process lacked permission. */
+async function askAgain(run: Run, family: Family, question: WayQuestion): Promise<WayAnswer> {
+  try {
+    const [json] = await ipJson<JsonWay>(run, [ipFlag(family), ...wordsOf(question)])
+    return json ? { way: toWay(json) } : { refused: 'no answer' }
+  } catch (error) {
+    if (!isRefusal(error)) throw error
+    return { refused: /failed: (?:RTNETLINK answers: )?(.*)/s.exec(messageOf(error))?.[1] ?? messageOf(error) }
+  }
+}
+
+/** A rule of policy routing (ip-rule(8)). */
+export interface PolicyRule {
+  readonly priority: number
+  readonly table: string | undefined
+  /** `prohibit`, `unreachable`, `blackhole`, ... */
+  readonly action: string | undefined
+  readonly iif: string | undefined
+  /** The mark that it asks for, and the bits that count. */
+  readonly mark: number | undefined
+  readonly mask: number
+  /** As `ip rule` prints it. */
+  readonly text: string
+}
+
+interface JsonRule {
+  priority?: number
+  not?: unknown
+  src?: string
+  srclen?: number
+  dst?: string
+  dstlen?: number
+  iif?: string
+  oif?: string
+  fwmark?: string
+  fwmask?: string
+  table?: string
+  action?: string
+}
+
+/** The rules of a family, in the order in which the kernel asks them. */
+export async function policyRules(run: Run, family: Family): Promise<readonly PolicyRule[]> {
+  return (await ipJson<JsonRule>(run, [ipFlag(family), 'rule', 'show'])).map((rule) => {
+    const { priority = 0, src = 'all', srclen, dst, dstlen, iif, oif, fwmark, fwmask, table, action } = rule
+    const net = (address: string, length: number | undefined): string =>
+      length === undefined ? address : `${address}/${length}`
+    const words = [
+      `${priority}:${'not' in rule ? ' not' : ''} from ${net(src, srclen)}`,
+      ...(dst === undefined ? [] : [`to ${net(dst, dstlen)}`]),
+      ...(fwmark === undefined ? [] : [`fwmark ${fwmark}${fwmask === undefined ? '' : `/${fwmask}`}`]),
+      ...(iif === undefined ? [] : [`iif ${iif}`]),
+      ...(oif === undefined ? [] : [`oif ${oif}`]),
+      table === undefined ? (action ?? '') : `lookup ${table}`,
+    ]
+    const mark = fwmark === undefined ? undefined : Number(fwmark)
+    const mask = fwmask === undefined ? 0xff_ff_ff_ff : Number(fwmask)
+    return { priority, table, action, iif, mark, mask, text: words.join(' ') }
+  })
+}

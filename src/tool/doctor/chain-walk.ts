@@ -1,0 +1,120 @@
+// chain-walk.ts - what a firewall would do with a packet, as far as its rules can be told from outside. Pure.
+//
+// A rule whose conditions are all known to hold, or not to hold, is decided. A rule that asks for something else (a mark, a set) may or
+// may not match, and makes the verdict uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
+import { familyOf, hostNet, netContains, parseAddress, parseNet, type Address, type Family } from '../../net/address.ts'
+
+export interface FilteredPacket {
+  readonly chain: 'INPUT' | 'FORWARD' | 'OUTPUT'
+  readonly protocol: string
+  readonly source: Address
+  readonly destination: Address
+  readonly port?: number
+  readonly from?: string
+  readonly to?: string
+  /** The state that conntrack gives the packet: `new` for the first of a connection. Left out, it is not known. */
+  readonly state?: 'new'
+}
+
+export interface Verdict {
+  readonly isAccepted: boolean
+  /** False if a rule that may or may not match would decide otherwise. */
+  readonly isCertain: boolean
+  /** The rule, as its tool prints it, or the policy. */
+  readonly by: string
+}
+
+/** True: it holds; undefined: it may. */
+export type Holds = boolean | undefined
+
+export type Target =
+  | { readonly to: 'accept' | 'drop' | 'return' }
+  | { readonly to: 'jump' | 'goto'; readonly chain: string }
+
+/** Something that a rule may do with a packet. */
+export interface Outcome {
+  readonly matches: true | undefined
+  readonly target: Target
+}
+
+export interface FilterRule {
+  readonly text: string
+  /** What the rule does with a packet: nothing if it does not match, or only counts. */
+  readonly outcomes: (packet: FilteredPacket) => readonly Outcome[]
+}
+
+export interface Chain {
+  readonly policy: 'accept' | 'drop'
+  readonly policyText: string
+  readonly rules: readonly FilterRule[]
+}
+
+/** Several conditions of which all must hold. */
+export function allOf(conditions: readonly Holds[]): Holds {
+  if (conditions.includes(false)) return false
+  return conditions.includes(undefined) ? undefined : true
+}
+
+/** Walks a packet through a base chain, and the chains to which it leads. */
+export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
+  /** The verdicts of rules that may match; `open`: one may also leave a chain early. */
+  const possible = new Set<boolean>()
+  let open = false
+  /** Returns undefined if the chain decides nothing, so that its caller continues. */
+  function walk(name: string, depth: number): Omit<Verdict, 'isCertain'> | undefined {
+    for (const { text, outcomes } of depth > 32 ? [] : (chains.get(name)?.rules ?? [])) {
+      for (const { matches, target } of outcomes(packet)) {
+        if (target.to === 'jump' || target.to === 'goto') {
+          if (!chains.has(target.chain)) continue
+          const found = walk(target.chain, depth + 1)
+          if (matches && (found || target.to === 'goto')) return found
+          if (found) possible.add(found.isAccepted)
+          else if (target.to === 'goto') open = true
+        } else if (target.to === 'return') {
+          if (matches) return undefined
+          open = true
+        } else {
+          const isAccepted = target.to === 'accept'
+          if (matches) return { isAccepted, by: text }
+          possible.add(isAccepted)
+        }
+      }
+    }
+    return undefined
+  }
+  const { policy = 'accept', policyText = '' } = chains.get(start) ?? {}
+  const found = walk(start, 0) ?? { isAccepted: policy === 'accept', by: policyText }
+  return { ...found, isCertain: !open && [...possible].every((isAccepted) => isAccepted === found.isAccepted) }
+}
+
+/** Whether an address is in a network or a range, as text; undefined for text that is neither, such as a mask with holes. */
+export function isWithin(address: Address, text: string): Holds {
+  const host = parseAddress(text)
+  const net = host === undefined ? parseNet(text) : hostNet(host)
+  if (net) return netContains(net, address)
+  const [from, to] = text.split('-').map(parseAddress)
+  if (from === undefined || to === undefined || familyOf(from) !== familyOf(to)) return undefined
+  return familyOf(address) === familyOf(from) && address >= from && address <= to
+}
+
+/** The names and numbers of protocols that a rule may use for those that weft sends (protocols(5)). */
+const PROTOCOLS: readonly (readonly string[])[] = [
+  ['tcp', '6'],
+  ['udp', '17'],
+  ['icmp', '1'],
+  ['ipv6-icmp', 'icmpv6', '58'],
+  ['ipencap', 'ipip', 'ip-in-ip', '4'],
+]
+export const isProtocol = (protocol: string, text: string): boolean =>
+  protocol === text || PROTOCOLS.some((names) => names.includes(protocol) && names.includes(text))
+
+/** True for a name of an interface that a pattern has, which may end in `wild`. */
+export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
+  pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern
+
+/** True if one of these states of conntrack is the packet's. */
+export const isState = ({ state }: FilteredPacket, states: readonly string[]): Holds =>
+  state === undefined ? undefined : states.some((each) => each.toLowerCase() === state)
+
+/** The echo requests by which peers are probed. */
+export const echoOf = (family: Family): string => (family === 'ipv4' ? 'icmp' : 'ipv6-icmp')

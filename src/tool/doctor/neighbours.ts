@@ -1,0 +1,27 @@
+// neighbours.ts - whether the kernel's tables of neighbours have room for the hosts and containers that this host speaks with. Pure.
+
+import { FAMILY_NAMES } from '../../net/address.ts'
+import type { Facts } from './facts.ts'
+import type { Finding } from './findings.ts'
+
+/** The part of the hard limit from which new neighbours may be refused in a burst. */
+const FULL_SHARE = 0.9
+
+export function checkNeighbours({ neighbours, status }: Facts): Finding[] | undefined {
+  const known = (neighbours ?? []).filter(({ thresholds }) => thresholds !== undefined)
+  if (known.length === 0) return undefined
+  return known.flatMap(({ family, entries, thresholds }): Finding[] => {
+    const [, soft = 0, hard = 0] = thresholds ?? []
+    const name = `net.${family}.neigh.default.gc_thresh`
+    const peers = status?.peers?.stored ?? 0
+    const wanted = 2 ** Math.ceil(Math.log2(Math.max(2 * hard, 2 * (entries + peers))))
+    const fix = `\`sysctl -w ${name}3=${wanted} ${name}2=${wanted / 2} ${name}1=${wanted / 4}\`, and into a file of /etc/sysctl.d`
+    const detail = `${FAMILY_NAMES[family]}: ${entries} entries, and ${name}2 is ${soft}, ${name}3 is ${hard}`
+    if (entries >= FULL_SHARE * hard) return [{ name: 'neighbours-full', detail, fix }]
+    if (entries > soft) return [{ name: 'neighbours-many', detail, fix }]
+    // Each peer on the link takes an entry while it is probed.
+    return peers > FULL_SHARE * hard
+      ? [{ name: 'neighbours-many', detail: `${detail}; there are ${peers} peers, which may each need an entry`, fix }]
+      : []
+  })
+}

@@ -1,0 +1,336 @@
+// nft-walk.ts - what the chains of nftables would do with a packet, by what `nft list ruleset` prints. Pure.
+//
+// A condition that is not read here may hold or not. A chain whose policy is accept and whose last rule rejects is the same as one whose
+// policy is drop.
+
+import { familyOf } from '../../net/address.ts'
+import {
+  allOf,
+  isInterface,
+  isProtocol,
+  isState,
+  isWithin,
+  walkChain,
+  type Chain,
+  type FilteredPacket,
+  type FilterRule,
+  type Holds,
+  type Outcome,
+  type Target,
+  type Verdict,
+} from './chain-walk.ts'
+
+/** A chain that the kernel itself calls. */
+export interface BaseChain {
+  /** `inet firewalld filter_FORWARD`. */
+  readonly name: string
+  readonly hook: string
+  /** Where it is called, by which devices, and its policy. */
+  readonly head: string
+  /** The chain as it is printed. */
+  readonly text: string
+}
+
+export interface NftVerdict extends Verdict {
+  readonly base: BaseChain
+}
+
+/** Tables that iptables shows itself: what it shows of their chains is not said twice. */
+const isOfIptables = (table: string, packet: FilteredPacket): boolean =>
+  table === `${familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'} filter`
+
+/** The hooks that a packet passes. */
+const HOOKS: Readonly<Record<FilteredPacket['chain'], readonly string[]>> = {
+  INPUT: ['ingress', 'prerouting', 'input'],
+  FORWARD: ['ingress', 'prerouting', 'forward', 'postrouting'],
+  OUTPUT: ['output', 'postrouting', 'egress'],
+}
+
+/** A ruleset that was read. */
+export interface Ruleset {
+  /** Tells what each base chain on the packet's way would do with it. `but` leaves out the table that iptables shows, if iptables was asked. */
+  readonly walk: (packet: FilteredPacket, but: { readonly iptables: boolean }) => readonly NftVerdict[]
+}
+
+/** Reads what `nft list ruleset` prints. */
+export function readRuleset(ruleset: string): Ruleset {
+  const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table) }))
+  return {
+    walk: (packet, but) =>
+      tables.flatMap(({ name, bases, chains }) => {
+        if (!isSeen(name, packet) || (but.iptables && isOfIptables(name, packet))) return []
+        return bases
+          .filter((base) => isOnTheWay(base, packet))
+          .map((base) => ({ ...walkChain(chains, base.name.split(' ')[2] ?? '', packet), base }))
+      }),
+  }
+}
+
+/** True for a table whose chains see packets of this family. */
+const isSeen = (table: string, { source }: FilteredPacket): boolean =>
+  [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet', 'netdev'].includes(table.split(' ')[0] ?? '')
+
+function isOnTheWay({ hook, head }: BaseChain, { chain, from, to }: FilteredPacket): boolean {
+  if (!HOOKS[chain].includes(hook)) return false
+  // A chain of devices sees the packets of those alone.
+  if (hook !== 'ingress' && hook !== 'egress') return true
+  const device = hook === 'egress' ? to : from
+  return device !== undefined && head.includes(`"${device}"`)
+}
+
+interface Table {
+  /** `inet firewalld`. */
+  readonly name: string
+  readonly text: string
+}
+
+/** The tables of a ruleset. */
+export const tablesOf = (ruleset: string): readonly Table[] =>
+  ruleset.split(/^(?=table )/m).map((text) => ({ name: /^table (\S+ \S+) \{/.exec(text)?.[1] ?? '', text }))
+
+interface Sets {
+  readonly table: string
+  /** Elements by the set's name. */
+  readonly sets: ReadonlyMap<string, readonly string[]>
+}
+
+function readTable({ name: table, text }: Table): {
+  readonly bases: readonly BaseChain[]
+  readonly chains: ReadonlyMap<string, Chain>
+} {
+  const sets = new Map<string, readonly string[]>()
+  for (const [, name = '', body = ''] of text.matchAll(/^\s+(?:set|map) (\S+) \{([^]*?)^\s+\}$/gm)) {
+    const [, elements] = /elements = \{([^]*?)\}/.exec(body) ?? []
+    // A set that programs change, or whose elements are not shown, may have any.
+    if (elements !== undefined && !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)) sets.set(name, listOf(elements))
+  }
+  const bases: BaseChain[] = []
+  const chains = new Map<string, Chain>()
+  for (const part of text.split(/^(?=\s+chain )/m).slice(1)) {
+    const [, chain = ''] = /^\s+chain (\S+) \{/.exec(part) ?? []
+    const [head = '', hook] = /type \S+ hook (\S+)[^\n]*?;(?:\s*policy \w+;)?/.exec(part) ?? []
+    const policy = /policy drop;/.test(head) ? 'drop' : 'accept'
+    const name = `${table} ${chain}`
+    if (hook !== undefined) bases.push({ name, hook, head, text: part })
+    const body = part
+      .replace(/^[^{]*\{/, '')
+      .replace(head, '')
+      .replace(/\n\s*\}\s*(\}\s*)?$/, '\n')
+    const rules = statementsOf(body).map((rule): FilterRule => {
+      const words = tokensOf(rule)
+      return {
+        text: `${name}: ${rule.replace(/ packets \d+ bytes \d+/g, '')}`,
+        outcomes: (packet) => outcomesOf(words, packet, { table, sets }),
+      }
+    })
+    chains.set(chain, { policy, policyText: `${name}: policy ${policy}`, rules })
+  }
+  return { bases, chains }
+}
+
+/** The rules of a chain: one in a line, or several with a semicolon between them. */
+const statementsOf = (body: string): readonly string[] =>
+  (body.match(/(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|[^;\n"{])+/g) ?? [])
+    .map((rule) => rule.trim())
+    .filter((rule) => rule !== '' && !/^(comment "[^"]*"|\})$/.test(rule))
+
+/** Words, texts without their quotes, and what is in braces as one token. */
+const tokensOf = (rule: string): readonly string[] =>
+  (rule.match(/"(?:\\.|[^"\\])*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replace(/^"(.*)"$/s, '$1'))
+
+const listOf = (text: string): readonly string[] =>
+  text
+    .replace(/^\{|\}$/g, '')
+    .split(',')
+    .map((each) => each.trim().replaceAll('"', ''))
+    .filter((each) => each !== '')
+
+const TARGETS: Readonly<Record<string, Target>> = {
+  ...{ accept: { to: 'accept' }, drop: { to: 'drop' }, reject: { to: 'drop' }, return: { to: 'return' } },
+  // The packet goes on by another address, which no chain of filters hinders here.
+  ...{ masquerade: { to: 'accept' }, snat: { to: 'accept' }, dnat: { to: 'accept' }, redirect: { to: 'accept' } },
+}
+/** Words that say what is done with a packet that goes on to the next rule, with the number of words that belong to them. */
+const STATEMENTS: Readonly<Record<string, number>> = {
+  ...{ log: 0, prefix: 1, group: 1, snaplen: 1, level: 1, flags: 1, comment: 1 },
+  ...{ notrack: 0, continue: 0, 'queue-threshold': 1 },
+}
+
+/** The number of words of a statement at a place that asks for nothing; 0 if there is none. */
+function statementAt(words: readonly string[], at: number): number {
+  const word = words[at] ?? ''
+  // `counter packets 0 bytes 0`, or one with a name.
+  if (word === 'counter') return words[at + 1] === 'packets' ? 5 : words[at + 1] === 'name' ? 3 : 1
+  // `meta mark set 0x1`, `ct mark set 0x1`.
+  if ((word === 'meta' || word === 'ct') && words[at + 2] === 'set') return 4
+  const more = STATEMENTS[word]
+  return more === undefined ? 0 : 1 + more
+}
+
+/** True for a word at which no condition goes on. */
+const endsCondition = (words: readonly string[], at: number): boolean =>
+  at >= words.length ||
+  ['jump', 'goto', 'queue', 'vmap'].includes(words[at] ?? '') ||
+  TARGETS[words[at] ?? ''] !== undefined ||
+  statementAt(words, at) > 0
+
+interface Reading {
+  readonly words: readonly string[]
+  readonly packet: FilteredPacket
+  readonly sets: Sets['sets']
+}
+
+function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: Sets): readonly Outcome[] {
+  const conditions: Holds[] = []
+  const reading = { words, packet, sets }
+  for (let at = 0; at < words.length;) {
+    const word = words[at] ?? ''
+    const matches = allOf(conditions)
+    if (matches === false) return []
+    // `reject with icmpx type ...` and `dnat to ...` end the rule.
+    const target = TARGETS[word]
+    if (target) return [{ matches, target }]
+    if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]
+    // A program decides.
+    if (word === 'queue') return [{ matches: undefined, target: { to: 'drop' } }]
+    const statement = statementAt(words, at)
+    if (statement > 0) {
+      at += statement
+      continue
+    }
+    const selector = selectorAt(reading, at)
+    const { width, test } = selector
+    if (!selector.isThere) return []
+    if (words[at + width] === 'vmap') return vmapOutcomes(reading, words[at + width + 1] ?? '', test, matches)
+    const compared = comparedAt(reading, at + width, selector)
+    conditions.push(compared.holds)
+    at += width + compared.width
+  }
+  return []
+}
+
+/** Tells whether what a selector reads of the packet is this value; undefined: that is not known. */
+type Test = (value: string) => Holds
+
+interface Selector {
+  /** The number of its words. */
+  readonly width: number
+  readonly test: Test
+  /** True if a value must follow; of what is not read here a value may follow or not. */
+  readonly isRead: boolean
+  /** False if the packet has no such header: the rule does not match, whatever is compared. */
+  readonly isThere: boolean
+}
+
+/** The selector at a place, such as `ip saddr`, and how values are compared with it. */
+function selectorAt({ words, packet }: Reading, at: number): Selector {
+  const [first = '', second = ''] = words.slice(at, at + 2)
+  const family = familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'
+  const of = (width: number, test: Test, isThere = true, isRead = true): Selector => {
+    // Several fields side by side: what they are together is not read.
+    if (words[at + width] !== '.') return { width, test, isThere, isRead }
+    const end = words.findIndex((word, place) => place > at && (/^[{@]/.test(word) || endsCondition(words, place)))
+    return { width: end < 0 ? words.length - at : end - at, test: () => undefined, isThere: true, isRead: false }
+  }
+  const isName =
+    (name: string | undefined): Test =>
+    (value) =>
+      name === undefined ? undefined : isInterface(name, value, '*')
+  const isPort: Test = (value) => (packet.port === undefined ? undefined : isPortIn(packet.port, value))
+  const isEcho: Test = (value) => value === 'echo-request'
+  const protocol: Test = (value) => isProtocol(packet.protocol, value)
+  switch (first === 'meta' ? second : `${first} ${second}`) {
+    case 'ip saddr':
+    case 'ip6 saddr':
+      return of(2, (value) => isWithin(packet.source, value), first === family)
+    case 'ip daddr':
+    case 'ip6 daddr':
+      return of(2, (value) => isWithin(packet.destination, value), first === family)
+    case 'ip protocol':
+    case 'ip6 nexthdr':
+      return of(2, protocol, first === family)
+    case 'udp dport':
+    case 'tcp dport':
+      return of(2, isPort, isProtocol(packet.protocol, first))
+    case 'th dport':
+      return of(2, isPort)
+    case 'icmp type':
+    case 'icmpv6 type':
+      return of(2, isEcho, isProtocol(packet.protocol, first))
+    case 'ct state':
+      return of(2, (value) => isState(packet, value.split(',')))
+    // Packets are walked by the addresses that they have: no rule translated those.
+    case 'ct status':
+      return of(2, (value) => (packet.state === 'new' && /^[sd]nat$/.test(value) ? false : undefined))
+    case 'l4proto':
+      return of(2, protocol)
+    case 'nfproto':
+      return of(2, (value) => value === (family === 'ip' ? 'ipv4' : 'ipv6'))
+    case 'protocol':
+      return of(2, (value) => value === family)
+    case 'iifname':
+    case 'iif':
+      return of(2, isName(packet.from))
+    case 'oifname':
+    case 'oif':
+      return of(2, isName(packet.to))
+  }
+  if (first === 'iifname' || first === 'iif') return of(1, isName(packet.from))
+  if (first === 'oifname' || first === 'oif') return of(1, isName(packet.to))
+  const isHeader = ['tcp', 'udp', 'icmp', 'icmpv6', 'sctp', 'dccp', 'esp', 'ah'].includes(first)
+  const isPair = isHeader || ['meta', 'ct', 'ip', 'ip6', 'th', 'fib', 'ether', 'socket', 'rt', 'limit'].includes(first)
+  const isThere = !isHeader || isProtocol(packet.protocol, first)
+  return of(isPair && !endsCondition(words, at + 1) ? 2 : 1, () => undefined, isThere, false)
+}
+
+const COMPARISONS = new Set(['!=', '==', '<', '>', '<=', '>=', '&', '|', '^', 'over', '/'])
+
+/** Compares with what stands behind a selector. */
+function comparedAt(
+  { words, sets }: Reading,
+  at: number,
+  { test, isRead }: Selector,
+): { readonly width: number; readonly holds: Holds } {
+  const word = words[at]
+  const isNot = word === '!='
+  const isCompared = word !== undefined && COMPARISONS.has(word)
+  // By order or by bits: not read.
+  if (isCompared && !isNot && word !== '==') return { width: 2, holds: undefined }
+  const place = isCompared ? at + 1 : at
+  const value = words[place]
+  if (value === undefined || (!isCompared && !isRead && endsCondition(words, place)))
+    return { width: place - at, holds: undefined }
+  const values = valuesOf(value, sets)
+  const each = values?.map(test)
+  const holds = !each ? undefined : each.includes(true) ? true : each.includes(undefined) ? undefined : false
+  return { width: place - at + 1, holds: holds === undefined ? undefined : holds !== isNot }
+}
+
+/** The values of a set; undefined for one whose elements are not known. */
+const valuesOf = (value: string, sets: Sets['sets']): readonly string[] | undefined =>
+  value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
+
+/** `ct state vmap { established : accept, invalid : drop }`. */
+function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true | undefined): readonly Outcome[] {
+  const entries = valuesOf(map, sets)
+  if (!entries) return [{ matches: undefined, target: { to: 'drop' } }]
+  const outcomes: Outcome[] = []
+  for (const entry of entries) {
+    const [, key = '', verdict = '', chain = ''] = /^(.*) : (\S+)(?: (\S+))?$/.exec(entry) ?? []
+    const target: Target | undefined =
+      verdict === 'jump' || verdict === 'goto' ? { to: verdict, chain } : TARGETS[verdict]
+    const holds = test(key)
+    if (holds === false || !target) continue
+    const matches = holds && before
+    outcomes.push({ matches, target })
+    // A packet has one value.
+    if (holds) break
+  }
+  return outcomes
+}
+
+/** A port, or a range of ports; undefined for a name, such as `domain`. */
+function isPortIn(port: number, text: string): Holds {
+  const [from = 0, to = from] = text.split('-').map(Number)
+  return Number.isNaN(from) || Number.isNaN(to) ? undefined : port >= from && port <= to
+}

@@ -1,0 +1,37 @@
+// ways.ts - where the kernel of a sound host sends packets to its peer and from it, and what a test changes of that.
+
+import type { PolicyRule, Way } from '../../src/host/ways.ts'
+import { waysToAsk, type KernelWays } from '../../src/tool/doctor/way-questions.ts'
+import { sound } from './facts.ts'
+
+export const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
+  ...{ priority, table: undefined, action: undefined, iif: undefined, mark: undefined, mask: 0xff_ff_ff_ff },
+  text: `${priority}: from all`,
+  ...part,
+})
+const RULES = [
+  rule(0, { table: 'local', text: '0: from all lookup local' }),
+  rule(100, { action: 'prohibit', text: '100: from all to 10.5.2.0/24 prohibit' }),
+  rule(5270, { table: '52', text: '5270: from all lookup 52' }),
+  rule(30_000, { table: '100', mark: 1, mask: 1, text: '30000: from all fwmark 0x1/0x1 lookup 100' }),
+  rule(30_400, { table: '30400', iif: 'cni0', text: '30400: from all iif cni0 lookup 30400' }),
+  rule(32_766, { table: 'main', text: '32766: from all lookup main' }),
+]
+type Answer = Partial<Way> | string
+
+/** The ways of the sound host of facts.ts: right ones, but those that are named. A text is a refusal. */
+export function waysBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 'marked', Answer>>>): KernelWays {
+  const ways = waysToAsk(sound.status!, sound.links, ['0x1']).map((way) => {
+    const name = way.question.mark === undefined ? way.direction : 'marked'
+    const right: Way = {
+      ...{ gateway: undefined, type: 'unicast', table: undefined },
+      device: way.direction === 'in' ? 'cni0' : 'flannel0',
+    }
+    const answer = changed[name]
+    return {
+      ...way,
+      answer: typeof answer === 'string' ? { refused: answer } : { way: { ...right, ...answer } },
+    }
+  })
+  return { ways, rules: { ipv4: RULES } }
+}
