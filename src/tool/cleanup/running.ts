@@ -32,8 +32,8 @@ export async function findRunning(run: Run, proc?: string, except?: number): Pro
   return devices.map(({ name }) => `a process still forwards through ${name}`)
 }
 
-/** weftd is a script: its interpreter comes first, until it has given itself its name. */
-function daemonName([program = '', script = '']: readonly string[]): string | undefined {
+/** The name of a daemon of flannel's kind, by its command line; undefined of another program. weftd is a script: its interpreter comes first, until it has given itself its name. */
+export function daemonName([program = '', script = '']: readonly string[]): string | undefined {
   const name = basename(program)
   if (/^(flanneld|weftd)\b/.test(name)) return name
   return name.startsWith('node') && /^(flanneld|weftd)$/.test(basename(script)) ? basename(script) : undefined

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { parseEnv } from 'node:util'
-import { isWeftError } from '../../base/errors.ts'
+import { describeError, isWeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { sourceOf } from '../../control/lease/decode.ts'
@@ -46,11 +46,14 @@ export const doctorCommand = command({
     ...STORE_FLAGS,
   },
   async run({ options, screen, signal }) {
-    const { diagnoses, told, config } = await examine(options, signal)
+    const { diagnoses, told, config, whyNoStore } = await examine(options, signal)
+    const whyOf = (check: string): string =>
+      (['store', 'config'].includes(check) ? whyNoStore : undefined) ??
+      (told ? 'weftd does not know it yet' : 'no weftd answers')
     const findingsJson = jsonLine(toJson(diagnoses))
-    screen.write(options.json ? findingsJson : toText(diagnoses, screen.colour))
+    screen.write(options.json ? findingsJson : toText(diagnoses, whyOf, screen.colour))
     if (options.bundle !== '') {
-      const findings = toText(diagnoses, (_tone, text) => text)
+      const findings = toText(diagnoses, whyOf, (_tone, text) => text)
       const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
       const secrets = [options['etcd-password'], options['etcd-endpoints']]
       const what = { findings, findingsJson, status: told, subnetFile, config, secrets }
@@ -80,14 +83,14 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   })
   const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
   const known = told ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
-  const { seen, stored, place } = await lookInStore(options, told, known, signal)
+  const { seen, stored, place, why } = await lookInStore(options, told, known, signal)
   // Whose daemon may not be asked is not taken for dead.
   const status = told ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const asking = status && askingOf(status)
   try {
     const asked = { ask: status?.dataPath?.open === false ? undefined : asking?.ask, ping: asking?.ping }
     const facts = await gatherFacts({ status, silence, isForbidden, subnetFile, run, ...asked, store: seen })
-    return { diagnoses: diagnose(facts), told, config: stored?.config }
+    return { diagnoses: diagnose(facts), told, config: stored?.config, whyNoStore: why }
   } finally {
     asking?.close()
   }
@@ -98,6 +101,8 @@ interface Looked {
   readonly seen: StoreSeen | undefined
   readonly stored: Remains['stored']
   readonly place: Remains['place']
+  /** The reason why this command could not look in it. */
+  readonly why?: string
 }
 
 /** Asks the store itself: the one that the flags name, else the daemon's, else that of which a dead one left a note. */
@@ -119,7 +124,8 @@ async function lookInStore(
         : `${String(found['etcd-endpoints'])} ${found['etcd-prefix']}`
   const place = { store: name, leases }
   const unknown = { seen: undefined, stored: undefined, place }
-  if (name === 'kubernetes') return unknown
+  if (name === 'kubernetes')
+    return { ...unknown, why: 'nodes of Kubernetes have no store that this command could look in' }
   // To list a folder in which no weftd has been yet makes its parts, and the doctor changes nothing.
   if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets'))) return unknown
   try {
@@ -137,7 +143,11 @@ async function lookInStore(
     if (!isWeftError(error)) throw error
     // The one that is there unless named may be nobody's; and what one is not let into may be well.
     const isSure = isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || told !== undefined)
-    return isSure ? { ...unknown, seen: { problem: `${name}: ${error.message}` } } : unknown
+    return {
+      ...unknown,
+      why: describeError(error),
+      ...(isSure ? { seen: { problem: `${name}: ${error.message}` } } : {}),
+    }
   }
 }
 
@@ -206,10 +216,10 @@ function worst(findings: NonNullable<Diagnosis['findings']>): 'ok' | 'warning' |
   return findings.length > 0 ? 'warning' : 'ok'
 }
 
-function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
+function toText(diagnoses: readonly Diagnosis[], whyOf: (check: string) => string, colour: Colour): string {
   const lines = diagnoses.flatMap(({ check, findings }) => {
     const name = check.padEnd(12)
-    if (findings === undefined) return [`${name}${colour('dim', 'unknown')}\n`]
+    if (findings === undefined) return [`${name}${colour('dim', 'unknown')}  ${printable(whyOf(check))}\n`]
     if (findings.length === 0) return [`${name}${colour('good', 'ok')}\n`]
     return grouped(findings).flatMap(({ name: found, details, more }) => {
       const { level, means, fix } = FINDINGS[found]
@@ -225,9 +235,9 @@ function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
   const all = diagnoses.flatMap(({ findings = [] }) => findings)
   const failures = new Set(all.map(({ name }) => name).filter((name) => FINDINGS[name].level === 'failure')).size
   const warnings = new Set(all.map(({ name }) => name)).size - failures
-  const sum =
-    failures + warnings === 0
-      ? colour('good', 'nothing is wrong')
-      : `${count(failures, 'failure')}, ${count(warnings, 'warning')}`
-  return `${lines.join('')}\n${sum}\n`
+  const unknown = diagnoses.filter(({ findings }) => findings === undefined).map(({ check }) => check)
+  const found = failures + warnings > 0 ? `${count(failures, 'failure')}, ${count(warnings, 'warning')}` : undefined
+  const sum = found ?? (unknown.length > 0 ? 'nothing wrong found' : colour('good', 'nothing is wrong'))
+  const left = unknown.length > 0 ? `; ${count(unknown.length, 'check')} could not be made (${unknown.join(', ')})` : ''
+  return `${lines.join('')}\n${sum}${left}\n`
 }
