@@ -39,6 +39,7 @@ import { giveBack } from './node/loops/give-back.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepPeers } from './node/loops/peers.ts'
 import type { Possession } from './node/possession.ts'
+import { requireRights } from './node/rights.ts'
 import { probePeers } from './node/loops/probes.ts'
 import { keepReady } from './node/loops/ready.ts'
 import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
@@ -177,7 +178,7 @@ async function startNode(
     }
     const onNode = (node: Node): void => void (start.forwarding = node)
     return await runNode(parts, previous.subnet, stopping, {
-      ...{ possession, succession, store: storeNameOf(options), fits, amend, onNode },
+      ...{ possession, succession, store: storeNameOf(options), fits, amend, onNode, permit: requireRights },
     })
   } finally {
     await watch.end()
@@ -194,6 +195,7 @@ export async function runNode(
   const { backend, health, log, signal } = parts
   const { possession, succession } = before
   const attrs = await backend.prepare(signal)
+  if (!possession.dataPath) await prefixed(REGISTERING, before.permit(backend))
   if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()

@@ -7,6 +7,7 @@ const [, path = '', ...words] = process.argv
 const name = basename(process.argv0)
 
 async function run(): Promise<void> {
+  process.noDeprecation = true // such lines are for developers of Node.js programs; weftd's stderr is lines of klog
   if (name === 'weft' || words[0] === 'weft') {
     process.title = 'weft' // not the name of a daemon
     const { main } = await import('./tool/weft/weft.ts')
@@ -14,7 +15,6 @@ async function run(): Promise<void> {
     return
   }
   process.title = name === 'flanneld' ? name : 'weftd' // what pidof and pgrep look for
-  process.noDeprecation = true // what reads stderr expects klog's lines
   const { main, end } = await import('./weftd.ts')
   end(await main(path, words, process.env))
 }

@@ -31,8 +31,8 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
   return running
 }
 
-/** weftd is a script: its interpreter comes first, until weftd has given itself its name. */
-function daemonName([program = '', script = '']: readonly string[]): string | undefined {
+/** Returns the name of a daemon of flannel's kind by its command line; undefined for another program. weftd is a script: its interpreter comes first, until weftd has given itself its name. */
+export function daemonName([program = '', script = '']: readonly string[]): string | undefined {
   const name = basename(program)
   if (/^(flanneld|weftd)\b/.test(name)) return name
   return name.startsWith('node') && /^(flanneld|weftd)$/.test(basename(script)) ? basename(script) : undefined

@@ -34,6 +34,8 @@ export interface Before {
   readonly store: string
   /** True when what was resumed is for the present network configuration and external interface. */
   readonly fits: (resumed: Resumed | undefined) => boolean
+  /** Checks that this process may make what the backend needs, which is prepared. Throws WeftError PERMISSION or NO_TUN. */
+  readonly permit: (backend: Backend) => Promise<void>
   /** Is given the node, which answers to successors from then on. */
   readonly onNode: (node: Node) => void
 }

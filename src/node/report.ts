@@ -1,6 +1,7 @@
 // report.ts - how a node is, in full: what /status.json has of it, from what its loops share.
 
 import { hostname } from 'node:os'
+import { resolve } from 'node:path'
 import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/backend.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
 import { isWeftError } from '../base/errors.ts'
@@ -52,9 +53,21 @@ export function daemonStatusOf(options: DaemonOptions, version: string): DaemonS
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
     leases: leasesOf(options),
+    etcdFiles: etcdFilesOf(options),
     network:
       options['status-network'] === 0 ? 'off' : options['status-token-file'] === '' ? ('open' as const) : 'guarded',
   }
+}
+
+function etcdFilesOf(options: DaemonOptions): NonNullable<DaemonStatus['etcdFiles']> | null {
+  if (options['kube-subnet-mgr'] || storeKindOf(options) !== 'etcd') return null
+  const files = {
+    caFile: options['etcd-cafile'],
+    certFile: options['etcd-certfile'],
+    keyFile: options['etcd-keyfile'],
+  }
+  const given = Object.entries(files).filter(([, path]) => path !== '')
+  return given.length === 0 ? null : Object.fromEntries(given.map(([name, path]) => [name, resolve(path)]))
 }
 
 function leasesOf(options: DaemonOptions): string {

@@ -14,7 +14,6 @@ import type { KubeApi } from '../support/kube-admin.ts'
 import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 const lack = needs(HOSTS, ...ETCD, 'openssl', 'ping', 'tcpdump')
 
@@ -213,7 +212,7 @@ async function check(from: Name, to: Name): Promise<void> {
   }
 }
 
-describe.each(sample(Object.keys(BEDS), 0))('with leases in %s', (keeper) => {
+describe.each(Object.keys(BEDS))('with leases in %s', (keeper) => {
   let bed: Bed
   it('starts', async ({ skip }) => {
     const why = await whyNoVxlan()

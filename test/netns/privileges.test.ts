@@ -4,7 +4,7 @@ import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, symlinkSyn
 import { getPriority } from 'node:os'
 import { dirname, join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
-import { execute } from '../../lab/command.ts'
+import { ended, execute } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
@@ -203,5 +203,44 @@ describe('with what the unit grants, --ip-masq', () => {
     const env = { XTABLES_LOCKFILE: '/run/weft-no-such-lock' }
     const said = errors(await start({}, { multi: LEGACY, before, env }))
     expect(said[0]).toContain('/run/weft-no-such-lock: Read-only file system')
+  })
+})
+
+describe('a weftd that cannot forward', () => {
+  const NO_CAPABILITY = ['setpriv', '--bounding-set', '-net_admin', '--inh-caps', '-all', '--no-new-privs']
+  const NO_TUN = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/net && exec "$@"', 'sh']
+  it.each<readonly [string, string, readonly string[], RegExp]>([
+    [
+      'root without CAP_NET_ADMIN',
+      'udp',
+      NO_CAPABILITY,
+      /CAP_NET_ADMIN; give it to the container: .*--cap-add NET_ADMIN/,
+    ],
+    ['root without CAP_NET_ADMIN', 'host-gw', NO_CAPABILITY, /CAP_NET_ADMIN; give it to the container/],
+    ['a host without /dev/net/tun', 'udp', NO_TUN, /\/dev\/net\/tun cannot be opened \(ENOENT\); .*modprobe tun/],
+  ])('takes no lease: %s, %s', async (_what, type, before, line) => {
+    lab = await createLab({ hosts: 1 })
+    const [host] = lab.hosts
+    const leases = join(lab.folder, 'leases')
+    mkdirSync(leases)
+    writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: type } }))
+    const daemon = host!.startDaemon({ args: ['--lease-dir', leases], before })
+    await daemon.line(line)
+    await ended(daemon.process)
+    expect(daemon.process.exitCode).toBe(1)
+    expect(readdirSync(join(leases, 'subnets'))).toEqual([])
+  })
+
+  it('tells an ordinary user to be root, and not of another weftd', async () => {
+    lab = await createLab({ hosts: 1 })
+    chmodSync(lab.folder, 0o755)
+    const [host] = lab.hosts
+    const daemon = host!.startDaemon({ args: ['--lease-dir', '/tmp'], before: NOBODY })
+    await daemon.line(
+      /^E.* this user may not write .*: run weftd as root|this user may not write .*; run weftd as root/,
+    )
+    await ended(daemon.process)
+    expect(daemon.process.exitCode).toBe(1)
+    expect(daemon.lines.filter((line) => /another weftd/.test(line))).toEqual([])
   })
 })

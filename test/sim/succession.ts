@@ -628,6 +628,7 @@ function createWorld(time: VirtualTime, random: Random) {
         store: 'store',
         fits: () => plan.kind === 'tun',
         onNode: (node) => (forwarding = node),
+        permit: async () => {},
       })
     } catch (error) {
       stopping.abort(error)

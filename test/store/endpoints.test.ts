@@ -291,3 +291,57 @@ it('trusts the authorities that the host does, when none is given', async () => 
   vi.stubEnv('SSL_CERT_FILE', '/nowhere')
   await expect(open([server.endpoint]).config(over.signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
 })
+
+it('names no address to a TLS server, of which Node.js would warn', async () => {
+  const server = await startEtcd({ tls: true })
+  cleanups.push(() => server.close())
+  await server.ctl('put', `${PREFIX}/config`, '{}')
+  const warnings: string[] = []
+  const onWarning = ({ message }: Error): void => void warnings.push(message)
+  process.on('warning', onWarning)
+  cleanups.push(() => process.off('warning', onWarning))
+  expect(await open([server.endpoint], { caFile: server.certificate }).config(over.signal)).toBe('{}')
+  expect(warnings).toEqual([])
+  // The certificate has the address all the same: another one is refused.
+  const { port } = new URL(server.endpoint)
+  const way = await listen((socket) => {
+    const on = connect(Number(port), new URL(server.endpoint).hostname)
+    on.on('error', () => socket.destroy())
+    socket.pipe(on).pipe(socket)
+  })
+  const other = way.replace('http:', 'https:')
+  await expect(open([other], { caFile: server.certificate }).config(over.signal)).rejects.toThrow(
+    /no TLS connection.*altnames/,
+  )
+})
+
+it('takes a watch that `etcd grpc-proxy` joins to another for no other cluster', async () => {
+  const place = await ownPlace()
+  const proxy = spawn(
+    'setpriv',
+    ['--pdeathsig', 'KILL', 'etcd', 'grpc-proxy', 'start', '--endpoints', etcd.endpoint, '--listen-addr', place],
+    { stdio: 'ignore' },
+  )
+  cleanups.push(async () => {
+    proxy.kill('SIGKILL')
+    await ended(proxy)
+  })
+  const lines: string[] = []
+  const log = { ...quiet, warn: (line: string) => void lines.push(line) }
+  const views = [0, 1, 2].map(() => {
+    const found = { ip: 0 }
+    void (async () => {
+      const store = open([`http://${place}`])
+      for await (const { leases } of followLeases(sourceOf(store), { log, signal: over.signal }))
+        found.ip = leases.get('10.7.0.0-24')?.attrs.publicIp.ipv4 ?? 0
+    })().catch(() => {})
+    return found
+  })
+  for (let change = 1; change <= 5; change++) {
+    await etcd.ctl('put', `${PREFIX}/subnets/10.7.0.0-24`, value(`198.51.100.${change}`))
+    await eventually(() => {
+      for (const { ip } of views) expect(ip).toBe(parseIpv4(`198.51.100.${change}`))
+    })
+  }
+  expect(lines).toEqual([])
+})

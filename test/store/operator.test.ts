@@ -1,5 +1,7 @@
 // operator.test.ts - `weft lease` and `weft config` on either store: what they print, change and exit with.
 
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
 import { mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -343,4 +345,39 @@ it('says that a store does not answer', async () => {
     out: '',
     err: expect.stringMatching(/^weft.*etcd/m),
   })
+})
+
+it('asks with the credentials of the daemon of this host, and shows none of them', async () => {
+  if (lacks) return
+  const server = await startEtcd({ tls: true })
+  const rows = ['user add root:secret', 'user grant-role root root', 'user add node:sesame', 'role add nodes']
+  const grants = [
+    'role grant-permission nodes --prefix=true readwrite /n/',
+    'user grant-role node nodes',
+    'auth enable',
+  ]
+  for (const row of [...rows, ...grants]) await server.ctl(...row.split(' '))
+  await server.ctl('--user', 'root:secret', 'put', '/n/config', CONFIG)
+  // What `/proc` has of a weftd: its name, and the environment that it was started with.
+  const daemon = spawn('sleep', ['600'], {
+    argv0: 'weftd',
+    env: { FLANNELD_ETCD_USERNAME: 'node', FLANNELD_ETCD_PASSWORD: 'sesame' },
+  })
+  await once(daemon, 'spawn')
+  const leases = `${server.endpoint} /n`
+  const about = { ...soundStatus.daemon, pid: daemon.pid!, leases, etcdFiles: { caFile: server.certificate } }
+  const status = createServer((_request, response) => response.end(JSON.stringify({ ...soundStatus, daemon: about })))
+  const socket = join(folder, 'credentials')
+  await new Promise<void>((resolve) => status.listen(socket, resolve))
+  try {
+    const shown = await weft(['config', 'get', '--status-socket', socket])
+    expect(shown).toEqual({ code: 0, out: `${CONFIG}\n`, err: '' })
+    const refused = await weft(['config', 'get', '--status-socket', socket, '--etcd-password', 'wrong'])
+    expect(refused).toMatchObject({ code: 1, err: expect.stringContaining('refused the user node') })
+    expect(refused.err).not.toMatch(/sesame|wrong/)
+  } finally {
+    status.close()
+    daemon.kill()
+    await server.close()
+  }
 })

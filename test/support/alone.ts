@@ -22,5 +22,6 @@ export function alone({ log }: NodeParts, hostChanged = createBell()): Before {
     fits: () => false,
     amend: (backend) => backend,
     onNode: () => {},
+    permit: async () => {},
   }
 }

@@ -203,7 +203,15 @@ function setUp(): void {
   refuse = undefined
   knownMtu = undefined
   lines = []
-  const daemon = { version: '0', pid: 1, startedAt: '', subnetFile: '', leases: '', network: 'off' as const }
+  const daemon = {
+    version: '0',
+    pid: 1,
+    startedAt: '',
+    subnetFile: '',
+    leases: '',
+    etcdFiles: null,
+    network: 'off' as const,
+  }
   health = createHealth({ daemon, events: () => lines.map((text) => ({ at: '', level: 'info', text })) })
   told = []
   alive = 0

@@ -5,7 +5,9 @@
 // and ends with the last process that has it, however that ends.
 
 import {
+  accessSync,
   closeSync,
+  constants,
   existsSync,
   fstatSync,
   ftruncateSync,
@@ -58,6 +60,17 @@ export interface Rendezvous {
   kill(pid: number): boolean
 }
 
+/** True if this user may write in a folder; of one that is not there, in the nearest that is. */
+function mayWrite(folder: string): boolean {
+  try {
+    accessSync(folder, constants.W_OK | constants.X_OK)
+    return true
+  } catch (error) {
+    const isMissing = (error as NodeJS.ErrnoException).code === 'ENOENT' && folder !== dirname(folder)
+    return isMissing && mayWrite(dirname(folder))
+  }
+}
+
 export function rendezvousAt(options: SubnetFile, warn: (message: string) => void): Rendezvous {
   const [path, lockPath] = [handoverSocket(options), handoverLock(options)]
   const lockOf = (fd: number | undefined): Lock => {
@@ -75,6 +88,18 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       },
     }
   }
+  /** Nobody else ran before where not even the folder is this user's. */
+  function forbidden(error: unknown): WeftError {
+    const folder = dirname(lockPath)
+    const isFolder = !mayWrite(folder)
+    const message = isFolder
+      ? `this user may not write ${folder}: ${messageOf(error)}`
+      : `cannot tell whether another weftd runs: ${messageOf(error)}`
+    const remedy = isFolder
+      ? 'run weftd as root, or give --subnet-file another folder'
+      : 'run weftd as the user that ran before, or remove what that one left: `weft cleanup`'
+    return new WeftError('PERMISSION', message, { remedy, cause: error })
+  }
   return {
     path,
     tryLock() {
@@ -83,11 +108,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
         mkdirSync(dirname(lockPath), { recursive: true, mode: 0o755 })
         fd = openSync(lockPath, 'a+', 0o600)
       } catch (error) {
-        if (['EACCES', 'EPERM'].includes((error as NodeJS.ErrnoException).code ?? ''))
-          throw new WeftError('PERMISSION', `cannot tell whether another weftd runs: ${messageOf(error)}`, {
-            remedy: 'run weftd as the user that ran before, or remove what that one left: `weft cleanup`',
-            cause: error,
-          })
+        if (['EACCES', 'EPERM'].includes((error as NodeJS.ErrnoException).code ?? '')) throw forbidden(error)
         warn(`Cannot watch for another weftd with this subnet file: ${messageOf(error)}`)
         return lockOf(undefined)
       }

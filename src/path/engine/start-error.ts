@@ -3,33 +3,41 @@
 import { WeftError } from '../../base/errors.ts'
 import type { EngineConfig } from './engine.ts'
 
+const isRoot = (): boolean => process.getuid?.() === 0
+
+/** The failure to open /dev/net/tun. */
+export function noTun(error: NodeJS.ErrnoException): WeftError {
+  const { code } = error
+  const isForbidden = code === 'EPERM' || code === 'EACCES'
+  const what = isForbidden ? `/dev/net/tun may not be opened (${code})` : `/dev/net/tun cannot be opened (${code})`
+  const inContainer = 'in a container, `docker run --cap-add NET_ADMIN --device /dev/net/tun`'
+  return new WeftError('NO_TUN', what, {
+    remedy: isForbidden
+      ? `${isRoot() ? 'allow the device' : 'run as root, as the unit does'}; ${inContainer}`
+      : `load the module with \`modprobe tun\`; ${inContainer}`,
+    cause: error,
+  })
+}
+
+/** The lack of CAP_NET_ADMIN: root lacks it in a container alone. */
+export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
+  new WeftError('PERMISSION', what, {
+    remedy: isRoot()
+      ? 'give it to the container: `docker run --cap-add NET_ADMIN --device /dev/net/tun`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN'
+      : 'run as root, as the unit does, or give it with `setpriv --ambient-caps +net_admin` or AmbientCapabilities= of a unit',
+    cause,
+  })
+
 /** `error` is what the addon or node:dgram threw: an Error with `code` and `syscall`. */
 export function engineStartError(error: unknown, config: EngineConfig): WeftError {
   const { code, syscall } = error as { code?: string; syscall?: string }
   const where = `${config.bindAddress}:${config.port}`
   const fail = (kind: WeftError['code'], message: string, remedy: string): WeftError =>
     new WeftError(kind, message, { remedy, cause: error })
-  if (syscall === 'open /dev/net/tun') {
-    return code === 'EPERM' || code === 'EACCES'
-      ? fail(
-          'NO_TUN',
-          `/dev/net/tun may not be opened (${code})`,
-          'run as root, as the unit does; in a container, allow the device too: --device /dev/net/tun',
-        )
-      : fail(
-          'NO_TUN',
-          `/dev/net/tun cannot be opened (${code})`,
-          'load the module with `modprobe tun`, or mount the device into the container',
-        )
-  }
+  if (syscall === 'open /dev/net/tun') return noTun(error as NodeJS.ErrnoException)
   if (syscall === 'ioctl TUNSETIFF') {
-    if (code === 'EPERM') {
-      return fail(
-        'PERMISSION',
-        `the TUN device ${config.tunName} may not be created (EPERM)`,
-        'run as root or with the capability CAP_NET_ADMIN',
-      )
-    }
+    if (code === 'EPERM')
+      return noNetAdmin(`the TUN device ${config.tunName.replace('%d', '0')} may not be created (EPERM)`, error)
     return fail(
       'DEVICE',
       `the TUN device ${config.tunName} cannot be created (${code})`,

@@ -8,10 +8,10 @@ import type { Log } from '../../base/log.ts'
 import { leaseKey, parseLeaseKey } from '../../control/lease/lease.ts'
 import { formatNet, listed, netsOf, parseNet, primary, type Nets } from '../../net/address.ts'
 import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
-import { secretUrls } from '../../base/secret.ts'
 import type { Status } from '../../report/status.ts'
 import type { Store } from '../../control/store/store.ts'
 import { askStatus } from './ask.ts'
+import { daemonStore, explained, withDefaultsOf } from './daemon-store.ts'
 import type { Screen } from './look.ts'
 
 const WAIT_MS = 10_000
@@ -58,7 +58,8 @@ export async function inStore<T>(
   }
   const warn = (line: string): void => screen.warn(`weft: ${line}`)
   const log: Log = { info: () => {}, warn, error: warn, v: () => false }
-  const place = isGiven || !status ? options : { ...options, ...placeOf(status) }
+  const found = isGiven ? undefined : await daemonStore(status)
+  const place = found ? withDefaultsOf(options, found.options) : options
   requireFolder(place)
   const store = await createStore(place, log)
   const late = (): Error =>
@@ -67,6 +68,8 @@ export async function inStore<T>(
     })
   try {
     return await limited(stopping, waitMs, late, (signal) => work({ store, status, signal }))
+  } catch (error) {
+    throw found ? explained(error, found) : error
   } finally {
     await store.close()
   }
@@ -78,13 +81,6 @@ function requireFolder({ 'lease-dir': folder }: StoreOptions): void {
   throw new WeftError('STORE_UNAVAILABLE', `there is no directory ${folder}`, {
     remedy: 'correct --lease-dir; for a new network make the directory first: `mkdir -p`',
   })
-}
-
-/** The place of the leases, as DaemonStatus.leases has it. */
-function placeOf({ store, daemon: { leases } }: Status): Partial<StoreOptions> {
-  if (store.name === 'directory') return { 'lease-dir': leases }
-  const at = leases.lastIndexOf(' ')
-  return at < 0 ? {} : { 'etcd-endpoints': secretUrls(leases.slice(0, at)), 'etcd-prefix': leases.slice(at + 1) }
 }
 
 /** `10.5.1.0/24`, `fd00:5:1::/64`, both with a comma between them, or the key of a lease. Throws WeftError USAGE. */

@@ -50,6 +50,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     store: '',
     fits: () => false,
     onNode: () => {},
+    permit: async () => {},
   }
   const resumed = { lease: leaseOf('10.5.1.0-24'), view: new Map(), hand: async () => {} } as unknown as Resumed
   const opening = openNode(parts, leaseOf('10.5.2.0-24'), attrs, resumed, before)
@@ -111,6 +112,7 @@ it.each([
         store: 'directory /leases',
         fits: () => false,
         onNode: () => {},
+        permit: async () => {},
       },
     )
     expect([opened, [...node.view.keys()]]).toEqual([[peers, others], peers])

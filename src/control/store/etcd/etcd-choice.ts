@@ -9,6 +9,7 @@ import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
 import { messageOf } from '../../../base/errors.ts'
 import { pause } from '../../../host/bell.ts'
+import { codeOf, EndpointError, isDecision, isTooManyPings, isUnknownToken, plainly } from './etcd-errors.ts'
 import { certificateTimes, openEndpoints, type Endpoint, type EndpointOptions, type Hosts } from './etcd-endpoint.ts'
 
 const { Metadata, status } = loadGrpc()
@@ -20,23 +21,12 @@ const STAGGER_MS = 250
 /** An endpoint that owes an answer for so long is asked for a sign of life, and given as long to answer that. */
 const SILENT_MS = 500
 
-/** A call that each endpoint refused is made again after these, and an equal part of each at random: one that is busy refuses some. */
+/**
+ * A call that every endpoint refused is repeated after each of these pauses, lengthened at random by up to as much, because a busy etcd
+ * refuses some calls.
+ */
 const REFUSED_PAUSES_MS = [50, 100]
-
-/** True for a failure that another endpoint may not have; false for a decision of etcd itself. */
-function isTransient(error: unknown): boolean {
-  const { code } = error as Partial<grpc.ServiceError>
-  return (
-    code === status.UNAVAILABLE ||
-    code === status.DEADLINE_EXCEEDED ||
-    code === status.CANCELLED ||
-    code === status.INTERNAL ||
-    error instanceof EndpointError
-  )
-}
-
-/** A failure of an endpoint for which gRPC has no status. */
-export class EndpointError extends Error {}
+const BUSY: ReadonlySet<grpc.status | undefined> = new Set([status.UNAVAILABLE, status.RESOURCE_EXHAUSTED])
 
 /** Runs with a signal of its own, which aborts with `signal` or when this is over. */
 export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
@@ -68,19 +58,22 @@ export function metadataWith(token?: string): grpc.Metadata {
   return metadata
 }
 
-/** Resolves when etcd itself answers there, and has a leader. */
+/** Resolves if a member of etcd answers there that has a leader and serves clients, which a learner does not. */
 async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
+  let answer
   try {
-    await endpoint.call(
+    answer = await endpoint.call(
       'Maintenance',
       'status',
       {},
       { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
     )
   } catch (error) {
-    // Whoever may not ask is answered all the same.
-    if (isTransient(error) || !/etcdserver:/.test(messageOf(error))) throw error
+    // A member that refuses this request to an unknown user is alive.
+    if (!isDecision(error) && !isUnknownToken(error)) throw error
   }
+  if ((answer as { isLearner?: boolean } | undefined)?.isLearner)
+    throw new EndpointError(`${endpoint.address} is a learner`)
   return endpoint
 }
 
@@ -102,9 +95,9 @@ async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): 
     signal.throwIfAborted()
     const all = (each: unknown): unknown[] => (each instanceof AggregateError ? each.errors.flatMap(all) : [each])
     const failures = all(error)
-    const isSilent = failures.every((each) => (each as Partial<grpc.ServiceError>).code === status.DEADLINE_EXCEEDED)
+    const isSilent = failures.every((each) => codeOf(each) === status.DEADLINE_EXCEEDED)
     const code = isSilent ? status.DEADLINE_EXCEEDED : status.UNAVAILABLE
-    throw Object.assign(new Error([...new Set(failures.map(messageOf))].join('; ')), { code })
+    throw Object.assign(new Error([...new Set(failures.map((each) => plainly(messageOf(each))))].join('; ')), { code })
   }
 }
 
@@ -131,6 +124,8 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
 export interface EndpointChoice {
   /** Runs `ask` at the endpoint that answered last, and at others while it fails; with new connections when certificates are new. */
   at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T>
+  /** True if etcd has answered a call. */
+  readonly hasAnswered: boolean
   close(): void
 }
 
@@ -140,6 +135,7 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
   let certificates = certificateTimes(options)
   /** The one that answered last. */
   let chosen: Endpoint | undefined
+  let hasAnswered = false
 
   function closeConnections(): void {
     onClose()
@@ -183,10 +179,15 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
       }
       const others = endpoints.filter((each) => each !== endpoint)
       try {
-        return await within(signal, (scope) => Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]))
+        const answer = await within(signal, (scope) =>
+          Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]),
+        )
+        hasAnswered = true
+        return answer
       } catch (error) {
         signal.throwIfAborted()
-        if (!isTransient(error)) throw error
+        if (isTooManyPings(error)) endpoint.pingLess()
+        if (isDecision(error)) throw error
         if (chosen === endpoint) chosen = undefined
         tried.add(endpoint)
         failure = error
@@ -202,12 +203,18 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
         return await once(signal, ask)
       } catch (error) {
         signal.throwIfAborted()
-        if ((error as Partial<grpc.ServiceError>).code !== status.UNAVAILABLE) throw error
+        if (isDecision(error) || !BUSY.has(codeOf(error))) throw error
       }
       await pause(signal, pauseMs * (1 + Math.random()))
     }
     return once(signal, ask)
   }
 
-  return { at, close: closeConnections }
+  return {
+    at,
+    get hasAnswered() {
+      return hasAnswered
+    },
+    close: closeConnections,
+  }
 }

@@ -5,13 +5,13 @@
 import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
-import { loadEtcdRpc, loadGrpc } from '../../../base/assets.ts'
-import { messageOf, WeftError } from '../../../base/errors.ts'
+import { loadEtcdRpc } from '../../../base/assets.ts'
+import { messageOf, type WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
-import { CALL_TIMEOUT_MS, createEndpointChoice, EndpointError, metadataWith, within } from './etcd-choice.ts'
+import { CALL_TIMEOUT_MS, createEndpointChoice, metadataWith, within } from './etcd-choice.ts'
+import { codeOf, EndpointError, isTooManyPings, storeError } from './etcd-errors.ts'
 import { hostsOf, type Endpoint, type EndpointOptions, type Hosts, type Service } from './etcd-endpoint.ts'
 
-const { status } = loadGrpc()
 const { KVClient, LeaseClient } = loadEtcdRpc()
 
 export interface EtcdOptions extends EndpointOptions {
@@ -35,6 +35,8 @@ export interface OpenWatch {
   readonly created: etcd3.IWatchResponse
   /** Called also when it has ended by itself. */
   readonly end: () => void
+  /** True if this error ended it because of our pings, and the endpoint gets fewer from now on: the watch can be opened again. */
+  readonly pingsLess: (error: unknown) => boolean
 }
 
 export interface EtcdClient {
@@ -68,7 +70,7 @@ function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpt
 /** A token that has run out, or was given before users or roles were changed (etcd api/v3rpc/rpctypes/error.go). */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
 /** Some versions of etcd refuse a watch in these words for an ended token too (server/etcdserver/api/v3rpc/watch.go). */
-class WatchDenied extends Error {}
+class WatchDenied extends EndpointError {}
 
 /** Rejects when the signal aborts. */
 const aborted = (signal: AbortSignal): Promise<never> =>
@@ -89,6 +91,8 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   const choice = createEndpointChoice(hosts, options, () => {
     for (const stream of streams) stream.cancel()
   })
+
+  const failure = (error: unknown): WeftError => storeError(error, { ...options, hasAnswered: choice.hasAnswered })
 
   function userToken(): Promise<string> {
     if (token) return token
@@ -186,8 +190,13 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       const created = await nextOf(responses)
       const { cancel_reason: reason = '' } = created as { cancel_reason?: string }
       if (created.canceled && /permission denied/.test(reason)) throw new WatchDenied(reason)
-      if (created.canceled && TOKEN_ENDED.test(reason)) throw new Error(reason)
-      return { responses, created, end }
+      if (created.canceled && TOKEN_ENDED.test(reason)) throw new EndpointError(reason)
+      const wasPingedSeldom = endpoint.isPingedSeldom
+      const pingsLess = (error: unknown): boolean => {
+        if (isTooManyPings(error)) endpoint.pingLess()
+        return !wasPingedSeldom && endpoint.isPingedSeldom && typeof codeOf(error) === 'number'
+      }
+      return { responses, created, end, pingsLess }
     } catch (error) {
       end()
       throw isSilent ? new EndpointError(`no answer to a watch within ${CALL_TIMEOUT_MS / 1000} s`) : error
@@ -203,7 +212,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
         return await what(callsOf(signal, timeoutMs))
       } catch (error) {
         signal.throwIfAborted()
-        throw storeError(error, options)
+        throw failure(error)
       }
     },
     async openWatch(request, signal) {
@@ -219,12 +228,12 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
         return watch
       } catch (error) {
         signal.throwIfAborted()
-        throw storeError(error, options)
+        throw failure(error)
       } finally {
         for (const one of opened) if (one !== watch) one.end()
       }
     },
-    errorOf: (error) => storeError(error, options),
+    errorOf: failure,
     close() {
       closing.abort(new Error('the client is closed'))
       choice.close()
@@ -236,64 +245,4 @@ export async function nextOf(responses: AsyncIterator<etcd3.IWatchResponse>): Pr
   const { done, value } = await responses.next()
   if (done) throw new EndpointError('the watch stream ended')
   return value
-}
-
-/** etcd's own words (rpctypes/error.go). */
-const REFUSED = /authentication failed/
-const DENIED = /permission denied|user name is empty/
-
-/**
- * What is wrong, without the words of the library that are no part of it (@grpc/grpc-js): the code before it, `No connection established. Last
- * error: Error: `, a time, and an empty note on how the name was resolved.
- */
-export const plainly = (message: string): string =>
-  message
-    .replace(/^\d+ [A-Z_]+: /, '')
-    .replace(/^No connection established\. Last error: /, '')
-    .replace(/^Error: /, '')
-    .replace(/\.? Resolution note: *$/, '')
-    .replace(/ \(\d{4}-\d\d-\d\dT[\d:.]+Z\)$/, '')
-
-/** How a server that does not speak TLS ends a TLS connection, and one that does a plain one. */
-const NO_TLS_THERE =
-  /before secure TLS connection|ECONNRESET|socket hang up|wrong version number|packet length too long/
-const TLS_THERE = /^Failed to connect$|ECONNRESET|socket hang up|Connection dropped/
-
-function storeError(error: unknown, options: EtcdOptions): WeftError {
-  const where = options.endpoints.join(', ')
-  const message = plainly(messageOf(error))
-  const isTls = options.endpoints.some((endpoint) => endpoint.startsWith('https:'))
-  if (REFUSED.test(message)) {
-    return new WeftError('STORE', `etcd at ${where} refused the user ${options.username}: ${message}`, {
-      remedy: 'check --etcd-username and --etcd-password',
-      cause: error,
-    })
-  }
-  if (DENIED.test(message) || (error as Partial<grpc.ServiceError>).code === status.UNAUTHENTICATED) {
-    return new WeftError('STORE', `etcd at ${where} denied access: ${message}`, {
-      remedy: `give --etcd-username and --etcd-password of a user that may read and write below ${options.prefix}`,
-      cause: error,
-    })
-  }
-  if (isTls && NO_TLS_THERE.test(message))
-    return new WeftError('STORE_UNAVAILABLE', `no TLS connection to etcd at ${where}: ${message}`, {
-      remedy:
-        'what answers there does not speak TLS, or ended the connection: if etcd is plain, say http in --etcd-endpoints',
-      cause: error,
-    })
-  // Tried again like any failure: certificates are renewed, and one member of several may have a wrong one.
-  if (/certificate|SSL|TLS/i.test(message)) {
-    return new WeftError('STORE_UNAVAILABLE', `no TLS connection to etcd at ${where}: ${message}`, {
-      remedy:
-        'check --etcd-cafile, and that the endpoint is named in its certificate; --etcd-certfile and --etcd-keyfile if it asks for them',
-      cause: error,
-    })
-  }
-  return new WeftError('STORE_UNAVAILABLE', `etcd at ${where} cannot be reached: ${message}`, {
-    remedy:
-      !isTls && TLS_THERE.test(message)
-        ? 'what answers there ends plain connections: if etcd speaks TLS, say https in --etcd-endpoints, with --etcd-cafile'
-        : 'check --etcd-endpoints, and that etcd runs',
-    cause: error,
-  })
 }

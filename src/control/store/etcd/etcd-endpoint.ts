@@ -5,13 +5,15 @@
 // token over a connection that no option reaches.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
+import { isIP } from 'node:net'
 import { join } from 'node:path'
 import type * as grpc from '@grpc/grpc-js'
 import type * as etcd3 from 'etcd3'
 import { loadEtcdPool, loadGrpc } from '../../../base/assets.ts'
 import { messageOf, WeftError } from '../../../base/errors.ts'
+import { codeOf } from './etcd-errors.ts'
 
-const { Channel, connectivityState, credentials } = loadGrpc()
+const { Channel, connectivityState, credentials, setLogger, status } = loadGrpc()
 const { Host } = loadEtcdPool()
 
 export interface EndpointOptions {
@@ -40,6 +42,10 @@ export interface Endpoint {
   call(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown>
   /** The client for streams. */
   client(service: Service): grpc.Client
+  /** True once the server has refused our pings: connections are new since, and pinged as seldom as every gRPC server takes. */
+  readonly isPingedSeldom: boolean
+  /** Makes new connections, which are pinged seldom. */
+  pingLess(): void
   close(): void
 }
 
@@ -49,6 +55,11 @@ export interface Endpoint {
  */
 const KEEPALIVE_MS = 6_000
 const KEEPALIVE_TIMEOUT_MS = 2_000
+/**
+ * The same for a server that is not etcd itself, such as `etcd grpc-proxy`: gRPC servers that are not told otherwise close connections
+ * that ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
+ */
+const SELDOM_MS = 310_000
 
 const CHANNEL_OPTIONS: grpc.ChannelOptions = {
   'grpc.keepalive_time_ms': KEEPALIVE_MS,
@@ -67,19 +78,33 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
  */
 const CONNECT_MS = 3_000
 
+/** The endpoints that read gRPC's own lines: a server's complaint about pings is nowhere else. */
+const listeners = new Set<(line: string) => void>()
+/** gRPC's lines have no header of klog's, and all else in them is in the errors of calls. */
+const isAskedFor = process.env['GRPC_VERBOSITY'] !== undefined || process.env['GRPC_NODE_VERBOSITY'] !== undefined
+const hear = (line?: unknown, ...more: readonly unknown[]): void => {
+  for (const listen of listeners) listen(String(line))
+  if (isAskedFor) console.error(line, ...more)
+}
+setLogger({ error: hear, info: hear, debug: hear })
+
 /** Hosts and ports, and whether TLS is spoken with each. */
 export type Hosts = ReadonlyMap<string, boolean>
 
 /**
  * The scheme of an endpoint says whether TLS is spoken with it; without one it is if there are certificates, as with etcd's client
- * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end. Throws WeftError USAGE when there is none.
+ * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end. Throws WeftError USAGE when there is none, and for one
+ * that can never be reached.
  */
 export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOptions): Hosts {
   const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
   const hosts = new Map<string, boolean>()
   for (const endpoint of endpoints) {
     const [, scheme, host = ''] = /^(?:(https?):\/\/)?(.*?)\/*$/.exec(endpoint.trim()) ?? []
-    if (host !== '') hosts.set(host, scheme === undefined ? hasTls : scheme === 'https')
+    if (host === '') continue
+    const isTls = scheme === undefined ? hasTls : scheme === 'https'
+    checkHost(endpoint.trim(), host, isTls)
+    hosts.set(host, isTls)
   }
   if (hosts.size === 0) {
     throw new WeftError('USAGE', 'no etcd endpoint is given', {
@@ -89,6 +114,24 @@ export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOption
   return hosts
 }
 
+/** Throws WeftError USAGE for what is no host and port. Without a port gRPC takes 443, which is right for TLS alone. */
+function checkHost(endpoint: string, host: string, isTls: boolean): void {
+  if (host.startsWith('unix:')) return
+  const [, name, port] = /^(\[[\da-f:.]+(?:%[\w.-]+)?\]|[^\s"'`/@:[\]]+)(?::(\d+))?$/i.exec(host) ?? []
+  const shown = endpoint.replace(/\/+$/, '').replace(/[^/]*@/, '')
+  const fail = (why: string, remedy: string): never => {
+    throw new WeftError('USAGE', `--etcd-endpoints has ${shown}, ${why}`, { remedy })
+  }
+  if (name === undefined)
+    fail(
+      'which is no host and port',
+      'write each endpoint as http://HOST:2379, without quotes; an IPv6 address in brackets',
+    )
+  else if (port === undefined && !isTls) fail('which has no port', `say ${shown}:2379`)
+  else if (port !== undefined && !(Number(port) > 0 && Number(port) < 65_536))
+    fail('whose port does not exist', 'ports are 1 to 65535; etcd listens for clients on 2379')
+}
+
 /** Does not connect yet. Throws WeftError USAGE for files that cannot be read, and whatever OpenSSL says of their content. */
 export function openEndpoints(hosts: Hosts, options: EndpointOptions): Endpoint[] {
   const tls = tlsCredentials(options, [...hosts.values()].includes(true))
@@ -96,8 +139,10 @@ export function openEndpoints(hosts: Hosts, options: EndpointOptions): Endpoint[
 }
 
 function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentials): Endpoint {
+  let isPingedSeldom = false
   const connect = () => {
-    const channel = new Channel(address, channelCredentials, CHANNEL_OPTIONS)
+    const pings = isPingedSeldom ? { 'grpc.keepalive_time_ms': SELDOM_MS } : {}
+    const channel = new Channel(address, channelCredentials, { ...CHANNEL_OPTIONS, ...pings })
     return { channel, host: new Host(address, channelCredentials, { channelOverride: channel }) }
   }
   let connection = connect()
@@ -105,15 +150,30 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
   let waitingSince: number | undefined
   let closed = false
 
+  /** Later calls get a new connection; the streams that are open stay on the old one. */
+  function reconnect(): void {
+    const { channel } = connection
+    connection = connect()
+    channel.close()
+    waitingSince = undefined
+  }
+
+  function pingLess(): void {
+    if (isPingedSeldom || closed) return
+    isPingedSeldom = true
+    reconnect()
+  }
+  /** @grpc/grpc-js, subchannel.js. */
+  const listen = (line: string): void => {
+    if (line.startsWith(`Connection to dns:${address} `) && line.includes('excess pings')) pingLess()
+  }
+  listeners.add(listen)
+
   function clientOf(service: Service): grpc.Client {
     const now = performance.now()
     const { channel } = connection
     if (channel.getConnectivityState(false) !== connectivityState.CONNECTING) waitingSince = undefined
-    else if (waitingSince !== undefined && now - waitingSince > CONNECT_MS) {
-      connection = connect()
-      channel.close()
-      waitingSince = undefined
-    }
+    else if (waitingSince !== undefined && now - waitingSince > CONNECT_MS) reconnect()
     waitingSince ??= now
     return connection.host.getServiceClient(service)
   }
@@ -150,14 +210,21 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
         try {
           return await once(service, method, payload, options)
         } catch (error) {
+          // Pings would find out too late that this connection is dead.
+          if (isPingedSeldom && !closed && codeOf(error) === status.DEADLINE_EXCEEDED) reconnect()
           // The call waited for a connection that was given up meanwhile.
           if (closed || !/Channel closed before call started/.test(messageOf(error))) throw error
         }
       }
     },
     client: clientOf,
+    get isPingedSeldom() {
+      return isPingedSeldom
+    },
+    pingLess,
     close() {
       closed = true
+      listeners.delete(listen)
       connection.host.close()
       connection.channel.close()
     },
@@ -182,7 +249,31 @@ function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: 
     certFile === '' || keyFile === ''
       ? [null, null]
       : [readCredential('etcd-keyfile', keyFile), readCredential('etcd-certfile', certFile)]
-  return isUsed ? credentials.createSsl(root ?? systemRoots(), key, certificate) : credentials.createInsecure()
+  return isUsed
+    ? withoutAddressAsName(credentials.createSsl(root ?? systemRoots(), key, certificate))
+    : credentials.createInsecure()
+}
+
+/** The part of @grpc/grpc-js's connectors that is given to tls.connect (channel-credentials.js). */
+interface TlsConnector {
+  readonly connectionOptions?: { host?: string; servername?: string }
+}
+
+/**
+ * Names no server to an endpoint that is an address: TLS has names alone (RFC 6066, section 3), so Node.js warns of an address (DEP0123).
+ * The certificate is compared with the endpoint's host all the same (`host` of tls.connect).
+ */
+function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredentials {
+  const METHOD = '_createSecureConnector'
+  const create = tls[METHOD].bind(tls)
+  tls[METHOD] = (...how) => {
+    const connector = create(...how)
+    const { connectionOptions } = connector as TlsConnector
+    const name = connectionOptions?.servername?.replace(/%.*$/, '') ?? ''
+    if (connectionOptions?.host !== undefined && isIP(name) !== 0) connectionOptions.servername = ''
+    return connector
+  }
+  return tls
 }
 
 /** The files in which distributions keep trusted authorities, in the order of Go's crypto/x509/root_linux.go. */

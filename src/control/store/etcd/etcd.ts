@@ -26,10 +26,10 @@ const SPARE_SHARE = 1 / 24
 /** The keys that are written under a lease of etcd's: the node's own lease, and its claim. */
 type Kind = 'subnets' | 'claim'
 
-/** A lease of etcd; `at` is when it was asked for, in ms since the epoch. */
-/** Ends asked for at a time. */
+/** The number of leases whose ends are requested simultaneously. */
 const ENDS_ASKED = 64
 
+/** A lease of etcd; `at` is when it was asked for, in ms since the epoch. */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
 type Comparison =
@@ -49,11 +49,19 @@ export function createEtcdStore(options: EtcdOptions): Store {
   const fullKey = (key: string): Buffer => Buffer.from(directory + key)
 
   /** The cluster as watches, or a listing before the first, have found it: to notice that it is not the same any more. */
-  let known: { readonly cluster: string; readonly term: bigint } | undefined
-  const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): NonNullable<typeof known> => ({
-    cluster: cluster_id,
-    term: BigInt(raft_term),
+  let known: { readonly cluster?: string; readonly term?: bigint } = {}
+  /** What a header says of its cluster. `etcd grpc-proxy` leaves out the fields of some, which reads as 0. */
+  const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): typeof known => ({
+    ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
+    ...(Number(raft_term) === 0 ? {} : { term: BigInt(raft_term) }),
   })
+
+  /** The revision of an answer. etcd's is at least 1: an answer without a revision is none of etcd's, and its content is not used. */
+  function revisionOf(header: etcd3.IResponseHeader | null): bigint {
+    const revision = BigInt(header?.revision ?? 0)
+    if (revision > 0n) return revision
+    throw client.errorOf(new Error('an answer had no revision'))
+  }
 
   const toEntry = (pair: etcd3.IKeyValue): StoreEntry => ({
     key: pair.key.toString().slice(directory.length),
@@ -108,7 +116,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(ttlS) }
     const { ID, TTL } = grant
     try {
-      return { ...grant, ...(await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))) }
+      const granted = await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))
+      return Number(granted.TTL) > 0 ? { ...grant, TTL: granted.TTL } : grant
     } catch (error) {
       if (/lease already exists/.test(messageOf(error))) return grant
       if (!isRefusal(error)) spare.set(kind, grant)
@@ -159,7 +168,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       }),
     )
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
-    if (result.succeeded) return { revision: BigInt(result.header.revision), expiresAt }
+    if (result.succeeded) return { revision: revisionOf(result.header), expiresAt }
     if (!grant) return undefined
     // A call is made again when its answer is lost: the key may be there because we have just put it. It may also be there with
     // what an earlier write put under this grant.
@@ -182,14 +191,50 @@ export function createEtcdStore(options: EtcdOptions): Store {
   }
 
   /** Throws GAP when the cluster that answers is not the one that was watched until `delivered`. */
-  function checkCluster({ header }: etcd3.IWatchResponse, delivered: bigint): void {
+  function checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
+    if (!header) return
     // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
     const found = clusterOf(header)
-    const isOther = known && (found.cluster !== known.cluster || found.term < known.term)
-    known = found
+    const isOther =
+      (found.cluster !== undefined && known.cluster !== undefined && found.cluster !== known.cluster) ||
+      (found.term !== undefined && known.term !== undefined && found.term < known.term)
+    known = { ...known, ...found }
     if (isOther) throw new WeftError('GAP', 'the cluster was restored or replaced')
     const current = BigInt(header.revision)
-    if (current < delivered) throw new WeftError('GAP', `the store went back from revision ${delivered} to ${current}`)
+    if (current !== 0n && current < delivered)
+      throw new WeftError('GAP', `the store went back from revision ${delivered} to ${current}`)
+  }
+
+  /** Yields what one watch brings. Returns when the server ended it for our pings, and it can be opened again. */
+  async function* watchOnce(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, void> {
+    // The watch resumes only from what was delivered, and says GAP whenever that cannot be.
+    const request = { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true }
+    const { responses, created, end, pingsLess } = await client.openWatch(request, signal)
+    try {
+      let delivered = after
+      for (let response = created; ;) {
+        if (response.canceled) throw gapOf(response)
+        const { header } = response as { readonly header: etcd3.IResponseHeader | null }
+        checkCluster(header, delivered)
+        const current = BigInt(header?.revision ?? 0)
+        // The created answer carries the store's revision, not the watch's: events before it are still to come. Any
+        // other that is empty is a progress notification: everything up to its revision was delivered.
+        if (!response.created && response.events.length === 0 && current > delivered) delivered = current
+        if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
+        else
+          for (const batch of byRevision(response.events.map(toChange))) {
+            delivered = batch.revision
+            yield batch
+          }
+        response = await nextOf(responses)
+      }
+    } catch (error) {
+      signal.throwIfAborted()
+      if (pingsLess(error)) return
+      throw isWeftError(error) ? error : client.errorOf(error)
+    } finally {
+      end()
+    }
   }
 
   return {
@@ -210,8 +255,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
     async list(signal) {
       const range = { key: from, range_end: to }
       const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
-      known ??= clusterOf(header)
-      return { revision: BigInt(header.revision), entries: kvs.map(toEntry) }
+      const revision = revisionOf(header)
+      known = { ...clusterOf(header), ...known }
+      return { revision, entries: kvs.map(toEntry) }
     },
     async ends(signal) {
       const range = { key: from, range_end: to, keys_only: true }
@@ -229,31 +275,12 @@ export function createEtcdStore(options: EtcdOptions): Store {
       return ends
     },
     async *watch(after, signal) {
-      // The watch resumes only from what was delivered, and says GAP whenever that cannot be.
-      const request = { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true }
-      const { responses, created, end } = await client.openWatch(request, signal)
-      try {
-        let delivered = after
-        for (let response = created; ;) {
-          if (response.canceled) throw gapOf(response)
-          checkCluster(response, delivered)
-          // The created answer carries the store's revision, not the watch's: events before it are still to come. Any
-          // other that is empty is a progress notification: everything up to its revision was delivered.
-          if (!response.created && response.events.length === 0) delivered = BigInt(response.header.revision)
-          if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
-          else
-            for (const batch of byRevision(response.events.map(toChange))) {
-              delivered = batch.revision
-              yield batch
-            }
-          response = await nextOf(responses)
+      let delivered = after
+      for (;;)
+        for await (const batch of watchOnce(delivered, signal)) {
+          delivered = batch.revision
+          yield batch
         }
-      } catch (error) {
-        signal.throwIfAborted()
-        throw isWeftError(error) ? error : client.errorOf(error)
-      } finally {
-        end()
-      }
     },
     create: (key, value, signal) => putIf([{ target: 'Version', version: 0 }], key, value, false, signal),
     async update(key, value, expected, signal) {
@@ -296,7 +323,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       }
       const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
       const values = new Map(kvs.map(({ key, value }) => [key.toString().slice(folder.length), value.toString()]))
-      return { revision: BigInt(header.revision), isWhole: since === undefined, values }
+      return { revision: revisionOf(header), isWhole: since === undefined, values }
     },
     async unclaim(name, value, signal) {
       const key = claimKey(name)

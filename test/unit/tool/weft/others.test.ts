@@ -167,3 +167,9 @@ describe('a store of others', () => {
     for (const letter of ['\u001B', '\u009B', '\u202E']) expect(out).not.toContain(letter)
   })
 })
+
+it('says in the doctor what it could not look at, and why', async () => {
+  const { out } = await weft(['doctor', '--status-socket', '/nowhere', '--lease-dir', '/nowhere'])
+  expect(out).toMatch(/^drops +unknown {2}no weftd answers$/m)
+  expect(out).toMatch(/; \d+ checks could not be made \(.*\bdrops\)\n$/)
+})

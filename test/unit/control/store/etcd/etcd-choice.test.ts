@@ -23,7 +23,7 @@ function add(address: string, signOfLife: () => Promise<unknown>): void {
   const client = (): never => {
     throw new Error('nobody streams here')
   }
-  endpoints.push({ address, call: signOfLife, client, close: () => {} })
+  endpoints.push({ address, call: signOfLife, client, isPingedSeldom: false, pingLess: () => {}, close: () => {} })
 }
 
 /** The endpoints that a call was made at, each time with a new choice. */

@@ -1,0 +1,146 @@
+// etcd-errors.ts - failures of calls to etcd: whether another endpoint may do better, and their meaning for an operator.
+
+import type * as grpc from '@grpc/grpc-js'
+import { loadGrpc } from '../../../base/assets.ts'
+import { messageOf, WeftError } from '../../../base/errors.ts'
+
+const { status } = loadGrpc()
+
+/** A failure of an endpoint for which gRPC has no status. */
+export class EndpointError extends Error {}
+
+/** Returns the gRPC status of a failed call; undefined for every other error. */
+export const codeOf = (error: unknown): grpc.status | undefined => (error as Partial<grpc.ServiceError>).code
+
+/** The statuses by which etcd decides about a request (api/v3rpc/rpctypes/error.go): each member would decide the same. */
+const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
+  status.INVALID_ARGUMENT,
+  status.NOT_FOUND,
+  status.ALREADY_EXISTS,
+  status.PERMISSION_DENIED,
+  status.OUT_OF_RANGE,
+])
+/** Decisions whose status etcd also uses for refusals of a single member, such as a learner or a member that lags behind. */
+const DECIDED = /authentication is not enabled|lease already exists|database space exceeded/
+
+/**
+ * True if etcd decided about the request, or if the error is none of a call. False for a failure that another endpoint may not have: only
+ * etcd's own words count as a decision, because a proxy uses the same statuses.
+ */
+export function isDecision(error: unknown): boolean {
+  if (error instanceof EndpointError) return false
+  const code = codeOf(error)
+  if (typeof code !== 'number') return true
+  const message = messageOf(error)
+  return /etcdserver: /.test(message) && (DECISIONS.has(code) || DECIDED.test(message))
+}
+
+/** True if a member refused a call because of its missing or unknown token: such a member is alive. */
+export const isUnknownToken = (error: unknown): boolean =>
+  codeOf(error) === status.UNAUTHENTICATED && /etcdserver: /.test(messageOf(error))
+
+/** gRPC's words for a connection that the server closed with ENHANCE_YOUR_CALM, which it does after too many pings. */
+const TOO_MANY_PINGS = /Bandwidth exhausted or memory limit exceeded/
+export const isTooManyPings = (error: unknown): boolean => TOO_MANY_PINGS.test(messageOf(error))
+
+/** gRPC's words (@grpc/grpc-js: subchannel-call, resolving-call, resolver-dns) and ours. The first that matches is used. */
+const PLAIN: readonly (readonly [RegExp, string])[] = [
+  [/^Deadline exceeded.*/s, 'no answer in time'],
+  [/^Connection dropped$/, 'the connection broke'],
+  [/^Call cancelled$/, 'the other end cancelled the call'],
+  [/^Failed to connect$/, 'the connection was closed before it could be used'],
+  [TOO_MANY_PINGS, 'the server or a proxy before it closed the connection because it was pinged or asked too often'],
+  [/^Protocol not secure enough$/, 'the server asks for a more secure connection'],
+  [/^No status information received$/, 'the answer was incomplete'],
+  [/^(?:No connection established|null)$/, 'there is no connection'],
+  [/^No addresses resolved$/, 'the name has no address'],
+  [/^Received HTTP status code (\d+)$/, 'an HTTP server that is no etcd answered with status $1'],
+  [/^Received RST_STREAM with code \d+.*internal client error: (.*)$/s, '$1'],
+  [/^Received RST_STREAM with code (\d+).*/s, 'the other end aborted the call (HTTP/2 error $1)'],
+  [/^Response message parsing error: .*/s, 'the answer is none of etcd'],
+  [/^(?:Write error:|Write failed with error|Failed to start HTTP\/2 stream with error) /, ''],
+  [/^(?:Name resolution failed for target|Failed to parse DNS address) (?:dns:)?/, 'no address is known for '],
+]
+
+/**
+ * Says a failure without the words of the gRPC library: the status before it, the previous error that it quotes, a time, and the note on
+ * how the name was resolved, of which only the reason is kept.
+ */
+export function plainly(message: string): string {
+  const [, what = '', note = ''] = /^(.*?)\.? Resolution note: ?(.*)$/s.exec(message) ?? [undefined, message]
+  let text = what
+  for (let before = ''; before !== text;) {
+    before = text
+    text = text.replace(/^(?:\d+ [A-Z_]+: |No connection established\. Last error: |Error: )/, '')
+  }
+  text = text.replace(/ \(\d{4}-\d\d-\d\dT[\d:.]+Z\)$/, '')
+  const plain = PLAIN.find(([pattern]) => pattern.test(text))
+  if (plain) text = text.replace(plain[0], plain[1])
+  const reason = note.replace(/^(?:Name resolution failed with error|Error:) /, '').replace(/\.$/, '')
+  return reason === '' || text.includes(reason) ? text : `${text}: ${reason}`
+}
+
+/** etcd's own words (rpctypes/error.go). */
+const REFUSED = /authentication failed/
+const DENIED = /permission denied|user name is empty/
+const LEARNER = /learner/
+
+/** How a server that does not speak TLS ends a TLS connection, and how one that speaks TLS ends a plain connection. */
+const NO_TLS_THERE =
+  /before secure TLS connection|ECONNRESET|socket hang up|wrong version number|packet length too long/
+const TLS_THERE = /closed before it could be used|connection broke|ECONNRESET|socket hang up/
+/** The other end is there and refuses the connection, or there is no other end: TLS is not the reason. */
+const NOBODY_THERE = /ECONNREFUSED|EHOSTUNREACH|ENETUNREACH|ENOTFOUND|EAI_AGAIN/
+
+export interface Asked {
+  readonly endpoints: readonly string[]
+  readonly prefix: string
+  readonly username: string
+  /** True if etcd has answered this client before: then the scheme of the endpoints is right. */
+  readonly hasAnswered: boolean
+}
+
+/** The failure of a call as a WeftError that names the endpoints and never the password. */
+export function storeError(error: unknown, { endpoints, prefix, username, hasAnswered }: Asked): WeftError {
+  const where = endpoints.join(', ')
+  const message = plainly(messageOf(error))
+  const isTls = endpoints.some((endpoint) => endpoint.trim().startsWith('https:'))
+  const unavailable = (what: string, remedy: string): WeftError =>
+    new WeftError('STORE_UNAVAILABLE', what, { remedy, cause: error })
+
+  if (REFUSED.test(message)) {
+    return new WeftError('STORE', `etcd at ${where} refused the user ${username}: ${message}`, {
+      remedy: 'check --etcd-username and --etcd-password',
+      cause: error,
+    })
+  }
+  if (DENIED.test(message) || codeOf(error) === status.UNAUTHENTICATED) {
+    return new WeftError('STORE', `etcd at ${where} denied access: ${message}`, {
+      remedy: `give --etcd-username and --etcd-password of a user that may read and write below ${prefix}`,
+      cause: error,
+    })
+  }
+  if (LEARNER.test(message))
+    return unavailable(
+      `etcd at ${where} cannot be used: ${message}`,
+      'a learner serves no clients: promote it (`etcdctl member promote`), or name a voting member in --etcd-endpoints',
+    )
+  const isNobody = NOBODY_THERE.test(message)
+  if (isTls && !hasAnswered && !isNobody && NO_TLS_THERE.test(message))
+    return unavailable(
+      `no TLS connection to etcd at ${where}: ${message}`,
+      'what answers there does not speak TLS, or ended the connection: if etcd is plain, say http in --etcd-endpoints',
+    )
+  // Tried again like any failure: certificates are renewed, and one member of several may have a wrong one.
+  if (/certificate|SSL|TLS/i.test(message) && !NO_TLS_THERE.test(message))
+    return unavailable(
+      `no TLS connection to etcd at ${where}: ${message}`,
+      'check --etcd-cafile, and that the endpoint is named in its certificate; --etcd-certfile and --etcd-keyfile if it asks for them',
+    )
+  if (!isTls && !hasAnswered && !isNobody && TLS_THERE.test(message))
+    return unavailable(
+      `etcd at ${where} cannot be reached: ${message}`,
+      'what answers there ends plain connections: check that etcd runs; if it speaks TLS, say https in --etcd-endpoints, with --etcd-cafile',
+    )
+  return unavailable(`etcd at ${where} cannot be reached: ${message}`, 'check --etcd-endpoints, and that etcd runs')
+}

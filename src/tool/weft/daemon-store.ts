@@ -1,0 +1,116 @@
+// daemon-store.ts - the store of this host's daemon, with its credentials: from its status and its environment, or from the file in which
+// the service manager finds its flags. What is found is handed to the store and never shown.
+
+import { readFile } from 'node:fs/promises'
+import { isWeftError, WeftError } from '../../base/errors.ts'
+import { applyEnvironment, parseFlags } from '../../base/go-flags.ts'
+import { secretUrls } from '../../base/secret.ts'
+import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
+import type { Status } from '../../report/status.ts'
+import { daemonName } from '../../host/daemons.ts'
+
+/** The file that deploy/weftd.service names as EnvironmentFile. */
+const DEFAULTS = '/etc/default/weftd'
+
+export interface DaemonStore {
+  readonly options: Partial<StoreOptions>
+  /** The file whose credentials this user may not read; undefined if there is none. */
+  readonly unread: string | undefined
+}
+
+export interface Places {
+  readonly proc: string
+  readonly defaults: string
+}
+
+/** Finds the store of the daemon whose status this is; of a daemon that does not answer by the file of its flags alone. */
+export async function daemonStore(
+  status: Status | undefined,
+  { proc, defaults }: Places = { proc: '/proc', defaults: DEFAULTS },
+): Promise<DaemonStore> {
+  let unread: string | undefined
+  const read = async (path: string): Promise<string | undefined> => {
+    try {
+      return await readFile(path, 'utf8')
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException
+      if (code === 'EACCES' || code === 'EPERM') unread ??= path
+      return undefined
+    }
+  }
+  const own = status && `${proc}/${status.daemon.pid}`
+  const environment = own && (await read(`${own}/environ`))
+  // In another namespace of processes the number is another process's.
+  const isDaemon = own !== undefined && daemonName(((await read(`${own}/cmdline`)) ?? '').split('\0')) !== undefined
+  if (status && isDaemon && environment !== undefined) {
+    const variables = Object.fromEntries(environment.split('\0').map((line) => pairOf(line)))
+    return { options: { ...optionsOf(variables), ...placeOf(status) }, unread: undefined }
+  }
+  const text = await read(defaults)
+  const options = text === undefined ? {} : optionsOf(parseEnvironmentFile(text))
+  if (text !== undefined) unread = undefined
+  return { options: status ? { ...options, ...placeOf(status) } : options, unread }
+}
+
+/** Adds to a refusal, of the user or of the TLS connection, that the credentials are in a file which this user may not read. */
+export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'>): unknown {
+  if (unread === undefined || !isWeftError(error)) return error
+  if (error.code !== 'STORE' && !error.message.startsWith('no TLS connection')) return error
+  return new WeftError(error.code, error.message, {
+    remedy: `run this as root, which may read weftd's credentials (${unread}), or ${error.remedy}`,
+    cause: error,
+  })
+}
+
+/** Fills in the options that are as they are by default. */
+export function withDefaultsOf(options: StoreOptions, found: Partial<StoreOptions>): StoreOptions {
+  const isDefault = (name: keyof StoreOptions): boolean =>
+    name === 'etcd-password' ? options[name].isEmpty : String(options[name]) === String(STORE_FLAGS[name].default)
+  const names = Object.keys(found) as (keyof StoreOptions)[]
+  return { ...options, ...Object.fromEntries(names.filter(isDefault).map((name) => [name, found[name]])) }
+}
+
+/** The place of the leases and the files of TLS, as DaemonStatus has them. */
+function placeOf({ store, daemon: { leases, etcdFiles } }: Status): Partial<StoreOptions> {
+  if (store.name === 'directory') return { 'lease-dir': leases }
+  const at = leases.lastIndexOf(' ')
+  if (at < 0) return {}
+  const { caFile = '', certFile = '', keyFile = '' } = etcdFiles ?? {}
+  return {
+    'etcd-endpoints': secretUrls(leases.slice(0, at)),
+    'etcd-prefix': leases.slice(at + 1),
+    ...(etcdFiles ? { 'etcd-cafile': caFile, 'etcd-certfile': certFile, 'etcd-keyfile': keyFile } : {}),
+  }
+}
+
+function pairOf(line: string): readonly [string, string] {
+  const at = line.indexOf('=')
+  return at < 0 ? [line, ''] : [line.slice(0, at), line.slice(at + 1)]
+}
+
+/** The options that these variables set; the daemon has said already which of them have no valid value. */
+function optionsOf(variables: Readonly<Record<string, string | undefined>>): Partial<StoreOptions> {
+  const all = applyEnvironment(STORE_FLAGS, parseFlags(STORE_FLAGS, []), 'FLANNELD', variables, () => {})
+  const set = Object.entries(all).filter(([name, value]) => value !== STORE_FLAGS[name as keyof StoreOptions].default)
+  return Object.fromEntries(set) as Partial<StoreOptions>
+}
+
+/**
+ * Reads a systemd EnvironmentFile (systemd.exec(5)): `NAME=VALUE` lines, comments that begin with # or ;, quotes, and a backslash that
+ * takes the next character as it is, or joins the next line.
+ */
+export function parseEnvironmentFile(text: string): Record<string, string> {
+  const found: Record<string, string> = {}
+  const line = /^[ \t]*(?:([A-Za-z_]\w*)[ \t]*=[ \t]*((?:"(?:\\[^]|[^"\\])*"|'[^']*'|\\[^]|[^\n"'\\])*)|.*)$/gm
+  for (const [, name, value = ''] of text.replaceAll('\r\n', '\n').matchAll(line)) {
+    if (name === undefined) continue
+    found[name] = value
+      .replace(/[ \t]+$/, '')
+      .replaceAll(/"((?:\\[^]|[^"\\])*)"|'([^']*)'|\\([^])/g, (_all, double?: string, single?: string, next = '') =>
+        double === undefined
+          ? (single ?? next.replace('\n', ''))
+          : double.replaceAll(/\\(["\\`$\n])/g, (_whole, each: string) => each.replace('\n', '')),
+      )
+  }
+  return found
+}
