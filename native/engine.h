@@ -19,7 +19,7 @@
 namespace weft {
 
 struct RunOptions {
-  std::string_view encapsulation;  ///< by its name in engine.cc
+  std::string_view encapsulation;  ///< by its name in encap/all.h
   ByFamily<Address> tun_address;   ///< as Path has it, and the next
   ByFamily<Address> network_address;
   FilterOptions filter;

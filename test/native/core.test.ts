@@ -42,6 +42,7 @@ describe.concurrent.each([
   ['the pure core', 'core_test', sample([MEMORY, THREADS, ...LONG], 0)],
   ['what sends, receives and writes', 'io_test', [MEMORY]],
   ['the walks of a packet', 'walk_test', [MEMORY]],
+  ['what holds for every encapsulation', 'guarantees_test', [MEMORY]],
   ['the thread of a loop', 'loop_test', sample([MEMORY, THREADS], 0)],
   ['the sessions of two hosts in trouble', 'session_model', [FEW, ...MANY]],
 ] as const)('%s', (_what, name, watched) => {
