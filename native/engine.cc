@@ -63,6 +63,12 @@ constexpr auto kEncapsulations = Encapsulations::rows(
 
 }  // namespace
 
+std::vector<std::string_view> encapsulation_names() {
+  std::vector<std::string_view> names;
+  for (const Row& row : kEncapsulations) names.push_back(row.name);
+  return names;
+}
+
 Engine::Engine(Descriptors descriptors)
     : descriptors_(std::move(descriptors)),
       peers_(3 * descriptors_.loops.size()),

@@ -30,6 +30,9 @@ struct RunOptions {
   LoopOptions loops;
 };
 
+/// The names of all encapsulations.
+std::vector<std::string_view> encapsulation_names();
+
 class Engine {
  public:
   /// Starts the threads. The descriptors are the engine's from now on, also when this fails. `counters` has

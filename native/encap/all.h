@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <string_view>
 
 #include "flannel_udp.h"
 #include "vxlan.h"
@@ -26,7 +25,5 @@ struct EncapsulationList {
 };
 
 using Encapsulations = EncapsulationList<FlannelUdp, Vxlan, Wireguard>;
-
-constexpr auto kEncapsulationNames = Encapsulations::rows([]<typename Encap>() { return Encap::kName; });
 
 }  // namespace weft
