@@ -105,7 +105,7 @@ export interface Drops {
 
 /** The options with which an engine runs. All of them are fixed for its life but the peer table. */
 export interface RunOptions {
-  /** The encapsulation of inner packets, by its name in native/engine.cc. */
+  /** The encapsulation of inner packets, by its name in native/encap/all.h. */
   encapsulation: string
   /** The addresses that ICMP errors to peers are sent from (the TUN's own). */
   tunAddress: ByFamily<Address>
@@ -286,6 +286,9 @@ export const layout: {
     readonly everyMs: number
   }
 }
+
+/** The names of the encapsulations that the engine speaks: native/encap/all.h. */
+export const encapsulationNames: string[]
 
 /** The names of the engine's features; native/core/features.h says what each is. */
 export const featureNames: string[]

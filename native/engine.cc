@@ -9,9 +9,7 @@
 #include <utility>
 
 #include "crypto/aead.h"
-#include "encap/flannel_udp.h"
-#include "encap/vxlan.h"
-#include "encap/wireguard.h"
+#include "encap/all.h"
 #include "io/bequest.h"
 #include "io/clock.h"
 #include "io/steering.h"
@@ -58,18 +56,21 @@ uint64_t secret() {
   return bits;
 }
 
-/// Every encapsulation: a file in encap/ and a line here.
-constexpr struct {
+struct Row {
   std::string_view name;
   bool has_sessions;
   Directions (*make)(const Path&, const OwnEnd&, Sessions*, const std::array<PeerTables::Reader, 3>&);
-} kEncapsulations[] = {
-    {"udp", HasSessions<FlannelUdp>, make_directions<FlannelUdp>},
-    {"vxlan", HasSessions<Vxlan>, make_directions<Vxlan>},
-    {"wireguard", HasSessions<Wireguard>, make_directions<Wireguard>},
 };
+constexpr auto kEncapsulations = Encapsulations::rows(
+    []<typename Encap>() { return Row{Encap::kName, HasSessions<Encap>, make_directions<Encap>}; });
 
 }  // namespace
+
+std::vector<std::string_view> encapsulation_names() {
+  std::vector<std::string_view> names;
+  for (const Row& row : kEncapsulations) names.push_back(row.name);
+  return names;
+}
 
 Engine::Engine(Descriptors descriptors)
     : descriptors_(std::move(descriptors)),
@@ -83,7 +84,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     std::unique_ptr<Engine>& result) {
   const auto* encapsulation =
       std::ranges::find_if(kEncapsulations, [&](const auto& each) { return each.name == options.encapsulation; });
-  if (encapsulation == std::end(kEncapsulations)) return SystemError{"encapsulation", EPROTONOSUPPORT};
+  if (encapsulation == kEncapsulations.end()) return SystemError{"encapsulation", EPROTONOSUPPORT};
 
   std::unique_ptr<Engine> engine(new Engine(std::move(descriptors)));
   if (Failure failure = engine->fault_.failure()) return failure;

@@ -19,7 +19,7 @@
 namespace weft {
 
 struct RunOptions {
-  std::string_view encapsulation;  ///< by its name in engine.cc
+  std::string_view encapsulation;  ///< by its name in encap/all.h
   ByFamily<Address> tun_address;   ///< as Path has it, and the next
   ByFamily<Address> network_address;
   FilterOptions filter;
@@ -30,6 +30,9 @@ struct RunOptions {
   bool keeps_sessions = false;     ///< those that came with the descriptors are gone on with; else they end
   LoopOptions loops;
 };
+
+/// The names of all encapsulations.
+std::vector<std::string_view> encapsulation_names();
 
 class Engine {
  public:

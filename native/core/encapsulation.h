@@ -6,7 +6,7 @@
 // for anybody. One with keys has sessions (core/sessions.h), and timers.
 //
 // An encapsulation is a parameter of theirs at compile time, so that what one does not have costs it nothing. Each is a
-// file of encap/ and a line in engine.cc, and for the dgram engine one in src/path/engine/encapsulation.ts.
+// file of encap/ and a line in encap/all.h, and for the dgram engine one in src/path/engine/encapsulation.ts.
 #pragma once
 
 #include <concepts>

@@ -3,11 +3,14 @@
 // As flanneld's own proxy sends and takes them (pkg/backend/udp/proxy_amd64.c).
 #pragma once
 
+#include <string_view>
+
 #include "../core/encapsulation.h"
 
 namespace weft {
 
 struct FlannelUdp {
+  static constexpr std::string_view kName = "udp";
   static constexpr size_t kHeaderBytes = 0;
   static constexpr size_t kTrailerBytes = 0;
   static constexpr bool kRoutes = true;

@@ -13,6 +13,8 @@
 //     packet's own length tells it from datagrams that were joined.
 #pragma once
 
+#include <string_view>
+
 #include "../core/encapsulation.h"
 #include "../core/segment.h"
 
@@ -20,6 +22,7 @@ namespace weft {
 
 class Vxlan {
  public:
+  static constexpr std::string_view kName = "vxlan";
   static constexpr size_t kHeaderBytes = 22;
   static constexpr size_t kTrailerBytes = 0;
   static constexpr bool kRoutes = false;

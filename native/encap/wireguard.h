@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "../core/encapsulation.h"
 #include "../core/sessions.h"
@@ -20,6 +21,7 @@ namespace weft {
 
 class Wireguard {
  public:
+  static constexpr std::string_view kName = "wireguard";
   static constexpr size_t kHeaderBytes = 16;
   static constexpr size_t kTrailerBytes = Aead::kTagBytes;
   static constexpr bool kRoutes = false;

@@ -2,6 +2,7 @@
 #include <napi.h>
 
 #include "../core/counters.h"
+#include "../engine.h"
 #include "classes.h"
 #include "engine.h"
 #include "host.h"
@@ -18,6 +19,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   env.SetInstanceData(new Classes{Napi::Persistent(define_engine(env)), Napi::Persistent(define_watcher(env))});
   exports.Set("counterNames", to_array(env, {kCounterNames.begin(), kCounterNames.end()}));
   exports.Set("counterTexts", to_array(env, {kCounterTexts.begin(), kCounterTexts.end()}));
+  exports.Set("encapsulationNames", to_array(env, encapsulation_names()));
   exports.Set("featureNames", to_array(env, names_of(kAllFeatures)));
   exports.Set("layout", layout_of(env));
   export_engine(env, exports);

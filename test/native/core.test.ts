@@ -41,6 +41,7 @@ describe.concurrent.each([
   ['the pure core', 'core_test', [MEMORY, THREADS, ...LONG]],
   ['what sends, receives and writes', 'io_test', [MEMORY]],
   ['the walks of a packet', 'walk_test', [MEMORY]],
+  ['what holds for every encapsulation', 'guarantees_test', [MEMORY]],
   ['the thread of a loop', 'loop_test', [MEMORY, THREADS]],
   ['the sessions of two hosts in trouble', 'session_model', [FEW, ...MANY]],
 ] as const)('%s', (_what, name, watched) => {

@@ -17,6 +17,7 @@
 
 static bool counting = false;
 static size_t allocations = 0, locks = 0;
+static bool has_memory = true;
 
 extern "C" {
 void* __libc_malloc(size_t);
@@ -28,7 +29,7 @@ void* malloc(size_t size) {
 }
 void* calloc(size_t count, size_t size) {
   allocations += counting;
-  return __libc_calloc(count, size);
+  return has_memory ? __libc_calloc(count, size) : nullptr;
 }
 void* realloc(void* old, size_t size) {
   allocations += counting;
@@ -153,5 +154,28 @@ int main() {
   counting = false;
   free(one);
   if (allocations == 0 || locks == 0) std::printf("the counters count nothing\n");
+
+  // Traffic that there is no memory to count is not counted, and nobody else's is wrong because of it.
+  constexpr uint32_t kFar = 9'000;
+  TrafficRows short_of_memory;
+  has_memory = false;
+  short_of_memory.make_room(kFar + 1);
+  TrafficRows without;
+  has_memory = true;
+  for (TrafficRows* rows : {&short_of_memory, &without}) {
+    rows->add_sent(kFar, 1, 100);
+    rows->add_received(kFar, 1, 100, 1);
+  }
+  without.add_sent(0, 1, 100);
+  short_of_memory.add_sent(1, 1, 100);
+  Traffic of_far, of_first;
+  for (const TrafficRows* rows : {&short_of_memory, &without}) rows->sum(kFar, of_far);
+  short_of_memory.sum(1, of_first);
+  if (of_far.tx_packets != 0 || of_far.heard_ms != 0 || of_first.tx_packets != 1) std::printf("traffic is miscounted\n");
+  // When there is memory again the next table makes the room.
+  short_of_memory.make_room(kFar + 1);
+  short_of_memory.add_sent(kFar, 1, 100);
+  short_of_memory.sum(kFar, of_far);
+  if (of_far.tx_packets != 1) std::printf("traffic is not counted again\n");
   return 0;
 }

@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <sys/resource.h>
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <thread>
@@ -118,6 +119,45 @@ void test_ticks() {
   }
 }
 
+/// A loop, or an engine, for which there is no descriptor says so, with the reason of the call that was refused.
+void test_without_descriptors() {
+  const Ends tun, socket;
+  rlimit usual;
+  CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+  const auto next = [] {
+    const Fd fd(open("/dev/null", O_RDONLY));
+    return static_cast<rlim_t>(fd.get());
+  };
+  const auto allow = [&](rlim_t more) {
+    const rlimit limit{next() + more, usual.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  };
+  Fault fault;
+  for (const rlim_t spare : {rlim_t{0}, rlim_t{1}}) {
+    const Path path{.tun = tun.fds[0], .socket = socket.fds[0], .sender = socket.fds[0]};
+    allow(spare);
+    Loop loop(0, path, std::make_unique<Told>(tun.fds[0]), std::make_unique<Told>(socket.fds[0]), {}, fault);
+    if (spare == 0) CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);  // there are some again by now
+    errno = 0;
+    const Failure failure = loop.start();
+    CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    CHECK(failure && failure->number == EMFILE);
+    CHECK(failure && std::string(failure->call) == (spare == 0 ? "eventfd" : "epoll_create1"));
+  }
+  for (const rlim_t spare : {rlim_t{0}, rlim_t{1}}) {
+    RunOptions options;
+    options.encapsulation = "udp";
+    std::vector<uint64_t> counters(kCounterCount);
+    std::unique_ptr<Engine> engine;
+    Descriptors descriptors;
+    descriptors.loops.push_back({Fd(dup(tun.fds[0])), Fd(dup(socket.fds[0])), Fd(), Fd(), Fd()});
+    allow(spare);
+    const Failure failure = Engine::run(std::move(descriptors), options, counters.data(), engine);
+    CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    CHECK(failure && failure->number == EMFILE && std::string(failure->call) == "eventfd");
+  }
+}
+
 /// Under a flood of what is refused the thread is as whoever started it, and before others again when it is over.
 void test_priority() {
   // 0 would ask for no priority of its own, whatever that of the process is.
@@ -184,5 +224,6 @@ int main(int argc, char** argv) {
   test_ticks();
   test_priority();
   test_lanes_end();
+  test_without_descriptors();
   return verdict(seed);
 }

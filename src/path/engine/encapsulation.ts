@@ -1,7 +1,7 @@
 // encapsulation.ts - how an inner packet stands in a datagram, by the name that a backend asks for.
 //
 // Datagrams are sealed and opened here for the dgram engine, which knows flannel's udp alone; the native engine has all
-// encapsulations, by the same names, in native/engine.cc.
+// encapsulations, by the same names, in native/encap/all.h.
 
 export type EncapsulationName = 'udp' | 'vxlan' | 'wireguard'
 

@@ -134,7 +134,7 @@ describe('packet', () => {
     expect(count(4_000_050, OURS)).toBe(50)
   })
 
-  it('answers as upstream does, with TTL 8 and no identification, and quotes the whole packet', () => {
+  it('answers as upstream does: TTL 8, no identification; and quotes the whole packet', () => {
     const packet = ipv4Packet({
       source: parseIpv4('10.5.1.2')!,
       destination: parseIpv4('10.5.9.9')!,
