@@ -1230,6 +1230,23 @@ static void test_replay_memory() {
   }
 }
 
+/// Indices are permuted as JavaScript does it (test/unit/path/kinds/wireguard/indices.test.ts has the same values), and
+/// found again; without a key they are only mixed with the secret.
+static void test_index_code() {
+  uint8_t key[IndexCode::kKeyBytes];
+  for (size_t at = 0; at < sizeof key; at++) key[at] = static_cast<uint8_t>(at * 73 + 41);
+  const IndexCode code(0x89abcdef, key), plain(0x89abcdef);
+  const struct {
+    uint32_t number, low, index;
+  } known[] = {{0, 0, 0x866a21e1}, {1, 1, 0xe7ce4209}, {7, 0xabc, 0x6b2f096a}, {0xfffff, 0xfff, 0x70319ca6}};
+  for (const auto& [number, low, index] : known) CHECK(code.encode(number << 12 | low) == index);
+  CHECK(plain.encode(0x7abc) == (0x7abc ^ 0x89abcdef) && plain.decode(0x7abc ^ 0x89abcdef) == 0x7abc);
+  for (int i = 0; i < 10'000; i++) {
+    const uint32_t value = random_below(1 << 30) << 2 | random_below(4);
+    CHECK(code.decode(code.encode(value)) == value);
+  }
+}
+
 /// What is sealed opens, and nothing else does: whatever byte of it, counter or key is another.
 static void test_aead() {
   const auto seal = Aead::create(Aead::Way::kSeal), open = Aead::create(Aead::Way::kOpen);
@@ -3370,6 +3387,7 @@ static void test_threads() {
   test_strangers();
   test_drops_while_written();
   test_icmp_limit();
+  test_index_code();
   test_replay();
   test_replay_lanes();
   test_replay_memory();
