@@ -10,19 +10,18 @@ const ROUNDS = [0, 1, 2, 3] as const
 
 export interface Indices {
   /** The index of a peer's handshake; `low` is its number among those of the peer. */
-  of(peer: number, low: number): number
+  readonly of: (peer: number, low: number) => number
   /** The peer's number, if the index is one of ours. */
-  peerOf(index: number): number
+  readonly peerOf: (index: number) => number
 }
 
 /** `secret` has 32 bits. Without a key indices are only mixed with the secret. */
 export function createIndices(secret: number, key: Uint8Array = new Uint8Array(INDEX_KEY_BYTES)): Indices {
   const view = new DataView(key.buffer, key.byteOffset, INDEX_KEY_BYTES)
-  const words = Array.from({ length: 2 * ROUNDS.length }, (_, at) => view.getUint32(4 * at, true))
   /** 16 bits of a half and two words of the key. */
   const mixed = (half: number, round: number): number => {
-    const once = Math.imul(half + 1, words[2 * round]!)
-    return Math.imul(once ^ (once >>> 15), words[2 * round + 1]!) >>> 16
+    const once = Math.imul(half + 1, view.getUint32(8 * round, true))
+    return Math.imul(once ^ (once >>> 15), view.getUint32(8 * round + 4, true)) >>> 16
   }
   return {
     of(peer, low) {
