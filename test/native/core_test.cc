@@ -1166,8 +1166,20 @@ static void test_replay() {
     uint64_t next = 0;
     const uint64_t start = round < 2 ? 0 : uint64_t{random_below(1 << 30)} << random_below(20);
     for (int i = 0; i < 20'000; i++) {
-      const uint64_t steps[] = {1, 2, 63, 64, 65, 500, 8'128, 8'192, 20'000, ReplayWindow::kBits - 65,
-                                ReplayWindow::kWindow, ReplayWindow::kWindow + 1, ReplayWindow::kBits, 2'000'000};
+      const uint64_t steps[] = {1,
+                                2,
+                                63,
+                                64,
+                                65,
+                                500,
+                                8'128,
+                                8'192,
+                                20'000,
+                                ReplayWindow::kBits - 65,
+                                ReplayWindow::kWindow,
+                                ReplayWindow::kWindow + 1,
+                                ReplayWindow::kBits,
+                                2'000'000};
       uint64_t counter = i == 0 ? start : next;
       if (random_below(3) > 0) {
         const uint64_t back = random_below(2) ? random_below(200) : steps[random_below(std::size(steps))];

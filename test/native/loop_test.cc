@@ -176,9 +176,9 @@ void test_lanes_end() {
   }
 }
 
-/// Packets of a session share one counter. To a peer that is sent to from the port that it knows, all lanes send them by
-/// the first lane's socket: each socket is a flow of its own to fair queues (fq), which would overtake one another. Other
-/// encapsulations have no counter, and each lane has its own socket.
+/// Packets of a session share one counter. To a peer that is sent to from the port that it knows, all lanes send them
+/// by the first lane's socket: each socket is a flow of its own to fair queues (fq), which would overtake one another.
+/// Other encapsulations have no counter, and each lane has its own socket.
 void test_one_socket_for_a_session() {
   for (const bool has_sessions : {false, true}) {
     Ends tuns[2];
@@ -209,7 +209,8 @@ void test_one_socket_for_a_session() {
     std::unique_ptr<Engine> engine;
     CHECK(!Engine::run(std::move(descriptors), options, counters.data(), engine));
     if (has_sessions)
-      engine->sessions()->set_keys(1, {.is_initiator = true, .own_index = 1 << 12, .send = {}, .receive = {}}, now_ms());
+      engine->sessions()->set_keys(1, {.is_initiator = true, .own_index = 1 << 12, .send = {}, .receive = {}},
+                                   now_ms());
     Fields fields;
     fields.tcp = false;
     fields.destination = 0x0a050202;
