@@ -95,8 +95,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
     }
     Engine* self = engine.get();
     engine->sessions_ = std::make_unique<Sessions>(
-        load_le32(&options.own.encap[Wireguard::kSecret]), [self] { self->mail_.signal(); },
-        [self] { self->loops_.front()->wake(); });
+        Wireguard::indices_of(options.own), [self] { self->mail_.signal(); }, [self] { self->loops_.front()->wake(); });
   }
   engine->steer(options.steers);
   engine->follow_switches();

@@ -29,7 +29,7 @@ constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 /// An encapsulation's facts about this host.
 struct OwnEnd {
-  static constexpr size_t kEncapBytes = 40;
+  static constexpr size_t kEncapBytes = 72;
   std::array<uint8_t, kEncapBytes> encap{};  ///< as a peer's record has it of a peer, and what only this host has
   size_t mtu = 0;                            ///< of the TUN, in bytes
 };

@@ -2,8 +2,8 @@
 //
 // A peer's record names its session (the first 4 bytes of its `encap`): a host with subnets of both families, or with
 // several, has one. The byte behind them says whether it sends from any port. The datagrams that it sends name one too:
-// what names a pair of keys in them has the session's number in it, mixed with a secret of this process, so that it is
-// found without a search, and shows nobody how many there are.
+// what names a pair of keys in them has the session's number in it, permuted with a key of this process (index_code.h),
+// so that it is found without a search, and shows nobody how many there are.
 //
 // A session is made when a record or keys name it, and stays until the engine ends. One whose peer is gone is wiped,
 // and its number may be another's. An engine that ends may save them for one that goes on in its place, on this host:
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "bucket.h"
+#include "index_code.h"
 #include "mailbox.h"
 #include "peers.h"
 #include "session.h"
@@ -37,8 +38,8 @@ class Sessions {
   static constexpr size_t kMaxStagedBytes = 16 << 20;
 
   /// `ring` is called when there is mail, and when there is something for a lane to send.
-  Sessions(uint32_t secret, std::function<void()> ring_mail, std::function<void()> ring_lane)
-      : secret_(secret), mailbox_(std::move(ring_mail)), ring_lane_(std::move(ring_lane)) {}
+  Sessions(const IndexCode& indices, std::function<void()> ring_mail, std::function<void()> ring_lane)
+      : indices_(indices), mailbox_(std::move(ring_mail)), ring_lane_(std::move(ring_lane)) {}
   Sessions(const Sessions&) = delete;
   Sessions& operator=(const Sessions&) = delete;
   ~Sessions() {
@@ -47,7 +48,7 @@ class Sessions {
 
   static uint32_t number_of(const uint8_t* encap) { return load_le32(encap); }
   static bool has_any_port(const uint8_t* encap) { return encap[4] != 0; }
-  uint32_t number_of_index(uint32_t own_index) const { return (own_index ^ secret_) >> kPairBits; }
+  uint32_t number_of_index(uint32_t own_index) const { return indices_.decode(own_index) >> kPairBits; }
 
   // By JavaScript's thread, which publishes tables.
 
@@ -183,7 +184,7 @@ class Sessions {
     return chunk.load(std::memory_order_relaxed)[number % kChunk];
   }
 
-  uint32_t secret_;
+  IndexCode indices_;
   Mailbox mailbox_;
   std::function<void()> ring_lane_;
   uint64_t last_pair_ = 0;

@@ -31,8 +31,12 @@ class Wireguard {
 
   /// What stands in `own.encap`, numbers little-endian: the secret that indices are mixed with, which is the sessions';
   /// the milliseconds after which a peer that hears nothing else is sent a keepalive (0: never); the key of mac1, which
-  /// follows from our public key.
-  static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8;
+  /// follows from our public key; the key that indices are permuted with.
+  static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8, kIndexKey = 40;
+
+  static IndexCode indices_of(const OwnEnd& own) {
+    return {load_le32(&own.encap[kSecret]), std::span(own.encap).subspan<kIndexKey, IndexCode::kKeyBytes>()};
+  }
 
   /// Aead::create() has shown before that both can be had. Where the MAC cannot, all initiations are JavaScript's.
   Wireguard(const OwnEnd& own, Sessions& sessions)

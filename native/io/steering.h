@@ -5,16 +5,16 @@
 // addresses and ports, everything else by addresses alone. A fragment of TCP goes by addresses alone too, since TCP
 // puts its segments in order by itself.
 //
-// The hash is the same in both directions of a flow, and on all hosts. So where two hosts have the same number of lanes,
-// a flow has one lane for both directions.
+// The hash is the same in both directions of a flow, and on all hosts. So where two hosts have the same number of
+// lanes, a flow has one lane for both directions.
 #pragma once
 
 #include "system.h"
 
 namespace weft {
 
-/// Has the TUN of this queue choose queues so. Fails without the right to load a program (CAP_BPF), or on a kernel before
-/// 4.16: the kernel's own rule stays.
+/// Has the TUN of this queue choose queues so. Fails without the right to load a program (CAP_BPF), or on a kernel
+/// before 4.16: the kernel's own rule stays.
 Failure steer_by_addresses(int tun);
 
 /// Has the TUN choose queues by the kernel's own rule.

@@ -27,9 +27,10 @@ constexpr int kSendBufferBytes = 4 << 20;
 // Workers share one peer's traffic by flows. A TUN queue holds whole flows, and a worker sends what its queue holds
 // from a source port of its own: P + 240 k + worker for the port P, with the least k that is free. The receiver gives a
 // datagram from there to its worker (source port - P) modulo its workers. So a flow stays with one worker on each side
-// and in order. The queue of a flow is chosen by io/steering.h, or by the kernel's rule: then a flow gets the queue that
-// its other direction was written to, so that any other rule for the receiver could send it around in circles. 240 is a
-// multiple of the usual numbers of workers. A datagram from P itself, as flannel and single workers send them, goes to a worker by source address.
+// and in order. The queue of a flow is chosen by io/steering.h, or by the kernel's rule: then a flow gets the queue
+// that its other direction was written to, so that any other rule for the receiver could send it around in circles. 240
+// is a multiple of the usual numbers of workers. A datagram from P itself, as flannel and single workers send them,
+// goes to a worker by source address.
 
 /// Says whether a socket shares its port with others of this process (SO_REUSEPORT).
 enum class Share : uint8_t {

@@ -1146,8 +1146,20 @@ static void test_replay() {
     uint64_t next = 0;
     const uint64_t start = round < 2 ? 0 : uint64_t{random_below(1 << 30)} << random_below(20);
     for (int i = 0; i < 20'000; i++) {
-      const uint64_t steps[] = {1, 2, 63, 64, 65, 500, 8'128, 8'192, 20'000, ReplayWindow::kBits - 65,
-                                ReplayWindow::kWindow, ReplayWindow::kWindow + 1, ReplayWindow::kBits, 2'000'000};
+      const uint64_t steps[] = {1,
+                                2,
+                                63,
+                                64,
+                                65,
+                                500,
+                                8'128,
+                                8'192,
+                                20'000,
+                                ReplayWindow::kBits - 65,
+                                ReplayWindow::kWindow,
+                                ReplayWindow::kWindow + 1,
+                                ReplayWindow::kBits,
+                                2'000'000};
       uint64_t counter = i == 0 ? start : next;
       if (random_below(3) > 0) {
         const uint64_t back = random_below(2) ? random_below(200) : steps[random_below(std::size(steps))];
@@ -1207,6 +1219,23 @@ static void test_replay_memory() {
       refused.load(odd);
       CHECK(!odd.is_whole());
     }
+  }
+}
+
+/// Indices are permuted as JavaScript does it (test/unit/path/kinds/wireguard/indices.test.ts has the same values), and
+/// found again; without a key they are only mixed with the secret.
+static void test_index_code() {
+  uint8_t key[IndexCode::kKeyBytes];
+  for (size_t at = 0; at < sizeof key; at++) key[at] = static_cast<uint8_t>(at * 73 + 41);
+  const IndexCode code(0x89abcdef, key), plain(0x89abcdef);
+  const struct {
+    uint32_t number, low, index;
+  } known[] = {{0, 0, 0x866a21e1}, {1, 1, 0xe7ce4209}, {7, 0xabc, 0x6b2f096a}, {0xfffff, 0xfff, 0x70319ca6}};
+  for (const auto& [number, low, index] : known) CHECK(code.encode(number << 12 | low) == index);
+  CHECK(plain.encode(0x7abc) == (0x7abc ^ 0x89abcdef) && plain.decode(0x7abc ^ 0x89abcdef) == 0x7abc);
+  for (int i = 0; i < 10'000; i++) {
+    const uint32_t value = random_below(1 << 30) << 2 | random_below(4);
+    CHECK(code.decode(code.encode(value)) == value);
   }
 }
 
@@ -3361,6 +3390,7 @@ static void test_threads() {
   test_strangers();
   test_drops_while_written();
   test_icmp_limit();
+  test_index_code();
   test_replay();
   test_replay_lanes();
   test_replay_memory();

@@ -11,7 +11,7 @@
 
 #include "../../native/engine.cc"
 #include "../../native/walk/naive.cc"
-#include "checks.h"
+#include "packets.h"
 
 using namespace weft;
 
@@ -216,6 +216,63 @@ void test_lanes_end() {
   }
 }
 
+/// Packets of a session share one counter. To a peer that is sent to from the port that it knows, all lanes send them
+/// by the first lane's socket: each socket is a flow of its own to fair queues (fq), which would overtake one another.
+/// Other encapsulations have no counter, and each lane has its own socket.
+void test_one_socket_for_a_session() {
+  for (const bool has_sessions : {false, true}) {
+    Ends tuns[2];
+    Descriptors descriptors;
+    const SocketAddress here(Address::v4(to_be32(INADDR_LOOPBACK)), 0);
+    // The lanes have different ports here, by which they can be told apart.
+    uint16_t ports[2];
+    for (int lane = 0; lane < 2; lane++) {
+      UdpSocket socket;
+      CHECK(!open_udp(here, Share::kNo, 1 << 20, 0, socket));
+      ports[lane] = bound_address(socket.fd.get()).port();
+      descriptors.loops.push_back({Fd(dup(tuns[lane].fds[0])), std::move(socket.fd), Fd(), Fd(), Fd()});
+    }
+    UdpSocket peer;
+    CHECK(!open_udp(here, Share::kNo, 1 << 20, 0, peer));
+    PeerRecord record{};
+    record.subnet_family = record.endpoint_family = 4;
+    record.prefix_length = 24;
+    record.flags = PeerRecord::kFromKnownPort;
+    store(record.port, bound_address(peer.fd.get()).port());
+    store_be32(record.subnet, 0x0a050200);
+    store_be32(record.endpoint, INADDR_LOOPBACK);
+    store_le32(record.encap, 1);
+    RunOptions options;
+    options.encapsulation = has_sessions ? "wireguard" : "udp";
+    options.peers = {reinterpret_cast<const uint8_t*>(&record), sizeof record};
+    std::vector<uint64_t> counters(2 * kCounterCount);
+    std::unique_ptr<Engine> engine;
+    CHECK(!Engine::run(std::move(descriptors), options, counters.data(), engine));
+    if (has_sessions)
+      engine->sessions()->set_keys(1, {.is_initiator = true, .own_index = 1 << 12, .send = {}, .receive = {}},
+                                   now_ms());
+    Fields fields;
+    fields.tcp = false;
+    fields.destination = 0x0a050202;
+    fields.payload = 100;
+    const Bytes packet = build(fields);
+    for (const int lane : {0, 1, 1, 0}) {
+      CHECK(send(tuns[lane].fds[1], packet.data(), packet.size(), 0) == static_cast<ssize_t>(packet.size()));
+      for (;;) {
+        pollfd comes{peer.fd.get(), POLLIN, 0};
+        CHECK(poll(&comes, 1, 60'000) == 1);
+        uint8_t bytes[512];
+        SocketAddress from;
+        socklen_t size = SocketAddress::kRoom;
+        const ssize_t got = recvfrom(peer.fd.get(), bytes, sizeof bytes, MSG_DONTWAIT, from.raw(), &size);
+        if (got < static_cast<ssize_t>(packet.size())) continue;  // a keepalive, which begins a session
+        CHECK(from.port() == ports[has_sessions ? 0 : lane]);
+        break;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -225,5 +282,6 @@ int main(int argc, char** argv) {
   test_priority();
   test_lanes_end();
   test_without_descriptors();
+  test_one_socket_for_a_session();
   return verdict(seed);
 }

@@ -29,7 +29,7 @@ interface Row {
 }
 
 /** The options by which a backend chooses the family of its datagrams. */
-const UNDERLAY_OPTIONS = ['Underlay', 'Mode']
+const UNDERLAY_OPTIONS = new Set(['Underlay', 'Mode'])
 const named = (options: Options): readonly Option[] =>
   Object.values(options).filter((option): option is Option => typeof option['name'] === 'string')
 /** Each backend that weftd carries itself, once for each family of its datagrams. */
@@ -37,7 +37,7 @@ const BACKENDS = Object.entries(KINDS).flatMap(([type, { options, devices }]) =>
   if (!devices.some(([kind]) => kind === 'tun')) return []
   const all = named(options)
   const carrier = all.some(({ name }) => name === 'DataPath') ? { DataPath: 'userspace' } : {}
-  const underlay = all.find(({ name }) => UNDERLAY_OPTIONS.includes(name))
+  const underlay = all.find(({ name }) => UNDERLAY_OPTIONS.has(name))
   const words = underlay?.kind === 'word' ? underlay.words.map((word) => ({ [underlay.name]: word })) : [{}]
   return words.map((word) => ({ Type: type, ...carrier, ...word }))
 })

@@ -35,6 +35,7 @@ export const PURE: readonly string[] = [
   'path/kinds/wireguard/deadlines.ts',
   'path/kinds/wireguard/gate.ts',
   'path/kinds/wireguard/handshakes.ts',
+  'path/kinds/wireguard/indices.ts',
   'path/kinds/wireguard/noise.ts',
   'path/kinds/wireguard/tai64n.ts',
   'path/remains.ts',

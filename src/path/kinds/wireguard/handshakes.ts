@@ -36,6 +36,7 @@ import { MAC_BYTES, type Randomness } from './crypto.ts'
 import { KEY_BYTES, keyPairOf } from './x25519.ts'
 import { createDeadlines } from './deadlines.ts'
 import { createGate } from './gate.ts'
+import { createIndices, LOW_BITS, LOW_MASK } from './indices.ts'
 import {
   firstMessageBytes,
   readFirst,
@@ -70,9 +71,6 @@ export const ACCEPT_EVERY_MS = 20
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
 /** How often those that wait are looked at. */
 const TURN_MS = 20
-/** The room that an index has for a peer's number, and below that for its handshakes. */
-const LOW_BITS = 12
-const LOW_MASK = (1 << LOW_BITS) - 1
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
 /** What the handshakes ask of the engine. */
@@ -130,6 +128,8 @@ export interface HandshakeParts {
   readonly privateKey: SecretBytes
   /** Of 32 bits, drawn at random: hides in the indices how many peers there are, and which is which. The engine has the same. */
   readonly indexSecret: number
+  /** The key that indices are permuted with (indices.ts); none where left out. The engine has the same. */
+  readonly indexKey?: Uint8Array
   readonly engine: SessionEngine
   readonly random: Randomness
   /** The time in ms since 1970, for timestamps. */
@@ -164,7 +164,11 @@ export interface Handshakes {
   /** What is remembered of a peer; undefined for one that is not there. */
   memoryOf(peer: number): HandshakeMemory | undefined
   /** Goes on as another one did, which had these indices, peers and memories; before all else. */
-  resume(indexSecret: number, peers: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[]): void
+  resume(
+    indexSecret: number,
+    peers: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[],
+    indexKey?: Uint8Array,
+  ): void
   /** Timestamps up to this tick were given out by others. */
   passed(tick: number): void
   /** The greatest tick that was given out, or may have been. */
@@ -261,7 +265,7 @@ const isSame = (a: Endpoint | undefined, b: Endpoint): boolean => a?.address ===
 
 export function createHandshakes(parts: HandshakeParts): Handshakes {
   const { engine, random, wall } = parts
-  let { indexSecret } = parts
+  let indices = createIndices(parts.indexSecret, parts.indexKey)
   const own = keyPairOf(parts.privateKey.reveal())
   const ownName = nameOf(own.publicKey)
   const ownMacKeys = macKeysOf(own.publicKey)
@@ -286,9 +290,9 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
 
   function newIndex(peer: Peer): number {
     peer.low = (peer.low + 1) & LOW_MASK
-    return (((peer.number << LOW_BITS) | peer.low) ^ indexSecret) >>> 0
+    return indices.of(peer.number, peer.low)
   }
-  const peerOf = (index: number): Peer | undefined => peers.get((index ^ indexSecret) >>> LOW_BITS)
+  const peerOf = (index: number): Peer | undefined => peers.get(indices.peerOf(index))
 
   /** Adds the MACs, and sends it. */
   function send(peer: Peer, to: Endpoint, index: number, message: Buffer, now: number): void {
@@ -555,8 +559,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       const completedAt = peer.completedAt === -Infinity ? undefined : peer.completedAt
       return { greatest, low, completedAt, at, askedAt: pending?.at }
     },
-    resume(secret, all) {
-      indexSecret = secret
+    resume(secret, all, key) {
+      indices = createIndices(secret, key)
       handshakes.setPeers(all)
       for (const { number, memory } of all) {
         const peer = peers.get(number)

@@ -24,6 +24,7 @@ import { formatAddress, parseAddress, type Address } from '../../../net/address.
 import { macKeysOf } from './cookie.ts'
 import { hash, hmac, isEqual, systemRandomness } from './crypto.ts'
 import { createHandshakes, type HandshakeMemory } from './handshakes.ts'
+import { INDEX_KEY_BYTES } from './indices.ts'
 import { KEY_BYTES } from './x25519.ts'
 
 /** The most messages of hosts that are no peers that are looked at at once. */
@@ -40,12 +41,12 @@ const NUMBER_RESTS_MS = 60_000
 /** The bytes of a peer's record that the engine reads: the session's number, and whether it sends from any port. Of this host it has more. */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4
-const OWN_END_BYTES = 8 + KEY_BYTES
+const OWN_END_BYTES = 8 + KEY_BYTES + INDEX_KEY_BYTES
 const MOST_SESSIONS = 1 << 20
 /** The first byte of a packet for a session that is not there. */
 const TYPE_DATA = 4
 /** Of what one keeper gives another: first the proof that it is of the same keys, then a text of this form. */
-const HEAD_FORM = 1
+const HEAD_FORM = 2
 const PROOF_BYTES = 32
 
 /** A peer's end, as its lease says it. */
@@ -83,6 +84,8 @@ const nameOf = ({ address, port }: UdpEndpoint): string => `${address} ${port}`
 interface Head {
   readonly form: number
   readonly secret: number
+  /** Base64. */
+  readonly indexKey: string
   readonly last: number
   readonly lastTick: number
   readonly sessions: readonly {
@@ -112,6 +115,7 @@ interface Session {
 export function createKeeper(options: KeeperOptions): Keeper {
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log } = options
   let secret = Buffer.from(systemRandomness.bytes(4)).readUInt32LE()
+  let indexKey = systemRandomness.bytes(INDEX_KEY_BYTES)
   const sessions = new Map<string, Session>()
   const byNumber = new Map<number, Session>()
   /** Numbers of peers that went, the longest gone first. */
@@ -131,6 +135,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   const handshakes = createHandshakes({
     privateKey: ownPrivate,
     indexSecret: secret,
+    indexKey,
     engine: {
       send: (to, datagram) => void engine?.send(to, datagram),
       setKeys(number, keys) {
@@ -242,7 +247,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
   function resume(head: Head): void {
     const offset = clockOffset()
     secret = head.secret
-    ownEnd.writeUInt32LE(secret, 0)
+    indexKey = bytesOf(head.indexKey)
+    writeIndexSecrets()
     last = head.last
     for (const { number, publicKey, ...kept } of head.sessions) {
       const [given, at] = [endpointFrom(kept.given), endpointFrom(kept.at)]
@@ -259,13 +265,20 @@ export function createKeeper(options: KeeperOptions): Keeper {
         ...{ number, publicKey: bytesOf(publicKey), psk: shared, endpoint: endpointFrom(at) },
         memory: { ...shifted(memory, -offset), greatest: BigInt(memory.greatest) },
       })),
+      indexKey,
     )
     handshakes.passed(head.lastTick)
   }
   function headNow(): Head {
     const offset = clockOffset()
     return {
-      ...{ form: HEAD_FORM, secret, last, lastTick: handshakes.lastTick },
+      ...{
+        form: HEAD_FORM,
+        secret,
+        indexKey: Buffer.from(indexKey).toString('base64'),
+        last,
+        lastTick: handshakes.lastTick,
+      },
       sessions: [...sessions.values()].flatMap(({ number, publicKey, given, at, anyPort, keyedUntil }) => {
         const memory = handshakes.memoryOf(number)
         if (!memory) return []
@@ -280,7 +293,11 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   const sessionOf = (peer: Lease): Session | undefined => sessions.get(peerOf(peer)?.publicKey ?? '')
   const ownEnd = Buffer.alloc(OWN_END_BYTES)
-  ownEnd.writeUInt32LE(secret, 0)
+  const writeIndexSecrets = (): void => {
+    ownEnd.writeUInt32LE(secret, 0)
+    ownEnd.set(indexKey, 8 + KEY_BYTES)
+  }
+  writeIndexSecrets()
   ownEnd.writeUInt32LE(keepalive * 1_000, 4)
   ownEnd.set(macKeysOf(handshakes.publicKey).mac1, 8)
 

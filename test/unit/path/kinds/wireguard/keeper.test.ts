@@ -7,6 +7,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
 import { createKeeper, type Keeper } from '../../../../../src/path/kinds/wireguard/keeper.ts'
+import { createIndices, INDEX_KEY_BYTES } from '../../../../../src/path/kinds/wireguard/indices.ts'
 import { publicKeyTo } from '../../../../../src/path/kinds/wireguard/key-file.ts'
 import { Secret } from '../../../../../src/base/secret.ts'
 import { log } from '../../../../support/fake-host.ts'
@@ -116,8 +117,11 @@ it('yields the same keys on both sides when the engine wants some', async () => 
   expect(Buffer.from(ours.receiveKey)).toEqual(Buffer.from(theirs.sendKey))
   expect([ours.ownIndex, ours.peerIndex]).toEqual([theirs.peerIndex, theirs.ownIndex])
   // The engine finds the session by the index.
-  const secret = Buffer.from(a.keeper.ownEnd).readUInt32LE()
-  expect(((ours.ownIndex ^ secret) >>> 0) >>> 12).toBe(a.number())
+  const ownEnd = Buffer.from(a.keeper.ownEnd)
+  const indices = createIndices(ownEnd.readUInt32LE(), ownEnd.subarray(40))
+  expect(ownEnd).toHaveLength(40 + INDEX_KEY_BYTES)
+  expect(indices.peerOf(ours.ownIndex)).toBe(a.number())
+  expect(ownEnd.subarray(40).equals(Buffer.from(b.keeper.ownEnd).subarray(40))).toBe(false)
   expect(Buffer.from(a.keeper.ownEnd).readUInt32LE(4)).toBe(25_000)
   expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ attempts: 0, failure: undefined })
 })

@@ -1,0 +1,63 @@
+// index_code.h - hides a session's number in the indices that stand in WireGuard's messages.
+//
+// An index is 32 bits: the number of the peer, and 12 bits by which its pairs of keys differ. They are permuted with a
+// key (a Feistel network over two halves of 16 bits), so that the index of one peer says nothing of the numbers or the
+// indices of others. Its few multiplications are cheap enough for each packet. This is no cipher that would protect a
+// secret: who guesses an index gains a place among the answers that JavaScript looks at, and nothing else.
+//
+// src/path/kinds/wireguard/indices.ts does the same.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "bytes.h"
+
+namespace weft {
+
+class IndexCode {
+ public:
+  static constexpr size_t kKeyBytes = 32;
+
+  /// Without a key indices are only mixed with the secret.
+  IndexCode(uint32_t secret = 0) : secret_(secret) {}
+  /// Numbers are little-endian in the key.
+  IndexCode(uint32_t secret, std::span<const uint8_t, kKeyBytes> key) : secret_(secret) {
+    for (size_t at = 0; at < key_.size(); at++) key_[at] = load_le32(&key[4 * at]);
+  }
+
+  uint32_t encode(uint32_t value) const {
+    uint32_t left = value >> 16, right = value & 0xffff;
+    for (size_t round = 0; round < kRounds; round++) {
+      const uint32_t next = left ^ mixed(right, round);
+      left = right;
+      right = next;
+    }
+    return (left << 16 | right) ^ secret_;
+  }
+  uint32_t decode(uint32_t index) const {
+    uint32_t left = (index ^ secret_) >> 16, right = (index ^ secret_) & 0xffff;
+    for (size_t round = kRounds; round-- > 0;) {
+      const uint32_t before = right ^ mixed(left, round);
+      right = left;
+      left = before;
+    }
+    return left << 16 | right;
+  }
+
+ private:
+  static constexpr size_t kRounds = 4;
+
+  /// 16 bits of a half and two words of the key.
+  uint32_t mixed(uint32_t half, size_t round) const {
+    uint32_t mixed = (half + 1) * key_[2 * round];
+    mixed ^= mixed >> 15;
+    return mixed * key_[2 * round + 1] >> 16;
+  }
+
+  uint32_t secret_;
+  std::array<uint32_t, 2 * kRounds> key_{};
+};
+
+}  // namespace weft
