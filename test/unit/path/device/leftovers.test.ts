@@ -222,7 +222,7 @@ describe.each([
       if (!isReplaced && !isOfOther && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
     }
     const about = surroundings({
-      ...{ networks: onlyOf(now, NETWORKS) as Nets, subnets: onlyOf(now, OWN) as Nets, earlier: OWN },
+      ...{ networks: onlyOf(now, NETWORKS), subnets: onlyOf(now, OWN), earlier: OWN },
       ...{ ownDevices: own, routesToHosts },
     })
     const { leftovers } = await findLeftovers(host.run, about, NOBODY)
@@ -420,7 +420,7 @@ describe('other daemons', () => {
     writeFileSync(join(folder, 'cmdline'), command.join('\0'))
     if (env !== undefined) writeFileSync(join(folder, 'root', file), env)
     if (!hasLock) return
-    const lock = join(proc, `lock${pid}${'.handover.lock'}`)
+    const lock = join(proc, `lock${pid}.handover.lock`)
     writeFileSync(lock, '')
     symlinkSync(lock, join(folder, 'fd/9'))
     mkdirSync(join(folder, 'root', proc), { recursive: true })
