@@ -139,6 +139,26 @@ describe('what another backend left', () => {
   })
 })
 
+describe('a host that cannot be looked at', () => {
+  it.each([
+    ['by a refusal', () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))],
+    ['since `ip` prints no JSON', async () => void JSON.parse('[{')],
+  ])('keeps one that starts from being ready, and one that is ready as it is: %s', async (_how, fail) => {
+    const doubt = createBell()
+    whileListing = fail
+    start({ backend: sealed, leftovers }, doubt)
+    await inTurns(() => logged(/^E What another backend left here cannot be looked for: /))
+    expect(readiness()).toBe(false)
+    whileListing = () => {}
+    await inTurns(() => readiness())
+    whileListing = fail
+    await vi.advanceTimersByTimeAsync(10_000)
+    doubt.ring()
+    await inTurns(() => logged(/^W What another backend left here cannot be looked for: /))
+    expect([readiness(), trouble()]).toEqual([true, undefined])
+  })
+})
+
 describe('a route past the data path that weft did not make', () => {
   it('of a backend that seals makes the node impaired and not ready, and no more once it is gone', async () => {
     const doubt = createBell()

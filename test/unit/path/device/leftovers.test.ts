@@ -7,6 +7,8 @@ import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { LOCK_END } from '../../../../src/host/daemons.ts'
+import { handoverLock } from '../../../../src/node/restart/rendezvous.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
 import {
   FAMILIES,
@@ -407,6 +409,10 @@ describe('policy routing', () => {
     ])
       expect(await findDiverted(run, about)).toEqual([])
   })
+})
+
+it('the lock of a weftd is known by the end of its name', () => {
+  expect(handoverLock({ 'subnet-file': '/run/flannel/subnet.env' })).toBe(`/run/flannel/subnet.env${LOCK_END}`)
 })
 
 describe('other daemons', () => {
