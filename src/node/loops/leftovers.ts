@@ -1,6 +1,7 @@
 // leftovers.ts - keeps what other backends left out of the way of this node's data path, and names whatever else leads past it.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
 import { limited } from '../../host/bell.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import {
@@ -49,10 +50,22 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
       .map(({ what }) => [what, 'it is there again'] as const)
     note(node, found, [...failures, ...back])
   } catch (error) {
-    if (!isWeftError(error)) throw error
-    tell(node, [`What another backend left here cannot be looked for: ${describeError(error)}`])
+    node.signal.throwIfAborted()
+    const why = isWeftError(error) ? describeError(error) : messageOf(error) // such as of what `ip` printed
+    const line = `What another backend left here cannot be looked for: ${why}`
+    // A node that is ready keeps to what it saw last.
+    if (node.isReady) calmOf(node).warn(line)
+    else tell(node, [line])
   }
   return node.pastPath.length === 0
+}
+
+const calmLogs = new WeakMap<Node, Log>()
+/** A log that repeats a line seldom. */
+function calmOf(node: Node): Log {
+  const calm = calmLogs.get(node) ?? seldom(node.log)
+  calmLogs.set(node, calm)
+  return calm
 }
 
 /** What there is, by the main table; and where nothing is past a data path that seals, by the kernel's word too. */

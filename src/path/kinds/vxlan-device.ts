@@ -201,7 +201,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
   const port = { number: options.port, option: KINDS.vxlan.options.port.name }
   const withReasons = (of: DeviceState): DeviceState => ({
     ...of,
-    configure: () => sayingWhoHasIt(run, { name, port }, of.configure),
+    configure: () => sayingWhoHasIt(run, { name, port }, () => of.configure()),
   })
 
   const neighbours = async (): Promise<Map<string, string>> =>

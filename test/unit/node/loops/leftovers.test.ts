@@ -50,8 +50,8 @@ const run: Run = async (_file, args) => {
       })),
     )
   }
-  if (/^-j -4 route show root/.test(command)) return JSON.stringify(routes)
-  if (/^-j -4 rule show/.test(command)) return '[]'
+  if (command.startsWith('-j -4 route show root')) return JSON.stringify(routes)
+  if (command.startsWith('-j -4 rule show')) return '[]'
   if (refuses?.test(command)) throw new WeftError('PERMISSION', 'not permitted', { remedy: 'run as root' })
   commands.push(command)
   const [, device] = /^link del dev (\S+)/.exec(command) ?? []
@@ -139,6 +139,26 @@ describe('what another backend left', () => {
   })
 })
 
+describe('a host that cannot be looked at', () => {
+  it.each([
+    ['by a refusal', () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))],
+    ['since `ip` prints no JSON', async () => void JSON.parse('[{')],
+  ])('keeps one that starts from being ready, and one that is ready as it is: %s', async (_how, fail) => {
+    const doubt = createBell()
+    whileListing = fail
+    start({ backend: sealed, leftovers }, doubt)
+    await inTurns(() => logged(/^E What another backend left here cannot be looked for: /))
+    expect(readiness()).toBe(false)
+    whileListing = () => {}
+    await inTurns(() => readiness())
+    whileListing = fail
+    await vi.advanceTimersByTimeAsync(10_000)
+    doubt.ring()
+    await inTurns(() => logged(/^W What another backend left here cannot be looked for: /))
+    expect([readiness(), trouble()]).toEqual([true, undefined])
+  })
+})
+
 describe('a route past the data path that weft did not make', () => {
   it('of a backend that seals makes the node impaired and not ready, and no more once it is gone', async () => {
     const doubt = createBell()
@@ -151,7 +171,7 @@ describe('a route past the data path that weft did not make', () => {
     await inTurns(() => !readiness())
     expect(trouble()).toMatch(/packets to other nodes leave this host unencrypted/)
     expect(trouble()).not.toMatch(/192\.0\.2\.2/) // anybody may read it
-    expect(lines.filter((line) => /^E Packets to other nodes/.test(line))).toEqual([
+    expect(lines.filter((line) => line.startsWith('E Packets to other nodes'))).toEqual([
       expect.stringMatching(
         /unencrypted: by routes that weft did not make: 10\.5\.0\.192\/26 via 192\.0\.2\.2 to eth0; remove them with `ip route del`, or set "AllowBypass": true/,
       ),

@@ -7,6 +7,8 @@ import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { LOCK_END } from '../../../../src/host/daemons.ts'
+import { handoverLock } from '../../../../src/node/restart/rendezvous.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
 import {
   FAMILIES,
@@ -222,7 +224,7 @@ describe.each([
       if (!isReplaced && !isOfOther && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
     }
     const about = surroundings({
-      ...{ networks: onlyOf(now, NETWORKS) as Nets, subnets: onlyOf(now, OWN) as Nets, earlier: OWN },
+      ...{ networks: onlyOf(now, NETWORKS), subnets: onlyOf(now, OWN), earlier: OWN },
       ...{ ownDevices: own, routesToHosts },
     })
     const { leftovers } = await findLeftovers(host.run, about, NOBODY)
@@ -409,6 +411,10 @@ describe('policy routing', () => {
   })
 })
 
+it('the lock of a weftd is known by the end of its name', () => {
+  expect(handoverLock({ 'subnet-file': '/run/flannel/subnet.env' })).toBe(`/run/flannel/subnet.env${LOCK_END}`)
+})
+
 describe('other daemons', () => {
   let proc: string
   afterEach(() => rmSync(proc, { recursive: true, force: true }))
@@ -420,7 +426,7 @@ describe('other daemons', () => {
     writeFileSync(join(folder, 'cmdline'), command.join('\0'))
     if (env !== undefined) writeFileSync(join(folder, 'root', file), env)
     if (!hasLock) return
-    const lock = join(proc, `lock${pid}${'.handover.lock'}`)
+    const lock = join(proc, `lock${pid}.handover.lock`)
     writeFileSync(lock, '')
     symlinkSync(lock, join(folder, 'fd/9'))
     mkdirSync(join(folder, 'root', proc), { recursive: true })

@@ -10,7 +10,7 @@ import { countPeers, type PeerStatus, type Status } from '../../../../src/report
 import {
   dualPeer,
   linkAddress,
-  route,
+  route as routeTo,
   silentSide,
   sound,
   soundDual,
@@ -56,7 +56,7 @@ it.each<[string, Parameters<typeof ask>, string[]]>([
   ['to a peer, by a route that goes past the tunnel', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')], ['route']],
   [
     "to this node's own container, by a route of an earlier run",
-    ['192.0.2.1', '10.5.1.2', by('eth0', '192.0.2.9'), { routes: [route('10.5.1.0/24', 'eth0', '192.0.2.9')] }],
+    ['192.0.2.1', '10.5.1.2', by('eth0', '192.0.2.9'), { routes: [routeTo('10.5.1.0/24', 'eth0', '192.0.2.9')] }],
     ['route'],
   ],
   ['to a peer by another route', ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')], ['route']],

@@ -1,0 +1,120 @@
+// firewall-change.test.ts - flags and configuration of the firewall change from each to each: afterwards a host has the rules of the last
+// one, as if there had been no other before.
+
+import { randomBytes } from 'node:crypto'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { output } from '../../lab/command.ts'
+import { run as runHere, type Run } from '../../src/host/command.ts'
+import { onlyOf, netsOf, parseNet, FAMILIES, type Family, type Nets } from '../../src/net/address.ts'
+import { createFirewall } from '../../src/path/firewall/firewall.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+import { sample } from '../support/sample.ts'
+
+needs(HOSTS, 'iptables', 'nft')
+
+const NETWORK = netsOf([parseNet('10.5.0.0/16')!, parseNet('fd00:5::/48')!])
+const SUBNET = netsOf([parseNet('10.5.1.0/24')!, parseNet('fd00:5:0:1::/64')!])
+
+interface Wish {
+  readonly tool: 'iptables' | 'nftables'
+  readonly masq: boolean
+  readonly forward: boolean
+  readonly families: readonly Family[]
+}
+/** Each tool with what it may be asked for, of one family and of both; that forwarding is not wanted is tried with nothing at all. */
+const WISHES: readonly Wish[] = (['iptables', 'nftables'] as const).flatMap((tool) => [
+  ...[true, false].flatMap((masq) =>
+    [['ipv4'] as const, FAMILIES].map((families) => ({ tool, masq, forward: true, families })),
+  ),
+  { tool, masq: false, forward: false, families: FAMILIES },
+])
+const textOf = ({ tool, masq, forward, families }: Wish): string =>
+  `${tool}, ${masq ? 'masquerading' : 'no masquerading'}, ${forward ? 'forwarding' : 'no forwarding'}, ${families.join(' and ')}`
+
+let namespaces: string[]
+beforeEach(() => void (namespaces = []))
+afterEach(async () => {
+  for (const name of namespaces) await output(['ip', 'netns', 'del', name])
+})
+
+/** A host without rules. */
+async function makeHost(): Promise<Run> {
+  const name = `weft-fw-${process.pid}-${randomBytes(3).toString('hex')}`
+  await output(['ip', 'netns', 'add', name])
+  namespaces.push(name)
+  return (file, args, options) => runHere('ip', ['netns', 'exec', name, file, ...args], options)
+}
+
+const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+/** What a daemon does from its start to the first look after the one before has ended. */
+async function raise(
+  run: Run,
+  { tool, masq, forward, families }: Wish,
+  previous: { network: Nets; subnet: Nets },
+): Promise<void> {
+  const [network, subnet] = [onlyOf(families, NETWORK), onlyOf(families, SUBNET)]
+  const options = { network, masq, forward, plainPorts: false, blackhole: false, previous, run, log }
+  const firewall = createFirewall(tool, options)
+  await firewall.raise(subnet)
+  firewall.lookAgain?.()
+  expect((await firewall.ensure(subnet)).failures).toEqual([])
+}
+
+/** All rules of both kinds, without counters, dates and the chains that are always there. */
+async function rulesOf(run: Run): Promise<readonly string[]> {
+  const listings = [
+    await run('iptables-save', []),
+    await run('ip6tables-save', []),
+    await run('nft', ['-s', 'list', 'ruleset']),
+  ]
+  const lines = listings.join('\n').split('\n')
+  const rules = lines
+    .filter((line) => /flannel|10\.5\.|fd00:5/i.test(line))
+    .map((line) => line.replace(/ \[\d+:\d+\]/, '').trim())
+  // Tables and chains are listed in the order in which they were made. Of iptables the order within a chain is kept.
+  const keyOf = (line: string): string => /^-A \S+/.exec(line)?.[0] ?? line
+  return rules.toSorted((one, other) => (keyOf(one) < keyOf(other) ? -1 : keyOf(one) > keyOf(other) ? 1 : 0))
+}
+
+/** Each ordered pair once, as one walk (Hierholzer's algorithm). */
+function walkOver(count: number): number[] {
+  const left = Array.from({ length: count }, (_, from) =>
+    Array.from({ length: count }, (_each, to) => to).filter((to) => to !== from),
+  )
+  const [stack, walk]: [number[], number[]] = [[0], []]
+  while (stack.length > 0) {
+    const next = left[stack.at(-1)!]!.shift()
+    if (next === undefined) walk.push(stack.pop()!)
+    else stack.push(next)
+  }
+  return walk.toReversed()
+}
+
+/** So many of the walk, so that each test has some. */
+const PARTS = 3
+const steps = walkOver(WISHES.length).map((at) => WISHES[at]!)
+const size = Math.ceil(steps.length / PARTS)
+const parts = Array.from({ length: PARTS }, (_, at) => steps.slice(at * size, (at + 1) * size + 1))
+it.each(
+  sample(
+    parts.map((part, at) => [at + 1, part] as const),
+    1,
+  ),
+)('leaves no rule of an earlier start: part %d of all pairs', async (_part, walk) => {
+  const expected = new Map<Wish, readonly string[]>()
+  const host = await makeHost()
+  let before: Wish | undefined
+  for (const wish of walk) {
+    const nets = before?.families ?? []
+    await raise(host, wish, { network: onlyOf(nets, NETWORK), subnet: onlyOf(nets, SUBNET) })
+    if (!expected.has(wish)) {
+      const fresh = await makeHost()
+      await raise(fresh, wish, { network: {}, subnet: {} })
+      expected.set(wish, await rulesOf(fresh))
+    }
+    expect(await rulesOf(host), `${before ? textOf(before) : 'nothing'}, then ${textOf(wish)}`).toEqual(
+      expected.get(wish),
+    )
+    before = wish
+  }
+})
