@@ -198,6 +198,56 @@ export const FAULTS = {
     },
     here: PEER_SILENT,
   },
+  'answers-only': {
+    title: 'firewall that lets in answers alone',
+    does: 'INPUT drops all but TCP, ICMP and answers to what the host sent (`--ctstate RELATED,ESTABLISHED`), as many clouds have it',
+    remedy: 'let the port in before the rule that `weft doctor` names there',
+    needs: ['iptables'],
+    async make({ last }) {
+      const rules = ['-m conntrack --ctstate RELATED,ESTABLISHED', '-i lo', '-p icmp', '-p tcp']
+      for (const rule of rules) await last.host.output(`iptables -A INPUT ${rule} -j ACCEPT`.split(' '))
+      await last.host.output('iptables -P INPUT DROP'.split(' '))
+      return async () => {
+        await last.host.output('iptables -P INPUT ACCEPT'.split(' '))
+        await last.host.output('iptables -F INPUT'.split(' '))
+      }
+    },
+    there: { ...UNREACHED, doctor: 'port-dropped peer-silent' },
+    here: PEER_SILENT,
+  },
+  reject: {
+    title: "firewalld's reject",
+    does: 'a chain of nftables on the host accepts by its policy, and its last rule rejects all that is forwarded: containers alone are cut off',
+    remedy: 'accept the network in the chain that `weft doctor` names there',
+    needs: ['nft'],
+    async make({ last }) {
+      await last.host.output([
+        'nft',
+        'table inet firewalld { chain filter_FORWARD { type filter hook forward priority filter + 10; policy accept; ' +
+          'ct state { established, related } accept; iifname "lo" accept; jump zones; reject with icmpx admin-prohibited; }; ' +
+          'chain zones { goto public; }; chain public { reject with icmpx admin-prohibited; }; }',
+      ])
+      return () => last.host.output(['nft', 'delete table inet firewalld'])
+    },
+    // The probes are the hosts' own: they are not forwarded.
+    there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
+    here: {},
+  },
+  policy: {
+    title: 'rule of policy routing',
+    does: '`ip rule add iif cni0 lookup 30400` on the host: a table of its own sends what containers send to the router',
+    remedy: 'remove the rule that `weft doctor` names there, or have the main table asked first',
+    async make({ last }) {
+      await last.host.output(`ip route add default via ${SWITCH_ADDRESS} table 30400`.split(' '))
+      await last.host.output('ip rule add pref 30400 iif cni0 lookup 30400'.split(' '))
+      return async () => {
+        await last.host.output('ip rule del pref 30400'.split(' '))
+        await last.host.output('ip route flush table 30400'.split(' '))
+      }
+    },
+    there: { doctor: 'policy-route', explain: 'out:route' },
+    here: {},
+  },
   'path-mtu': {
     title: 'MTU on the path',
     does: "`ip link set mtu 1400` at the host's port of the switch: what is longer is lost there, and nobody is told",

@@ -5,6 +5,7 @@ import { describeError, isWeftError, messageOf } from './base/errors.ts'
 import {
   applyEnvironment,
   describeFlags,
+  flagHint,
   HelpWanted,
   parseFlags,
   unknownVariables,
@@ -62,7 +63,7 @@ export async function main(program: string, args: readonly string[], environment
       return 0
     }
     if (!isWeftError(error)) throw error
-    process.stderr.write(`${program}: ${printable(describeError(error))}\n`)
+    process.stderr.write(`${program}: ${printable(describeError(error) + (await flagHint(error, FLAGS)))}\n`)
     return error.code === 'USAGE' ? EXIT_USAGE : EXIT_FAILED
   }
 

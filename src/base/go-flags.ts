@@ -76,6 +76,14 @@ function isProblem(value: ReturnType<typeof readValue>): value is { readonly pro
 /** The part of an argument that may be shown when it may be a flag: its value is perhaps a secret. */
 export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
 
+const UNDEFINED = 'flag provided but not defined: -'
+/** `; did you mean --lease-dir?` for an error about a flag that the table lacks, or nothing. What it takes is loaded when it is needed. */
+export async function flagHint(error: unknown, table: FlagTable): Promise<string> {
+  if (!(error instanceof WeftError) || !error.message.startsWith(UNDEFINED)) return ''
+  const { meant } = await import('./nearest.ts')
+  return meant(error.message.slice(UNDEFINED.length), Object.keys(table), '--')
+}
+
 /** Thrown for -h, -help and --help, which Go treats as a flag of every program. */
 export class HelpWanted extends Error {
   override readonly name = 'HelpWanted'
@@ -104,7 +112,7 @@ export function parseFlags<Table extends FlagTable>(table: Table, args: readonly
     const flag = Object.hasOwn(table, name) ? table[name] : undefined
     if (!flag) {
       if (name === 'h' || name === 'help') throw new HelpWanted()
-      throw usage(`flag provided but not defined: -${name}`)
+      throw usage(`${UNDEFINED}${name}`)
     }
     let text = equals < 0 ? undefined : body.slice(equals + 1)
     if (text === undefined) {

@@ -41,7 +41,10 @@ export function refusalOf(
   const isHere = isLoopback(local) && isLoopback(remote)
   const isThere = ANY.has(statusIp) || (!isLoopback(local) && keyOf(local) === keyOf(statusIp))
   if (statusIp === '' || !(isHere || isThere))
-    return { status: 403, why: 'only the probes are answered at this address' }
+    return {
+      status: 403,
+      why: 'only the health checks are answered at this address; the page and the status are at 127.0.0.1 of the host itself, or where --status-ip says',
+    }
   // Only the host's own names are taken: by a name that its owner lets point here (DNS rebinding), a page of another
   // site would be of the same origin as this.
   if (!isThisHost(host, ownName))

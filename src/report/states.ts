@@ -99,7 +99,8 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
   },
   peers: {
     ...{ words: 'its peers', ...GOES_ON, working: 1 },
-    packets: 'those to the peers that are named do not pass',
+    packets:
+      'those to the peers listed as silent or not reached are lost; to those listed as narrow only long ones are',
     findings: ['peer-silent', 'peer-unusable', 'family-broken'],
   },
   store: {

@@ -88,7 +88,8 @@ it.each(PATHS)('tells what passed to and from each peer: %s engine, %j', async (
       return (await execute([...from, ...paths])).stdout
     }),
   )
-  const refused = '403 only the probes are answered at this address\n'
+  const refused =
+    '403 only the health checks are answered at this address; the page and the status are at 127.0.0.1 of the host itself, or where --status-ip says\n'
   expect(said).toEqual(Array(4).fill(`flanneld is runningweftd is alive\n${refused.repeat(3)}`))
 
   expect(

@@ -63,6 +63,7 @@ export const PURE: readonly string[] = [
   'tool/measure/plan.ts',
   'tool/measure/result.ts',
   'report/audience.ts',
+  'report/effects.ts',
   'report/snapshot.ts',
   'report/states.ts',
   'node/loops/probe-schedule.ts',

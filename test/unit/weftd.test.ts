@@ -12,6 +12,11 @@ afterEach(() => {
 })
 
 it.each([
+  [
+    ['--lease-dri', '/x'],
+    {},
+    'weftd: flag provided but not defined: -lease-dri; see --help; did you mean --lease-dir?\n',
+  ],
   [['--nonsense'], {}, 'weftd: flag provided but not defined: -nonsense; see --help\n'],
   [['--without', 'magic'], {}, 'weftd: --without magic: there is no such feature; choose from tun-tso, udp-gso\n'],
   [

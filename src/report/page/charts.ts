@@ -108,6 +108,9 @@ function spoken(samples: readonly Sample[]): string {
 const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
   16 + 7 * Math.max(...(labels ?? []).map(({ length }) => length), 3)
 
+/** Half of the longest label of the time axis, which stands in the middle of its tick: the last one is to have room. */
+const LABEL_HALF_PX = 30
+
 interface Look {
   readonly series: uPlot.Series[]
   readonly values: (value: number) => string
@@ -131,7 +134,7 @@ function createChart(place: HTMLElement, lookOf: (colour: (name: string) => stri
       ticks: { show: false },
     }
     const options: uPlot.Options = {
-      ...{ ...sizeOf(), padding: [8, 8, 0, 0], series },
+      ...{ ...sizeOf(), padding: [8, LABEL_HALF_PX, 0, 0], series },
       ...{ legend: { show: false }, cursor: { show: false } },
       scales: { y: { range: (_chart, low, high) => range(low ?? 0, high ?? 0) } },
       axes: [

@@ -24,6 +24,7 @@ import {
   type StatusEvent,
 } from '../status.ts'
 import { peerEventText, type PeerEvent } from '../peer-events.ts'
+import { packetsText } from '../effects.ts'
 import { readingOf } from '../states.ts'
 import { count, duration, milliseconds, or, percent } from './format.ts'
 
@@ -101,14 +102,14 @@ export interface Verdict {
 /** The first thing that a person wants to know. */
 export function verdictOf(status: Status): Verdict {
   const { state, impairments, trouble, peers, summary, dataPath } = status
-  const { tone, words, packets } = readingOf(status)
+  const { tone, words } = readingOf(status)
   const list = peers?.list ?? []
   const isByPeers = state === 'impaired' && impairments.every(({ by }) => by === 'peers')
   if (state !== 'working' && !isByPeers)
     return {
       tone,
       title: `${words.charAt(0).toUpperCase()}${words.slice(1)}`,
-      detail: `${trouble ?? summary}. Packets: ${packets}.`,
+      detail: `${trouble ?? summary}. Packets: ${packetsText(status)}.`,
     }
   const allSilent = list.filter((peer) => conditionOf(peer) === 'silent')
   const silent = allSilent.length

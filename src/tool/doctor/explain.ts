@@ -280,12 +280,15 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
 }
 
 /** The same for a packet of a container: the first of its connection. */
-function forwarded({ source, destination, facts, status }: Question, isOutward: boolean): Step[] {
+function forwarded({ source, destination, facts, status, route }: Question, isOutward: boolean): Step[] {
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
-  const bridge = subnet && bridgeOf(facts.links, subnet, status)
-  const end = bridge === undefined ? {} : isOutward ? { from: bridge } : { to: bridge }
-  return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...end })
+  const { device, devices } = status.dataPath ?? {}
+  const own = devices?.[family] ?? (family === 'ipv4' ? device : undefined) ?? undefined
+  const isFromPeer = sideOf(source, status, facts).kind === 'peer'
+  const from = isOutward ? subnet && bridgeOf(facts.links, subnet, status) : isFromPeer ? own : undefined
+  const ends = { ...(from === undefined ? {} : { from }), ...(route ? { to: route.device } : {}) }
+  return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...ends })
 }
 
 /** What is said of a packet that the kernel refuses, but where it forwards none at all: another step has that. */

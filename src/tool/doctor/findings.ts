@@ -232,7 +232,7 @@ export const FINDINGS = {
   'peer-silent': {
     ...{ check: 'peers', level: 'failure' },
     means: 'a peer does not answer through the data path',
-    fix: "check that its daemon runs, and that the firewalls of both hosts and everything between them let packets to the backend's port through, both ways and from any port (with `--workers 1` on all nodes those that weftd carries come from the backend's port alone); with wireguard, where one of the two is behind NAT or lets in answers alone, give `PersistentKeepaliveInterval`; run weft doctor there",
+    fix: "run `weft doctor` on its host: see that weftd runs there, and that the firewalls of both hosts and everything between let packets to the backend's port through, both ways and from any port",
   },
   'family-broken': {
     ...{ check: 'peers', level: 'failure' },

@@ -10,11 +10,12 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { placeIn, titleOf, type PeerStatus } from '../../report/status.ts'
+import { kindOf, portOf } from '../../path/kinds.ts'
+import { placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
-import { seenSides, sideText, type SeenSide } from './sides.ts'
+import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
 const LOSSY_PERCENT = 20
 /** A peer that sends is heard once in its interval, the default one or what this node has; it may miss two. */
@@ -124,7 +125,10 @@ export function checkPeers(
       unreached(isUnusable),
       (side) => `${sideText(side)}${side.peer.type === '' ? '' : `, of type ${side.peer.type}`}`,
     ),
-    ...each('peer-silent', unreached(isSilent), (side) => `${sideText(side)}: ${heard(side)}`),
+    ...unreached(isSilent).map((side): Finding => ({
+      ...{ name: 'peer-silent', detail: `${sideText(side)}: ${heard(side)}` },
+      fix: silentFix(status, side),
+    })),
     ...each(
       'family-broken',
       halves,
@@ -134,6 +138,28 @@ export function checkPeers(
     ...each('peer-lossy', seen.flat().filter(isLossy), (side) => `${sideText(side)}: ${side.lossPercent}%`),
     ...(isBlind ? [{ name: 'peers-unasked', detail: unasked ?? '' } as const] : []),
   ]
+}
+
+/** What to do about a silent peer, by the backend: with its port and the two hosts. */
+function silentFix(status: Status, side: SeenSide): string {
+  const { config, node, dataPath } = status
+  const kind = kindOf(config?.backendType ?? '')
+  const outer = outerIn(status, side.family, side.endpoint)
+  const ends = [node ? placeIn(node, outer).publicIp : undefined, placeIn(side.peer, outer).publicIp]
+  const hosts = ends.every((end) => end !== undefined)
+    ? ` between ${ends.map((end) => formatAddress(end ?? 0)).join(' and ')}`
+    : ''
+  const port = /:(\d+)$/.exec(side.endpoint ?? '')?.[1] ?? portOf(config?.backendType ?? '', config?.backend ?? {})
+  const outside = kind?.outside
+  const way = !outside
+    ? `let packets of ${config?.network ?? 'the network'} through${hosts}`
+    : outside.protocol === 'udp'
+      ? `let UDP port ${port} through${hosts}, both ways`
+      : `let IP protocol 4 (IPIP) through${hosts}, both ways`
+  // The lanes of weftd send from ports of their own.
+  const from = outside?.protocol === 'udp' && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
+  const nat = kind?.provesSender ? '; if one of them is behind NAT, set `PersistentKeepaliveInterval`' : ''
+  return `run \`weft doctor\` on that host, where weftd must run; ${way}${from}, in the firewalls of both and of the network${nat}`
 }
 
 /** `40 s ago`, `5 min ago`, `3 h ago`. */

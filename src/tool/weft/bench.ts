@@ -55,7 +55,7 @@ export const benchCommand = command({
   args: '[PEER]',
   does: 'measure what the tunnel costs: the same streams to a peer, outside and inside it',
   more:
-    'PEER is its subnet, an address in it, or its public IP, of IPv4 or IPv6; `weft bench --listen` must run there. A peer of both ' +
+    'PEER is the name of its host, its subnet, an address in it, or its public IP, of IPv4 or IPv6; `weft bench --listen` must run there. A peer of both ' +
     'families is measured by both, one after the other. Takes about half a minute for each and fills the link, which slows other ' +
     'traffic down. Exits with 3 when a stream does not get through.',
   flags,

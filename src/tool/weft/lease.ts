@@ -23,6 +23,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import { DEFAULT_TYPE } from '../../path/kinds.ts'
 import { briefly, conditionOf, sidesOf, type Condition, type Status } from '../../report/status.ts'
 import type { StoreEntry } from '../../control/store/store.ts'
 import { jsonLine, printable } from '../../base/text.ts'
@@ -51,6 +52,9 @@ function read(entry: StoreEntry): Read {
 
 const addressesText = (addresses: Addresses): string =>
   listed(addresses).map(formatAddress).join(',') || addressText(addresses)
+
+/** The backend of a lease's node: of a lease that publishes no type, the usual one that publishes none (or alloc, which carries nothing). */
+const typeText = (published: string): string => published || DEFAULT_TYPE
 
 /** What programs get of one: by what it is known, and what it has of IPv6. */
 const toJson = ({ entry, lease, problem }: Read) => ({
@@ -122,7 +126,7 @@ export const leaseLsCommand = command({
             briefly(nameOf(each) ?? '-'),
             lease ? subnetName(lease.subnet) : entry.key,
             lease ? addressesText(lease.attrs.publicIp) : '-',
-            lease?.attrs.backendType || '-',
+            lease ? typeText(lease.attrs.backendType) : '-',
             entry.isReservation ? 'reserved' : 'lease',
             endText(ends.get(entry.key), entry.isReservation),
             problem === null ? stateCell(nodeState(status, entry.key)) : ['bad', problem],
@@ -166,10 +170,13 @@ export const leaseShowCommand = command({
       if (options.json) screen.write(jsonLine(shown))
       else
         for (const [key, value] of Object.entries(shown))
-          if (value !== null) screen.write(`${screen.colour('dim', key.padEnd(10))} ${printable(String(value))}\n`)
+          if (value !== null) screen.write(`${screen.colour('dim', key.padEnd(10))} ${printable(textOf(key, value))}\n`)
       return shown.problem === null ? EXIT.ok : EXIT.wrong
     }),
 })
+
+/** A value for a person: the type of a lease that publishes none is told all the same. */
+const textOf = (key: string, value: unknown): string => (key === 'type' ? typeText(String(value)) : String(value))
 
 /** The node that would lose its subnet, as far as this host knows: one that answers. */
 function holderOf(status: Status | undefined, key: string): string | undefined {

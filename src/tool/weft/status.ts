@@ -14,6 +14,7 @@ import {
   type PeerStatus,
   type Status,
 } from '../../report/status.ts'
+import { packetsText } from '../../report/effects.ts'
 import { readingOf } from '../../report/states.ts'
 import { jsonLine } from '../../base/text.ts'
 import { askStatus } from './ask.ts'
@@ -120,8 +121,7 @@ export const isWell = (status: Status): boolean => readingOf(status).exit === 0 
 
 function heading(status: Status, colour: Colour): string {
   const { daemon, state, trouble, node, store, lease, dataPath, peers, config } = status
-  const { tone, words, packets }: { readonly tone: Tone; readonly words: string; readonly packets: string } =
-    readingOf(status)
+  const { tone, words }: { readonly tone: Tone; readonly words: string } = readingOf(status)
   const up = duration((Date.parse(status.at) - Date.parse(daemon.startedAt)) / 1000)
   const lines: (readonly [string, string])[] = []
   if (node) {
@@ -153,7 +153,7 @@ function heading(status: Status, colour: Colour): string {
   return [
     `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, words)} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
     ...(trouble === null ? [] : [`  ${colour(tone, trouble)}\n`]),
-    ...(state === 'working' ? [] : [`  ${colour('dim', `packets: ${packets}`)}\n`]),
+    ...(state === 'working' ? [] : [`  ${colour('dim', `packets: ${packetsText(status)}`)}\n`]),
     ...lines.map(([name, text]) => `  ${colour('dim', name.padEnd(11))}${text}\n`),
     ...(troubles.length > 0 ? [`\n${colour('dim', 'LAST WARNINGS')}\n`] : []),
     ...troubles.map(
@@ -198,7 +198,8 @@ function peersText(status: Status, colour: Colour): string {
         : `${answering} of ${probed} asked answer`
   const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
-  const part = whole === undefined ? '' : `: ${colour(tone, `${percent(whole)} whole`)}`
+  const forShort = narrow ? ' for short packets' : ''
+  const part = whole === undefined ? '' : `: ${colour(tone, `${percent(whole)} whole${forShort}`)}`
   const broken = whole === undefined || whole === 1 ? '' : brokenText(peers)
   return `${stored} stored, ${programmed} programmed, ${asked}${part}${broken}${narrowText(status, colour)}`
 }

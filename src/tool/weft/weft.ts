@@ -2,7 +2,7 @@
 
 import { version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
-import { HelpWanted, nameIn } from '../../base/go-flags.ts'
+import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
 import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
@@ -75,6 +75,15 @@ const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   'config check': async () => (await import('./config.ts')).configCheckCommand,
   'config schema': async () => (await import('./config.ts')).configSchemaCommand,
 }
+
+/** The words that may come first, such as `status` or `lease`. */
+const topNames = (): readonly string[] => [
+  ...new Set(
+    [...Object.keys(COMMANDS), ...OLD.map(({ name }) => name), ...OTHERS.map(({ name }) => name)].map(
+      (name) => name.split(' ')[0] ?? '',
+    ),
+  ),
+]
 
 /** Loads the commands whose names begin so. */
 export const loadCommands = (start = ''): Promise<readonly Command[]> =>
@@ -193,8 +202,10 @@ export async function main(
     screen.write(group.map((each) => helpOf(each)).join('\n'))
     return rest.length === 0 ? EXIT.usage : EXIT.ok
   }
+  const { meant } = await import('../../base/nearest.ts')
+  const typed = group.length > 0 ? [name, rest[0] ?? ''] : [name]
   screen.warn(
-    `weft: there is no command ${(group.length > 0 ? [name, rest[0] ?? ''] : [name]).map(nameIn).join(' ')}; see weft help`,
+    `weft: there is no command ${typed.map(nameIn).join(' ')}${meant(typed.join(' '), group.length > 0 ? Object.keys(COMMANDS) : topNames(), 'weft ')}; see weft help`,
   )
   return EXIT.usage
 }
@@ -211,7 +222,7 @@ async function runCommand(command: Command, words: readonly string[], screen: Sc
       return EXIT.ok
     }
     if (stopping.signal.aborted) return EXIT.ok // Ctrl-C is how --watch ends
-    screen.warn(`weft ${command.name}: ${describeError(error)}`)
+    screen.warn(`weft ${command.name}: ${describeError(error)}${await flagHint(error, command.flags)}`)
     return isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   } finally {
     process.off('SIGINT', stop).off('SIGTERM', stop)

@@ -3,6 +3,7 @@
 import { describe, expect, it } from 'vitest'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkFirewall, portPacket } from '../../../../src/tool/doctor/firewall.ts'
+import { checkPeers } from '../../../../src/tool/doctor/peers.ts'
 import { readRuleset } from '../../../../src/tool/doctor/nft-walk.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type Status } from '../../../../src/report/status.ts'
@@ -455,6 +456,32 @@ describe('a remedy', () => {
     expect(fixes({ nft: firewalld('input').replace('inet firewalld', 'inet own'), ...silently() })[0]).toContain(
       '`nft insert rule inet own filter_INPUT ip saddr 192.0.2.2 udp dport 8285 accept`',
     )
+  })
+})
+
+describe('the remedy for a silent peer', () => {
+  const fixOfSilent = (backendType: string, backend: Record<string, unknown> = {}, engine = 'native'): string => {
+    const silent = { ...soundPeer, endpoint: null, state: 'programmed', lossPercent: 100 } as const
+    const seen = { ...withBackend(backendType, backend), peers: countPeers([silent], 10) }
+    const facts = { ...sound, answers: new Map(), status: { ...seen, dataPath: { ...status.dataPath!, engine } } }
+    return checkPeers(facts, false)!.find(({ name }) => name === 'peer-silent')!.fix!
+  }
+
+  it('is for the backend, with its port and the two hosts', () => {
+    const udp = fixOfSilent('udp', { Port: 9000 })
+    expect(udp).toContain(
+      'let UDP port 9000 through between 192.0.2.1 and 192.0.2.2, both ways and from any source port',
+    )
+    expect(udp).not.toContain('PersistentKeepaliveInterval')
+    expect(fixOfSilent('wireguard')).toContain('let UDP port 51820 through between')
+    expect(fixOfSilent('wireguard')).toContain('`PersistentKeepaliveInterval`')
+    expect(fixOfSilent('vxlan', {}, 'kernel')).toMatch(
+      /UDP port 8472 through between 192.0.2.1 and 192.0.2.2, both ways, in/,
+    )
+    expect(fixOfSilent('ipip', {}, 'kernel')).toContain('IP protocol 4')
+    expect(fixOfSilent('host-gw', {}, 'kernel')).toContain('let packets of 10.5.0.0/16 through between 192.0.2.1')
+    for (const type of ['udp', 'vxlan', 'wireguard', 'host-gw'])
+      expect(fixOfSilent(type).split(' ').length).toBeLessThan(50)
   })
 })
 

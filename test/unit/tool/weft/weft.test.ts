@@ -243,7 +243,7 @@ describe('weft status', () => {
       [
         'weftd 1.2 on a, impaired by its peers (up 3 h, pid 7)',
         '  1 of 2 peers does not answer',
-        '  packets: those to the peers that are named do not pass',
+        '  packets: those to 10.5.3.0/24 are lost',
         '  node       10.5.1.0/24 of 10.5.0.0/16, reached at 192.0.2.1 by eth0',
         '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
         '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
@@ -342,7 +342,7 @@ describe('weft status', () => {
     const { code, out } = await weft(['status', ...socket()])
     expect(code).toBe(3)
     expect(out).toContain(
-      '2 of 2 asked answer: 100% whole, but long packets of more than 1252 of 1472 bytes do not reach one peer\n',
+      '2 of 2 asked answer: 100% whole for short packets, but long packets of more than 1252 of 1472 bytes do not reach one peer\n',
     )
     expect(out.split('\n').filter((line) => line.includes('10.5.2.0/24'))).toEqual([
       expect.stringMatching(/ tunnel +narrow /),
@@ -350,7 +350,9 @@ describe('weft status', () => {
     ])
     // While it is looked for, and where those who send more are told.
     status = { ...soundStatus, peers: countPeers([{ ...soundPeer, ...narrow, passesBytes: null }], 10) }
-    expect((await weft(['status', ...socket()])).out).toContain('whole, but long packets do not reach one peer\n')
+    expect((await weft(['status', ...socket()])).out).toContain(
+      'whole for short packets, but long packets do not reach one peer\n',
+    )
     const told = { ...soundPeer, ...narrow, passesBytes: 1372, pathMtu: 1372 }
     status = { ...soundStatus, peers: countPeers([told], 10) }
     const well = await weft(['status', ...socket()])
@@ -410,4 +412,15 @@ describe('weft status', () => {
     status = { ...status, schema: 2 as unknown as 1 }
     expect(await weft(['status', ...socket()])).toMatchObject({ code: 1, err: expect.stringContaining('version 2') })
   })
+})
+
+it.each([
+  [['docter'], 'weft: there is no command docter; did you mean weft doctor?; see weft help'],
+  [['statsu'], 'weft: there is no command statsu; did you mean weft status?; see weft help'],
+  [['lease', 'sohw'], 'weft: there is no command lease sohw; did you mean weft lease show?; see weft help'],
+  [['doctor', '--jsno'], 'weft doctor: flag provided but not defined: -jsno; see --help; did you mean --json?'],
+  [['nothing-like-it'], 'weft: there is no command nothing-like-it; see weft help'],
+])('%j is answered by what was meant', async (words, said) => {
+  const { code, err } = await weft(words)
+  expect([code, err.trimEnd()]).toEqual([2, said])
 })

@@ -1,0 +1,53 @@
+// effects.ts - what becomes of packets in the state that a weftd is in, by what is known of it: which peers, which of the host's troubles. Pure.
+
+import { FAMILY_NAMES, listed } from '../net/address.ts'
+import { CAUSES, readingOf, type Impairment } from './states.ts'
+import { conditionOf, sidesOf, titleOf, type Condition, type Status } from './status.ts'
+
+/** The number of peers that a line has room for. */
+const NAMED = 3
+
+/** The effect on packets, as a part of a sentence. */
+export function packetsText(status: Pick<Status, 'state' | 'impairments' | 'peers'>): string {
+  const { state, impairments } = status
+  if (state !== 'impaired') return readingOf(status).packets
+  return CAUSES.filter((cause) => impairments.some(({ by }) => by === cause))
+    .map((by) => {
+      const mine = impairments.filter((each) => each.by === by)
+      const known = by === 'peers' ? peersEffect(status) : by === 'host' ? hostEffect(mine) : undefined
+      return known ?? readingOf({ state, impairments: mine }).packets
+    })
+    .join('; ')
+}
+
+function peersEffect({ peers }: Pick<Status, 'peers'>): string | undefined {
+  const of = (...conditions: readonly Condition[]): string => {
+    const all = (peers?.list ?? []).filter((peer) =>
+      listed(sidesOf(peer)).some((side) => conditions.includes(conditionOf(side))),
+    )
+    const names = all.slice(0, NAMED).map(titleOf).join(', ')
+    return all.length > NAMED ? `${names} and ${all.length - NAMED} more` : names
+  }
+  const [lost, cut] = [of('silent', 'stored'), of('narrow')]
+  const parts = [
+    ...(lost === '' ? [] : [`those to ${lost} are lost`]),
+    ...(cut === '' ? [] : [`long ones to ${cut} are lost, and short ones pass`]),
+  ]
+  return parts.length === 0 ? undefined : parts.join('; ')
+}
+
+/** The troubles of a host, by their words (node/report.ts, report/snapshot.ts), with what each does to packets. */
+const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
+  [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
+  [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],
+  [/is not written/, 'new containers do not start'],
+  [/uses the same public IP/, 'another host gets some of our packets'],
+  [/^IPv4 has no address/, 'none reach other hosts over IPv4'],
+  [/^IPv6 has no address/, 'none reach other hosts over IPv6'],
+]
+
+function hostEffect(impairments: readonly Pick<Impairment, 'what'>[]): string | undefined {
+  const effects = impairments.map(({ what }) => HOST_EFFECTS.find(([words]) => words.test(what))?.[1])
+  const known = [...new Set(effects)].filter((effect) => effect !== undefined)
+  return effects.includes(undefined) || known.length === 0 ? undefined : known.join('; ')
+}

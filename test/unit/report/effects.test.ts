@@ -1,0 +1,68 @@
+// effects.test.ts - what is said of packets names the peers, and says of the host what is known of it, no more.
+
+import { expect, it } from 'vitest'
+import { packetsText } from '../../../src/report/effects.ts'
+import type { Impairment } from '../../../src/report/states.ts'
+import { countPeers, type PeerStatus } from '../../../src/report/status.ts'
+import { soundPeer } from '../../support/facts.ts'
+
+const said = (impairments: readonly Impairment[], ...list: readonly PeerStatus[]): string =>
+  packetsText({ state: impairments.length === 0 ? 'working' : 'impaired', impairments, peers: countPeers(list, 10) })
+const peer = (name: string, part: Partial<PeerStatus> = {}): PeerStatus => ({ ...soundPeer, name, ...part })
+const silent = { state: 'programmed', lossPercent: 100 } as const
+const narrow = { path: 'narrow', passesBytes: 1372 } as const
+const byPeers: Impairment = { by: 'peers', what: '1 of 2 peers does not answer' }
+
+it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
+  ['nothing', [], [peer('a')], 'all pass'],
+  ['a silent peer', [byPeers], [peer('a', silent), peer('b')], 'those to a (10.5.2.0/24) are lost'],
+  [
+    'a peer that only short packets reach',
+    [byPeers],
+    [peer('a', narrow), peer('b')],
+    'long ones to a (10.5.2.0/24) are lost, and short ones pass',
+  ],
+  [
+    'both',
+    [byPeers],
+    [peer('a', narrow), peer('b', silent)],
+    'those to b (10.5.2.0/24) are lost; long ones to a (10.5.2.0/24) are lost, and short ones pass',
+  ],
+  [
+    'many',
+    [byPeers],
+    ['a', 'b', 'c', 'd', 'e'].map((name) => peer(name, silent)),
+    'those to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) and 2 more are lost',
+  ],
+  [
+    'no forwarding',
+    [{ by: 'host', what: 'the kernel does not forward IPv4' }],
+    [],
+    'IPv4 packets of containers do not leave this host',
+  ],
+  [
+    'no subnet.env',
+    [{ by: 'host', what: '/run/flannel/subnet.env is not written' }],
+    [],
+    'new containers do not start',
+  ],
+  ['a twin', [{ by: 'host', what: 'host9 uses the same public IP' }], [], 'another host gets some of our packets'],
+  [
+    'an address that is gone',
+    [{ by: 'host', what: 'IPv6 has no address on the external interface: eth0 has lost 2001:db8::1' }],
+    [],
+    'none reach other hosts over IPv6',
+  ],
+  [
+    'what an older page does not know',
+    [{ by: 'host', what: 'something of tomorrow' }],
+    [],
+    "containers' packets do not leave this host, new containers do not start, or another host gets our packets",
+  ],
+  [
+    'several causes',
+    [{ by: 'store', what: 'the etcd store does not answer' }, byPeers],
+    [peer('a', silent)],
+    'those to a (10.5.2.0/24) are lost; those to known nodes pass; a new node is not known, and the lease is not renewed',
+  ],
+])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))
