@@ -10,15 +10,15 @@ import { parseNetworkConfig } from './control/config/network-config.ts'
 import type { Start } from './daemon.ts'
 import { isWeftError, messageOf, WeftError } from './base/errors.ts'
 import { createBell } from './host/bell.ts'
-import { run } from './host/command.ts'
-import { chooseExternalInterface } from './host/external-interface.ts'
+import { run, type Run } from './host/command.ts'
+import { chooseExternalInterface, resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { leasesEqual } from './control/lease/lease.ts'
 import { seldom, type Log } from './base/log.ts'
 import { HIDDEN } from './base/secret.ts'
-import { addressText, familiesOf, type Nets } from './net/address.ts'
+import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import type { Forwarding } from './node/loops/data-path.ts'
-import { nextFor, writeKnown } from './node/loops/last-known.ts'
+import { nextFor, wishesText, writeKnown } from './node/loops/last-known.ts'
 import type { Resumed } from './node/open.ts'
 import { createPossession } from './node/possession.ts'
 import { interfaceWishes, type DaemonOptions } from './options.ts'
@@ -139,14 +139,15 @@ async function resume(
     const networks: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
     look = lookAhead(run, networks)
     const silent = { ...log, info: () => {} }
-    const external = await chooseExternalInterface(look.run, interfaceWishes(options), familiesOf(networks), silent)
+    const external = await externalFor(known, options, familiesOf(networks), look.run, silent)
     const publishedBefore = async () => known.lease.attrs
     const backend = await createBackend(config, external, options, log, publishedBefore, inheritance, look.run)
     const attrs = await backend.prepare(signal)
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    await possession.open(() => backend.open(lease, signal, view, known.others))
+    // The data path may outlive what looks after it here: a node goes on with it.
+    await possession.open(() => backend.open(lease, stopping.signal, view, known.others))
     if (!possession.dataPath) return 'failed' // a successor came first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
@@ -186,4 +187,24 @@ async function resume(
   } finally {
     look?.forget()
   }
+}
+
+/**
+ * The external interface that the previous process used, which needs no default route. If nothing tells which one that was, or other flags
+ * were given, the interface is chosen by the flags. Throws WeftError INTERFACE.
+ */
+async function externalFor(
+  { external, wishes, lease }: LastKnown,
+  options: DaemonOptions,
+  families: readonly Family[],
+  look: Run,
+  log: Log,
+): Promise<ExternalInterface> {
+  if (external && wishes === wishesText(options) && families.every((family) => external.families?.includes(family))) {
+    const found = await resumeExternal(look, external)
+    if (found) return found
+    throw new WeftError('INTERFACE', `${external.name} has lost the addresses that this node had`)
+  }
+  const earlier = { addresses: async () => listed(lease.attrs.publicIp), isOwn: () => false }
+  return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
 }

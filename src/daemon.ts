@@ -14,8 +14,10 @@ import { createBackend, createSubnetManager } from './node/choose.ts'
 import { prefixed } from './base/errors.ts'
 import { addon } from './host/addon.ts'
 import { createBell } from './host/bell.ts'
+import { run } from './host/command.ts'
 import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
+import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { getSysctl } from './host/sysctl.ts'
 import type { Log, MovableLog } from './base/log.ts'
 import { createWinstonWriter } from './base/log-winston.ts'
@@ -23,10 +25,11 @@ import { netText, type Nets } from './net/address.ts'
 import { watchConfig } from './node/loops/config.ts'
 import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
 import { dropsReportOf } from './node/drops.ts'
+import { earlierLife } from './node/earlier.ts'
 import { endNode } from './node/end.ts'
 import { firewallFor, keepFirewall, raiseFirewall } from './node/loops/firewall.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
+import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
 import { networkAsking } from './node/network.ts'
 import type { Node, NodeParts } from './node/node.ts'
 import { fitsTo, goesOnWith, openNode, type Before, type Resumed } from './node/open.ts'
@@ -47,7 +50,13 @@ import { chooseUnderlays } from './node/loops/underlays.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { watchForTwins } from './node/loops/twins.ts'
 import type { DaemonOptions } from './options.ts'
-import { lastKnownFile, removeLastKnown, storeNameOf } from './node/restart/last-known.ts'
+import {
+  lastKnownFile,
+  readLastKnown,
+  removeLastKnown,
+  storeNameOf,
+  type LastKnown,
+} from './node/restart/last-known.ts'
 import type { Succession } from './node/restart/succession.ts'
 import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
 import type { Events } from './report/events.ts'
@@ -147,7 +156,10 @@ async function startNode(
   const watch = createHostWatch(changed, log, signal)
   try {
     const leaseNow = async () => (await succession.predecessor())?.lease
-    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, tell, log, signal }
+    const known = await knownOf(options)
+    const { earlier, isMine } = earlierLife({ ...{ manager, known, log, signal }, subnet: previous.subnet })
+    const before = { earlier, known: () => externalBefore(succession.resumed, known, options) }
+    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, before, tell, log, signal }
     const { config, configText, external } = await waitForNetwork(waiting)
     await warnOfRoutesLeft(previous.network, config, external, log)
     const fits = fitsTo(configText, external, manager)
@@ -164,6 +176,7 @@ async function startNode(
         config,
         backend: amend(made),
         externalName: external.name,
+        isMine,
         openEcho,
         readSysctl: getSysctl,
         giveBackMemory: addon.giveBackMemory,
@@ -179,6 +192,26 @@ async function startNode(
   } finally {
     await watch.end()
   }
+}
+
+/** What was last known of the store that the flags name. */
+async function knownOf(options: DaemonOptions): Promise<LastKnown | undefined> {
+  const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false } // begin.ts has said what is wrong with it
+  const known = await readLastKnown(lastKnownFile(options), silent)
+  return known?.store === storeNameOf(options) ? known : undefined
+}
+
+/** The external interface by which the node forwards as last known, or was last known to forward by the same flags. */
+async function externalBefore(
+  resumed: Resumed | undefined,
+  known: LastKnown | undefined,
+  options: DaemonOptions,
+): Promise<ExternalInterface | undefined> {
+  if (resumed) return resumed.backend.external ?? resumed.external
+  const { external, wishes } = known ?? {}
+  if (!external || wishes !== wishesText(options)) return undefined
+  const { index: _index, ...unnumbered } = external // numbers are of one boot
+  return (await resumeExternal(run, external)) ?? unnumbered
 }
 
 /** The node's life once it is known what it is made of: lease, data path, loops. As `runDaemon` for its end. */

@@ -9,7 +9,7 @@ import type { ReadSysctl } from '../host/external-interface.ts'
 import type { PeerView } from '../control/lease/fail-static.ts'
 import type { FollowState } from '../control/lease/follow.ts'
 import type { LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
-import type { SubnetManager } from '../control/lease/subnet-manager.ts'
+import type { IsMine, SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Log } from '../base/log.ts'
 import type { ByFamily, Family } from '../net/address.ts'
 import type { DaemonOptions } from '../options.ts'
@@ -42,6 +42,8 @@ export interface NodeParts {
   readonly backend: Backend
   /** The external interface's, as it was chosen at the start. */
   readonly externalName?: string
+  /** Tells whether this node had an address, by which a lease of its own may stand. */
+  readonly isMine?: IsMine
   /** The rules, and how often they are looked at. */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number } | undefined
   /** Peers are not asked whether they answer where it is left out. */
@@ -65,6 +67,8 @@ export interface Next {
   /** The network configuration's text without its secrets, and which store's it is. */
   readonly config: string
   readonly store: string
+  /** What the operator asked for by the flags about the external interface. */
+  readonly wishes: string
   /** The file of what is known (node/restart/last-known.ts), and of what befell the peers. */
   readonly lastKnown: string
   readonly events: string

@@ -43,7 +43,8 @@ export function fitsTo(configText: string, external: ExternalInterface, { givesS
   // Compares with the configuration as last known, which is without secrets: a start with one waits for the store, and resumes nothing.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
   return (resumed: Resumed | undefined): resumed is Resumed =>
-    isDeepStrictEqual(resumed?.config, known) && isDeepStrictEqual(resumed?.external, external)
+    isDeepStrictEqual(resumed?.config, known) &&
+    isDeepStrictEqual(resumed?.backend.external ?? resumed?.external, external)
 }
 
 /** A backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route. */

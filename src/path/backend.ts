@@ -32,6 +32,8 @@ export interface Backend {
    * where the kernel carries the packets, and a TUN that is left would be in the way.
    */
   readonly tunNames?: readonly string[] | undefined
+  /** The external interface as of the last `prepare`; left out where none is known. */
+  readonly external?: ExternalInterface | undefined
   /** The log's words when a peer's lease comes, changes or goes; flanneld's, `Subnet added: ...`, when left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**

@@ -38,7 +38,7 @@ const CLOCKS_MS = 60_000
  * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
  */
 export async function obtainLease(
-  { manager, config, log, signal }: NodeParts,
+  { manager, config, isMine, log, signal }: NodeParts,
   attrs: LeaseAttrs,
   previous: Nets,
   isRunning = false,
@@ -47,7 +47,7 @@ export async function obtainLease(
   const holder = manager.holder(config)
   for (let pauseMs = ACQUIRE_RETRY_MS; ;) {
     try {
-      return await timed(() => holder.obtain(attrs, previous, calm, signal))
+      return await timed(() => holder.obtain(attrs, previous, calm, signal, isMine))
     } catch (error) {
       signal.throwIfAborted()
       const isAway = isWeftError(error, 'STORE_UNAVAILABLE')
@@ -104,6 +104,9 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
     ...backend,
     get tunNames() {
       return backend.tunNames
+    },
+    get external() {
+      return backend.external
     },
     async prepare(stopping) {
       const attrs = await backend.prepare(stopping)

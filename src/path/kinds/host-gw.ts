@@ -19,10 +19,15 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
   let external = found
   return {
     name: TYPE,
+    get external() {
+      return external
+    },
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      const behindNat = familiesOf(config).find((family) => external.publicIp[family] !== external.address[family])
+      const behindNat = familiesOf(config).find(
+        (family) => external.address[family] !== undefined && external.publicIp[family] !== external.address[family],
+      )
       if (behindNat) {
         throw new WeftError(
           'CONFIG',

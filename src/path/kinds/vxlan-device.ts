@@ -8,7 +8,7 @@ import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink, ipFlag, ipJson } from '../../host/links.ts'
+import { addDevice, findLink, ipFlag, ipJson, parseList } from '../../host/links.ts'
 import type { Log } from '../../base/log.ts'
 import { formatAddress, type Address, type Net } from '../../net/address.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
@@ -199,7 +199,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
   /** The entry for all other addresses, of all zeroes, is not there: nothing is flooded. */
   const forwarding = async (): Promise<Map<string, string>> => {
     const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', name])
-    const entries = text.trim() === '' ? [] : (JSON.parse(text) as JsonForwarding[])
+    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${name}`)
     return new Map(entries.flatMap(({ mac: to = '', dst }) => (dst === undefined ? [] : [[to, dst] as const])))
   }
 
