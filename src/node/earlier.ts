@@ -59,16 +59,22 @@ const isOwnBridge = ({ addresses }: Link, subnet: Nets): boolean =>
 export function earlierLife({ manager, subnet, known, log, signal, ...given }: EarlierParts) {
   const { answers = isAnswered, name = hostname() } = given
   let addresses: Promise<readonly Address[]> | undefined
-  let ownNames: Promise<ReadonlySet<string>> | undefined
+  let names: Promise<ReadonlyMap<string, string>> | undefined
 
-  /** The addresses beside which the store has this host's name, as text. */
-  const namedOurs = (): Promise<ReadonlySet<string>> =>
-    (ownNames ??= (async () => {
-      if (!manager.claims || NO_NAME.test(name)) return new Set<string>()
+  /** The names of hosts in the store, by their addresses as text. */
+  const namesOf = (): Promise<ReadonlyMap<string, string>> =>
+    (names ??= (async () => {
+      if (!manager.claims) return new Map<string, string>()
       const ask = async (till: AbortSignal) => manager.claims?.(undefined, till)
       const claims = await askPatiently("this host's name", ask, log, signal)
-      return new Set([...(claims?.values ?? [])].flatMap(([at, claim]) => (hostNameIn(claim) === name ? [at] : [])))
+      return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
     })())
+  /** Who has an address by the store: this host, another one, or nobody knows. */
+  async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
+    const owner = (await namesOf()).get(formatAddress(address))
+    if (owner === undefined || NO_NAME.test(owner)) return undefined
+    return owner === name ? 'this' : 'other'
+  }
 
   async function findAddresses(): Promise<readonly Address[]> {
     const wasKnown = [known?.external?.address ?? {}, known?.lease.attrs.publicIp ?? {}].flatMap(listed)
@@ -80,9 +86,10 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
     const leases = entries.flatMap(({ lease }) => lease ?? [])
     const nets = new Set(listed(subnet).map(formatNet))
     const holders = leases.filter((lease) => listed(lease.subnet).some((net) => nets.has(formatNet(net))))
-    const ours = await namedOurs()
-    const named = leases.filter(({ attrs }) => listed(attrs.publicIp).some((each) => ours.has(formatAddress(each))))
-    return [...wasKnown, ...[...holders, ...named].flatMap(({ attrs }) => listed(attrs.publicIp))]
+    const published = [...holders, ...leases].flatMap(({ attrs }) => listed(attrs.publicIp))
+    const owners = await Promise.all(published.map(ownerOf))
+    const held = holders.flatMap(({ attrs }) => listed(attrs.publicIp))
+    return [...wasKnown, ...held, ...published.filter((_, at) => owners[at] === 'this')]
   }
 
   const earlier: Earlier = {
@@ -98,8 +105,8 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
     const isHere = (link: Link): boolean => link.addresses[familyOf(address)].some((each) => each.address === address)
     if (links.some((link) => !earlier.isOwn(link) && isHere(link))) return true
     const wasKnown = listed(known?.lease.attrs.publicIp ?? {}).includes(address)
-    const ours = await namedOurs()
-    if (!wasKnown && !ours.has(formatAddress(address))) return false
+    const owner = await ownerOf(address)
+    if (owner === 'other' || !(wasKnown || owner === 'this')) return false
     return !(await answers(address))
   }
   return { earlier, isMine }
