@@ -131,8 +131,7 @@ async function resume(
   if (!known || known.store !== storeNameOf(options) || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (possession.state.is !== 'closed') return 'failed' // a successor has it
   let look: LookAhead | undefined
-  const ended = new AbortController()
-  const signal = AbortSignal.any([stopping.signal, ended.signal])
+  const { signal } = stopping
   try {
     signal.throwIfAborted()
     const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
@@ -146,34 +145,28 @@ async function resume(
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    // The data path may outlive what looks after it here: a node goes on with it.
-    await possession.open(() => backend.open(lease, stopping.signal, view, known.others))
+    const open = () => possession.open(() => backend.open(lease, signal, view, known.others))
+    await open()
     if (!possession.dataPath) return 'failed' // a successor came first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
     notifier?.tell({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(options, known.config)
     const forwarding: Forwarding = {
-      ...{ possession, backend, next, log, signal, lease, attrs, view },
+      ...{ possession, backend, next, log, lease, attrs, view },
+      signal,
       ...{ unapplied: undefined, ownApplied: undefined, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
       ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     }
-    const resumed: Resumed = Object.assign(forwarding, {
-      config,
-      external,
-      async hand() {
-        ended.abort(new Error('a node has the data path'))
-        await looking
+    let end = lookAfter(forwarding, log)
+    return Object.assign(forwarding, {
+      ...{ config, external },
+      hand: () => end(),
+      async again() {
+        await open().catch((error: unknown) => log.error(`Cannot go on as last known: ${messageOf(error)}`))
+        end = lookAfter(forwarding, log)
       },
     })
-    const lookAfter = async (): Promise<never> => {
-      const { keepForwarding } = await import('./node/loops/data-path.ts') // not before packets pass
-      return keepForwarding(resumed, async () => {})
-    }
-    const looking = lookAfter().catch((error: unknown) => {
-      if (!signal.aborted) log.error(`Nothing repairs the data path until the store answers: ${messageOf(error)}`)
-    })
-    return resumed
   } catch (error) {
     stopping.signal.throwIfAborted()
     // A pre-shared key is no more than hidden in the file, and the backend takes no such one.
@@ -207,4 +200,21 @@ async function externalFor(
   }
   const earlier = { addresses: async () => listed(lease.attrs.publicIp), isOwn: () => false }
   return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
+}
+
+/** Keeps the data path right until what is returned is called, or the stop. */
+function lookAfter(forwarding: Forwarding, log: Log): () => Promise<void> {
+  const ended = new AbortController()
+  const until = AbortSignal.any([forwarding.signal, ended.signal])
+  const keep = async (): Promise<never> => {
+    const { keepForwarding } = await import('./node/loops/data-path.ts') // not before packets pass
+    return keepForwarding(forwarding, async () => {}, until)
+  }
+  const looking = keep().catch((error: unknown) => {
+    if (!until.aborted) log.error(`Nothing repairs the data path until the store answers: ${messageOf(error)}`)
+  })
+  return async () => {
+    ended.abort(new Error('a node has the data path'))
+    await looking
+  }
 }

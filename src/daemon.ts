@@ -2,7 +2,7 @@
 //
 //   start   who forwards: nobody, then this process by what was last known, or another weftd, which goes on until this one is ready
 //           (begin.ts, which then loads this file) -> subnet manager -> network configuration -> external interface -> lease ->
-//           data path -> firewall -> subnet.env -> ready: the other weftd ends
+//           data path -> loops; the firewall's rules are set, or take too long -> subnet.env -> ready: the other weftd ends
 //   loops   the table LOOPS: each keeps one thing right, in a file of src/node/ that has its name
 //   stop    one AbortController: a signal, a successor, a loop that cannot go on, or what nobody caught, aborts it; all loops end on
 //           it, then the data path is left to the next process, or closed, and the store is closed
@@ -11,15 +11,15 @@
 
 import { version } from './base/assets.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
-import { prefixed } from './base/errors.ts'
+import { describeError, isWeftError, messageOf, prefixed } from './base/errors.ts'
 import { addon } from './host/addon.ts'
-import { createBell } from './host/bell.ts'
+import { createBell, pause } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
 import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { getSysctl } from './host/sysctl.ts'
-import type { Log, MovableLog } from './base/log.ts'
+import { seldom, type Log, type MovableLog } from './base/log.ts'
 import { createWinstonWriter } from './base/log-winston.ts'
 import { netText, type Nets } from './net/address.ts'
 import { watchConfig } from './node/loops/config.ts'
@@ -27,7 +27,7 @@ import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { earlierLife } from './node/earlier.ts'
 import { endNode } from './node/end.ts'
-import { firewallFor, keepFirewall, raiseFirewall } from './node/loops/firewall.ts'
+import { firewallFor, keepFirewall, rulesSetOrLate } from './node/loops/firewall.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
 import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
 import { networkAsking } from './node/network.ts'
@@ -74,7 +74,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepNames, // the names of other hosts, which they write beside their leases
   watchConfig, // a network configuration that is no longer the one in use is named
   keepDataPath, // the device is kept right, and the data path opened again when it died or the node moved
-  keepFirewall, // the firewall's rules are kept right
+  keepFirewall, // the firewall's rules are set, and kept right
   keepSubnetEnv, // subnet.env is kept right
   watchForwarding, // a kernel that does not forward is noticed
   keepReady, // the subnet manager hears that the node is in the network
@@ -92,6 +92,13 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
 
 /** flanneld's words for a failure of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
+
+/**
+ * A part of the start that failed for an operator to repair, or for the host, is tried again after the first time, up to the second one, as
+ * long as this process forwards as last known.
+ */
+const RETRY_MIN_MS = 1_000
+const RETRY_MAX_MS = 30_000
 
 /** The resources that the start has in hand. */
 export interface Start {
@@ -111,7 +118,9 @@ export async function startManager(start: Start, succession: Succession<Resumed>
   const { options, log, stopping, events } = start
   ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
   const previous = await readPreviousNets(options['subnet-file'], log)
-  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log, stopping.signal))
+  const manager = await whileForwarding(start, () =>
+    prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log, stopping.signal)),
+  )
   try {
     const subnet = previous.subnet.ipv4 ? netText(previous.subnet) : 'None'
     const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
@@ -119,14 +128,58 @@ export async function startManager(start: Start, succession: Succession<Resumed>
     const page = options['status-page'] ? { page: () => readPage() } : {}
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
-    const served = await serveStatus(options, health, succession, log, stopping)
+    const served = await whileForwarding(start, () => serveStatus(options, health, succession, log, stopping))
+    // What is said again and again while it is tried.
+    const calm = seldom(log)
     try {
-      return await startNode(start, succession, manager, previous, health)
+      return await whileForwarding(
+        start,
+        () => startNode(start, succession, manager, previous, health, calm),
+        (why) => tellOf(start, manager, health)(`cannot be a node: ${why}`),
+      )
     } finally {
       await served.close()
     }
   } finally {
     await manager.close()
+  }
+}
+
+/**
+ * Does a part of the start. While this process forwards as last known, what fails by a WeftError is said and tried again: a running node
+ * survives as much, and packets would stop with this process.
+ */
+export async function whileForwarding<T>(
+  { possession, log, stopping: { signal } }: Pick<Start, 'possession' | 'log' | 'stopping'>,
+  work: () => Promise<T>,
+  onFailure: (why: string) => void = () => {},
+): Promise<T> {
+  const calm = seldom(log)
+  for (let pauseMs = RETRY_MIN_MS; ; pauseMs = Math.min(2 * pauseMs, RETRY_MAX_MS)) {
+    try {
+      return await work()
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error) || !possession.dataPath) throw error
+      calm.error(`This weftd goes on as last known, and tries again: ${describeError(error)}`)
+      onFailure(messageOf(error))
+    }
+    await pause(signal, pauseMs * (0.5 + Math.random() / 2))
+  }
+}
+
+/** Returns what tells, until there is a node, what this process waits for. */
+function tellOf(
+  { stopping, notifier, possession }: Start,
+  manager: NodeParts['manager'],
+  health: Health,
+  standing: () => string = () => '',
+): (waitsFor: string) => void {
+  return (waitsFor) => {
+    const beginning = () => beginningOf((possession.dataPath ? '' : standing()) + waitsFor, possession, stopping.signal)
+    const report = () => startingReportOf(manager.name, beginning(), possession)
+    Object.assign(health, { beginning, report: async () => report() })
+    notifier?.tell({ ready: false, status: report().summary })
   }
 }
 
@@ -136,18 +189,14 @@ async function startNode(
   manager: NodeParts['manager'],
   previous: PreviousNets,
   health: Health,
+  calm: Log,
 ): Promise<never> {
   const { options, log, stopping, notifier, possession } = start
   const { signal } = stopping
   const pid = (await succession.predecessor())?.pid
   let standing = pid === undefined ? '' : `another weftd${pid ? ` (pid ${pid})` : ''} forwards; `
   void succession.free.then(() => (standing = ''))
-  const tell = (waitsFor: string): void => {
-    const beginning = () => beginningOf((possession.dataPath ? '' : standing) + waitsFor, possession, signal)
-    const report = () => startingReportOf(manager.name, beginning(), possession)
-    Object.assign(health, { beginning, report: async () => report() })
-    notifier?.tell({ ready: false, status: report().summary })
-  }
+  const tell = tellOf(start, manager, health, () => standing)
   const hostChanged = createBell()
   const changed = (): void => {
     hostChanged.ring()
@@ -159,7 +208,7 @@ async function startNode(
     const known = await knownOf(options)
     const { earlier, isMine } = earlierLife({ ...{ manager, known, log, signal }, subnet: previous.subnet })
     const before = { earlier, known: () => externalBefore(succession.resumed, known, options) }
-    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, before, tell, log, signal }
+    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, before, tell, log: calm, signal }
     const { config, configText, external } = await waitForNetwork(waiting)
     await warnOfRoutesLeft(previous.network, config, external, log)
     const fits = fitsTo(configText, external, manager)
@@ -221,7 +270,7 @@ export async function runNode(
   stopping: AbortController,
   before: Before,
 ): Promise<never> {
-  const { backend, health, log, signal } = parts
+  const { backend, health, signal } = parts
   const { possession, succession } = before
   const attrs = await backend.prepare(signal)
   if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
@@ -238,20 +287,27 @@ export async function runNode(
     health.drops = (after) => dropsReportOf(node, after)
     health.memory = () => node.memory
   }
+  // Peers, the lease and repairs wait for no firewall, which may take long.
+  const running = runLoops(node, stopping)
   try {
-    await raiseFirewall(node)
-    await publish(node)
-    succession.settle()
-    if (!parts.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
-    log.info('Running backend.')
-    return await runLoops(node, stopping)
+    await Promise.race([enterNetwork(node, succession), running])
+    return await running
   } catch (error) {
     stopping.abort(error) // nobody is lent what is about to end
-    throw error
+    return await running
   } finally {
     if (succession.isOnLoan) await possession.release() // the predecessor forwards again
     else await endNode(node, signal.reason)
   }
+}
+
+/** Says that this node is in the network, when its firewall's rules are set or take too long. */
+async function enterNetwork(node: Node, succession: Before['succession']): Promise<void> {
+  await rulesSetOrLate(node)
+  await publish(node)
+  succession.settle()
+  if (!node.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(node.options))
+  node.log.info('Running backend.')
 }
 
 /** Waits for all loops to end. The first that fails stops the others. */

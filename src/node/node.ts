@@ -142,6 +142,8 @@ export interface Node extends NodeParts {
   twin: string | undefined
   /** The families that this host does not forward, whatever weftd does. */
   unforwarded: readonly Family[]
+  /** Rung when the firewall's rules were set for the first time, or could not be. */
+  readonly rulesSet: Bell
   /** The reason why the firewall's rules could not be kept right at the last look. */
   rulesTrouble: string | undefined
   /** The names of hosts by their public IPs, as they say themselves. */
@@ -175,6 +177,7 @@ export function createNode(
     ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
+    rulesSet: createBell(),
     leaseDoubt: createBell(),
     configDoubt: createBell(),
     isConfigGone: false,

@@ -67,36 +67,43 @@ it('a name that many hosts have tells nothing', async () => {
   expect(await earlier.addresses()).toEqual([])
 })
 
-it.each<[what: string, address: string, is: boolean, claims: object, more: Partial<EarlierParts>, answering: string[]]>(
+it.each<
   [
-    ['that an interface has now', '10.0.0.7', true, {}, {}, []],
-    ['of a device of weft', '10.5.1.0', false, {}, {}, []],
-    ['that nothing tells of', '10.0.0.1', false, {}, {}, []],
-    ["beside this host's name", '10.0.0.1', true, { '10.0.0.1': claim('node-a') }, {}, []],
-    [
-      "beside this host's name, which another host has by now",
-      '10.0.0.1',
-      false,
-      { '10.0.0.1': claim('node-a') },
-      {},
-      ['10.0.0.1'],
-    ],
-    ["beside another host's name", '10.0.0.1', false, { '10.0.0.1': claim('node-b') }, {}, []],
-    ['that was last known', '10.0.0.1', true, {}, lasts('10.5.1.0-24', '10.0.0.1'), []],
-    [
-      ...(['that was last known, beside another name', '10.0.0.1', false, { '10.0.0.1': claim('node-b') }] as const),
-      ...([lasts('10.5.1.0-24', '10.0.0.1'), []] as const),
-    ],
-    [
-      'in files that were copied from a host that runs',
-      '10.0.0.1',
-      false,
-      {},
-      lasts('10.5.1.0-24', '10.0.0.1'),
-      ['10.0.0.1'],
-    ],
+    what: string,
+    address: string,
+    is: boolean,
+    claims: object,
+    more: Partial<EarlierParts>,
+    answering: readonly string[],
+  ]
+>([
+  ['that an interface has now', '10.0.0.7', true, {}, {}, []],
+  ['of a device of weft', '10.5.1.0', false, {}, {}, []],
+  ['that nothing tells of', '10.0.0.1', false, {}, {}, []],
+  ["beside this host's name", '10.0.0.1', true, { '10.0.0.1': claim('node-a') }, {}, []],
+  [
+    "beside this host's name, which another host has by now",
+    '10.0.0.1',
+    false,
+    { '10.0.0.1': claim('node-a') },
+    {},
+    ['10.0.0.1'],
   ],
-)('an address %s: %s is its own: %s', async (_what, address, is, claims, more, answering) => {
+  ["beside another host's name", '10.0.0.1', false, { '10.0.0.1': claim('node-b') }, {}, []],
+  ['that was last known', '10.0.0.1', true, {}, lasts('10.5.1.0-24', '10.0.0.1'), []],
+  [
+    ...(['that was last known, beside another name', '10.0.0.1', false, { '10.0.0.1': claim('node-b') }] as const),
+    ...([lasts('10.5.1.0-24', '10.0.0.1'), []] as const),
+  ],
+  [
+    'in files that were copied from a host that runs',
+    '10.0.0.1',
+    false,
+    {},
+    lasts('10.5.1.0-24', '10.0.0.1'),
+    ['10.0.0.1'],
+  ],
+])('an address %s: %s is its own: %s', async (_what, address, is, claims, more, answering) => {
   const { isMine } = life([], claims as Record<string, string>, more, answering)
   expect(await isMine(parseAddress(address)!)).toBe(is)
 })
