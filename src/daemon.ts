@@ -2,7 +2,7 @@
 //
 //   start   who forwards: nobody, then this process by what was last known, or another weftd, which goes on until this one is ready
 //           (begin.ts, which then loads this file) -> subnet manager -> network configuration -> external interface -> lease ->
-//           data path -> loops; the firewall's rules are set, or take too long -> subnet.env -> ready: the other weftd ends
+//           data path -> firewall, unless that takes long -> subnet.env -> ready: the other weftd ends
 //   loops   the table LOOPS: each keeps one thing right, in a file of src/node/ that has its name
 //   stop    one AbortController: a signal, a successor, a loop that cannot go on, or what nobody caught, aborts it; all loops end on
 //           it, then the data path is left to the next process, or closed, and the store is closed
@@ -27,7 +27,7 @@ import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { earlierLife } from './node/earlier.ts'
 import { endNode } from './node/end.ts'
-import { firewallFor, keepFirewall, rulesSetOrLate } from './node/loops/firewall.ts'
+import { firewallFor, keepFirewall, raiseOrLate } from './node/loops/firewall.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
 import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
 import { networkAsking } from './node/network.ts'
@@ -270,7 +270,7 @@ export async function runNode(
   stopping: AbortController,
   before: Before,
 ): Promise<never> {
-  const { backend, health, signal } = parts
+  const { backend, health, log, signal } = parts
   const { possession, succession } = before
   const attrs = await backend.prepare(signal)
   if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
@@ -287,27 +287,20 @@ export async function runNode(
     health.drops = (after) => dropsReportOf(node, after)
     health.memory = () => node.memory
   }
-  // Peers, the lease and repairs wait for no firewall, which may take long.
-  const running = runLoops(node, stopping)
   try {
-    await Promise.race([enterNetwork(node, succession), running])
-    return await running
+    await raiseOrLate(node)
+    await publish(node)
+    succession.settle()
+    if (!parts.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
+    log.info('Running backend.')
+    return await runLoops(node, stopping)
   } catch (error) {
     stopping.abort(error) // nobody is lent what is about to end
-    return await running
+    throw error
   } finally {
     if (succession.isOnLoan) await possession.release() // the predecessor forwards again
     else await endNode(node, signal.reason)
   }
-}
-
-/** Says that this node is in the network, when its firewall's rules are set or take too long. */
-async function enterNetwork(node: Node, succession: Before['succession']): Promise<void> {
-  await rulesSetOrLate(node)
-  await publish(node)
-  succession.settle()
-  if (!node.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(node.options))
-  node.log.info('Running backend.')
 }
 
 /** Waits for all loops to end. The first that fails stops the others. */

@@ -22,7 +22,7 @@ import type { Possession } from './possession.ts'
 
 /** A loop checks what it keeps this often when nothing tells it to. */
 export const RESYNC_MS = 5_000
-/** A family whose device takes longer does not keep the other one waiting. */
+/** What takes longer keeps the rest waiting no more: the device of one family, the firewall at the start. */
 export const LATE_MS = 1_000
 
 /** The parts that a node is made of. */
@@ -142,8 +142,8 @@ export interface Node extends NodeParts {
   twin: string | undefined
   /** The families that this host does not forward, whatever weftd does. */
   unforwarded: readonly Family[]
-  /** Rung when the firewall's rules were set for the first time, or could not be. */
-  readonly rulesSet: Bell
+  /** Resolves when the firewall's rules were set for the first time, or could not be. */
+  raising: Promise<void>
   /** The reason why the firewall's rules could not be kept right at the last look. */
   rulesTrouble: string | undefined
   /** The names of hosts by their public IPs, as they say themselves. */
@@ -177,7 +177,7 @@ export function createNode(
     ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
-    rulesSet: createBell(),
+    raising: Promise.resolve(),
     leaseDoubt: createBell(),
     configDoubt: createBell(),
     isConfigGone: false,

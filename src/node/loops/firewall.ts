@@ -1,5 +1,5 @@
 // firewall.ts - keeps the firewall's rules: set at the start, put back when others removed or reordered them, moved with the node to another
-// subnet. Packets to peers need none of them, so that no other loop waits for this one.
+// subnet. Packets to peers need none of them, so that nothing waits for long until they are set.
 
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
@@ -11,10 +11,10 @@ import { xtablesLockHolder } from '../../host/xtables-lock.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import type { DaemonOptions } from '../../options.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
-import { RESYNC_MS, type Node, type NodeParts } from '../node.ts'
+import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 
-/** After this time the start goes on without the rules, and the log says what they wait for. */
+/** After this time the log says that the rules are not set yet, and what they wait for. */
 const RULES_LATE_MS = 3_000
 /** How long one command waits for the lock of iptables. It is tried again later. */
 const LOCK_MS = 60_000
@@ -79,12 +79,11 @@ export async function raiseFirewall(
   const { firewall, lease } = node
   if (!firewall) return
   const ended = new AbortController()
-  const telling = tellLate(node, ended.signal)
+  void tellLate(node, ended.signal) // which catches all, and says nothing more once this has ended
   try {
     await firewall.rules.raise(lease.subnet)
   } finally {
     ended.abort()
-    await telling
     node.rulesTrouble = undefined
   }
 }
@@ -106,16 +105,17 @@ async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, end
   }
 }
 
-/** Resolves when the rules were set for the first time, or that takes too long to wait for it. */
-export const rulesSetOrLate = (node: Node): Promise<void> =>
-  tellingLate(RULES_LATE_MS, (late) => Promise.race([node.rulesSet.wait(node.signal).then(() => {}), late]))
+/** Begins to set the rules for the first time, and waits for that for a moment: then all else goes on, and the loop waits. */
+export async function raiseOrLate(node: Node): Promise<void> {
+  node.raising = raiseFirewall(node)
+  await tellingLate(LATE_MS, (late) => Promise.race([node.raising, late]))
+}
 
 export async function keepFirewall(node: Node): Promise<never> {
   const { firewall, log, signal } = node
   const calm = seldom(log)
   const repairs = createRepairLog(node, node.log)
-  await raiseFirewall(node)
-  node.rulesSet.ring()
+  await node.raising
   for (;;) {
     await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
     const done = await firewall?.rules.ensure(node.lease.subnet)
