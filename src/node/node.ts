@@ -122,6 +122,12 @@ export interface Node extends NodeParts {
   readonly mtuAtStart: number | undefined
   /** The number of repairs since the start. */
   repaired: number
+  /** Since when each family that the data path lacks is lacking, by performance.now(). */
+  readonly lackingSince: Map<Family, number>
+  /** The families that subnet.env does not name, though the node has a subnet of them. */
+  leftOut: string
+  /** The text of subnet.env as it was last written. */
+  published: string | undefined
   /** True while subnet.env stands as it was last to be written. */
   isPublished: boolean
   /** True once the file was written; it never goes back, as flanneld's. */
@@ -165,6 +171,7 @@ export function createNode(
     ...parts,
     ...{ possession, lease, attrs },
     ...{ view, unapplied: undefined, ownApplied: undefined, repaired: 0 },
+    ...{ lackingSince: new Map(), leftOut: '', published: undefined },
     ...{ isPublished: false, isReady: false, threads: new Map() },
     ...{
       cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
