@@ -273,7 +273,10 @@ export async function runNode(
   const { backend, health, log, signal } = parts
   const { possession, succession } = before
   const attrs = await backend.prepare(signal)
-  if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
+  const predecessor = await succession.predecessor()
+  if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
+  // The lease is written last: other nodes would send to one that cannot forward.
+  if (!predecessor && !possession.dataPath) await prefixed(REGISTERING, backend.prove?.() ?? Promise.resolve())
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
   // One that this backend does not go on with forwards through what would be in its way.

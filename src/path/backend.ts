@@ -42,6 +42,11 @@ export interface Backend {
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
+   * Shows that the host lets this process carry packets, before the node takes a lease: makes nothing, and throws WeftError otherwise. Left
+   * out where `prepare` shows as much.
+   */
+  readonly prove?: () => Promise<void>
+  /**
    * Brings the data path up for this node's lease, with peers of `leases` from its first packet on if it can; those of `others` are
    * reached by the other of two families between the hosts, by their leases' keys.
    */

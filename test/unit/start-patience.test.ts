@@ -1,10 +1,14 @@
 // start-patience.test.ts - a start that forwards as last known is as patient as a running node: what a running node survives ends neither.
 
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { expect, it, vi } from 'vitest'
 import { whileForwarding } from '../../src/daemon.ts'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import { createPossession } from '../../src/node/possession.ts'
 import type { DataPath } from '../../src/path/backend.ts'
+import { proveTunnel } from '../../src/path/ways/tunnel-proof.ts'
 import {
   ended,
   installRig,
@@ -17,7 +21,6 @@ import {
   start,
   stopping,
   store,
-  until,
   value,
 } from '../support/node-rig.ts'
 
@@ -98,19 +101,39 @@ it.each<[what: string, befall: () => void]>([
   expect(dataPaths.at(-1)!.closed).toBe(false)
 })
 
-it('writes its lease last: no store is written before the backend has shown that the host can carry it', async () => {
-  const refusal = new WeftError('DEVICE', 'this host has no TUN')
-  const writes: string[] = []
-  for (const method of ['create', 'update', 'delete', 'claim'] as const) {
-    const real = store[method].bind(store) as (...args: unknown[]) => unknown
-    Object.assign(store, { [method]: (...args: unknown[]) => (writes.push(method), real(...args)) })
+it.each(['prepare', 'prove'])(
+  'writes its lease last: no store is written where the backend fails to %s',
+  async (step) => {
+    const refusal = new WeftError('DEVICE', 'this host has no TUN')
+    const writes: string[] = []
+    for (const method of ['create', 'update', 'delete', 'claim'] as const) {
+      const real = store[method].bind(store) as (...args: unknown[]) => unknown
+      Object.assign(store, { [method]: (...args: unknown[]) => (writes.push(method), real(...args)) })
+    }
+    const { backend } = await import('../support/node-rig.ts')
+    const fail = async (): Promise<never> => {
+      throw refusal
+    }
+    start({ backend: { ...backend, [step]: fail } })
+    expect(await ended).toMatchObject({ code: 'DEVICE', message: expect.stringContaining(refusal.message) as string })
+    expect([writes, logged(/Running backend/)]).toEqual([[], false])
+  },
+)
+
+it.each([
+  ['no device', '/nothing', 'CapEff:\t0000003fffffffff', 'NO_TUN'],
+  ['no right to make one', '/dev/null', 'CapEff:\t00000000a80425fb', 'PERMISSION'],
+  ['no way to know its rights', '/dev/null', '', undefined],
+  ['all it takes', '/dev/null', 'CapEff:\t0000003fffffffff', undefined],
+])('a tunnel is proved on a host with %s', async (_what, device, text, code) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-proof-'))
+  const status = join(folder, 'status')
+  writeFileSync(status, `Name:\tweftd\n${text}\nCapBnd:\t0\n`)
+  try {
+    const proof = proveTunnel({ tunName: 'flannel0', device, status })
+    if (code === undefined) await proof
+    else await expect(proof).rejects.toMatchObject({ code })
+  } finally {
+    rmSync(folder, { recursive: true })
   }
-  const { backend } = await import('../support/node-rig.ts')
-  const prepare = async (): Promise<never> => {
-    throw refusal
-  }
-  start({ backend: { ...backend, prepare } })
-  expect(await ended).toBe(refusal)
-  expect(writes).toEqual([])
-  await until(() => !logged(/Running backend/))
 })

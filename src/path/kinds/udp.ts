@@ -61,6 +61,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
     },
+    prove: async () => (await import('../ways/tunnel-proof.ts')).proveTunnel({ tunName: TUN_NAME }),
     open: (lease, _signal, leases, others) => {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()

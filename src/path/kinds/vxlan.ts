@@ -111,6 +111,10 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
           : { backendV6Data: dataOf(macs.ipv6) }),
       }
     },
+    async prove() {
+      const [tunName] = carrier?.tunNames ?? []
+      if (tunName !== undefined) await (await import('../ways/tunnel-proof.ts')).proveTunnel({ tunName })
+    },
     open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first
   }
 }

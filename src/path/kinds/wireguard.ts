@@ -191,6 +191,9 @@ export function createWireguardBackend(options: Parts): Backend {
         ...(config.ipv6 && external.publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
       }
     },
+    async prove() {
+      if (carrier === 'userspace') await (await import('../ways/tunnel-proof.ts')).proveTunnel({ tunName: NAME })
+    },
     open(lease, signal, leases) {
       const isOurs = carrier === 'userspace'
       if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
