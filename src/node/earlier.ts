@@ -114,12 +114,12 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
 
 /** Asks an address whether a host has it. Of one that cannot be asked nobody knows, and it counts as another's. */
 async function isAnswered(address: Address): Promise<boolean> {
-  let hasAnswered = false
+  const answered = new Set<Address>()
   try {
     const any = parseAddress(familyOf(address) === 'ipv4' ? '0.0.0.0' : '::') as Address
-    const echo = openEcho(any, (from) => (hasAnswered ||= from === address))
+    const echo = openEcho(any, (from) => void answered.add(from))
     try {
-      for (let sequence = 1; sequence <= REQUESTS && !hasAnswered; sequence++) {
+      for (let sequence = 1; sequence <= REQUESTS && !answered.has(address); sequence++) {
         try {
           echo.send(address, sequence)
         } catch (error) {
@@ -133,5 +133,5 @@ async function isAnswered(address: Address): Promise<boolean> {
   } catch {
     return true
   }
-  return hasAnswered
+  return answered.has(address)
 }

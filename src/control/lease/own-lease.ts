@@ -271,10 +271,11 @@ async function formerLeases(
   { attrs, previous = {}, isMine, log }: Acquiring,
 ): Promise<readonly FoundLease[]> {
   const former: FoundLease[] = []
-  for (const lease of isMine ? leases : []) {
+  if (!isMine) return former
+  for (const lease of leases) {
     if (isOfOneNode(lease.attrs, attrs) || !listed(previous).some((net) => hasSubnet(lease, net))) continue
     const holders = listed(lease.attrs.publicIp)
-    const known = await Promise.all(holders.map((address) => isMine?.(address)))
+    const known = await Promise.all(holders.map((address) => isMine(address)))
     if (holders.length === 0 || !known.every(Boolean)) continue
     const [was, is] = [addressText(lease.attrs.publicIp), addressText(attrs.publicIp)]
     log.info(

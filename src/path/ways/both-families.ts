@@ -324,11 +324,17 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     },
     async resync(late) {
       const { now, gone: missing } = await seeExternal(run, external())
-      gone = onlyOf(families, missing)
+      gone = onlyOf(familiesOf(parts.of), missing)
       // A successor may have devices of these names by now.
       if (isClosed || isAway) return []
       // Devices and routes go by the index, and stay as they are: all that is made from now on goes by the new name.
-      const isOther = mtuChange(openedFor, now) ?? (isUnnamed ? undefined : nameChange(openedFor, now))
+      const came = familiesOf(parts.of).find(
+        (family) => !families.includes(family) && openedFor.address[family] === undefined,
+      )
+      const isOther =
+        mtuChange(openedFor, now) ??
+        (isUnnamed ? undefined : nameChange(openedFor, now)) ??
+        (came && addressChange(openedFor, now, came)) // the node may be leased a subnet of it now
       if (isOther !== undefined) {
         tell(new Error(isOther))
         return []

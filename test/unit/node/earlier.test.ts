@@ -44,7 +44,7 @@ function life(
 }
 const texts = (addresses: readonly Address[]): string[] => addresses.map(formatAddress)
 const lasts = (key: string, address: string): Partial<EarlierParts> => ({
-  known: { lease: leaseOf(key, address) } as NonNullable<EarlierParts['known']>,
+  known: { lease: leaseOf(key, address) },
 })
 
 it('a node had the addresses that were last known, then those of its subnet, then those beside its name', async () => {
