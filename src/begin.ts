@@ -10,15 +10,15 @@ import { parseNetworkConfig } from './control/config/network-config.ts'
 import type { Start } from './daemon.ts'
 import { isWeftError, messageOf, WeftError } from './base/errors.ts'
 import { createBell } from './host/bell.ts'
-import { run } from './host/command.ts'
-import { chooseExternalInterface } from './host/external-interface.ts'
+import { run, type Run } from './host/command.ts'
+import { chooseExternalInterface, resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { leasesEqual } from './control/lease/lease.ts'
 import { seldom, type Log } from './base/log.ts'
 import { HIDDEN } from './base/secret.ts'
-import { addressText, familiesOf, type Nets } from './net/address.ts'
+import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import type { Forwarding } from './node/loops/data-path.ts'
-import { nextFor, writeKnown } from './node/loops/last-known.ts'
+import { nextFor, wishesText, writeKnown } from './node/loops/last-known.ts'
 import type { Resumed } from './node/open.ts'
 import { createPossession } from './node/possession.ts'
 import { interfaceWishes, type DaemonOptions } from './options.ts'
@@ -131,48 +131,42 @@ async function resume(
   if (!known || known.store !== storeNameOf(options) || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (possession.state.is !== 'closed') return 'failed' // a successor has it
   let look: LookAhead | undefined
-  const ended = new AbortController()
-  const signal = AbortSignal.any([stopping.signal, ended.signal])
+  const { signal } = stopping
   try {
     signal.throwIfAborted()
     const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
     const networks: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
     look = lookAhead(run, networks)
     const silent = { ...log, info: () => {} }
-    const external = await chooseExternalInterface(look.run, interfaceWishes(options), familiesOf(networks), silent)
+    const external = await externalFor(known, options, familiesOf(networks), look.run, silent)
     const publishedBefore = async () => known.lease.attrs
     const backend = await createBackend(config, external, options, log, publishedBefore, inheritance, look.run)
     const attrs = await backend.prepare(signal)
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    await possession.open(() => backend.open(lease, signal, view, known.others))
+    const open = () => possession.open(() => backend.open(lease, signal, view, known.others))
+    await open()
     if (!possession.dataPath) return 'failed' // a successor came first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
     notifier?.tell({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(options, known.config)
     const forwarding: Forwarding = {
-      ...{ possession, backend, next, log, signal, lease, attrs, view },
+      ...{ possession, backend, next, log, lease, attrs, view },
+      signal,
       ...{ unapplied: undefined, ownApplied: undefined, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
       ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
     }
-    const resumed: Resumed = Object.assign(forwarding, {
-      config,
-      external,
-      async hand() {
-        ended.abort(new Error('a node has the data path'))
-        await looking
+    let end = lookAfter(forwarding, log)
+    return Object.assign(forwarding, {
+      ...{ config, external },
+      hand: () => end(),
+      async again() {
+        await open().catch((error: unknown) => log.error(`Cannot go on as last known: ${messageOf(error)}`))
+        end = lookAfter(forwarding, log)
       },
     })
-    const lookAfter = async (): Promise<never> => {
-      const { keepForwarding } = await import('./node/loops/data-path.ts') // not before packets pass
-      return keepForwarding(resumed, async () => {})
-    }
-    const looking = lookAfter().catch((error: unknown) => {
-      if (!signal.aborted) log.error(`Nothing repairs the data path until the store answers: ${messageOf(error)}`)
-    })
-    return resumed
   } catch (error) {
     stopping.signal.throwIfAborted()
     // A pre-shared key is no more than hidden in the file, and the backend takes no such one.
@@ -185,5 +179,42 @@ async function resume(
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {
     look?.forget()
+  }
+}
+
+/**
+ * The external interface that the previous process used, which needs no default route. If nothing tells which one that was, or other flags
+ * were given, the interface is chosen by the flags. Throws WeftError INTERFACE.
+ */
+async function externalFor(
+  { external, wishes, lease }: LastKnown,
+  options: DaemonOptions,
+  families: readonly Family[],
+  look: Run,
+  log: Log,
+): Promise<ExternalInterface> {
+  if (external && wishes === wishesText(options) && families.every((family) => external.families?.includes(family))) {
+    const found = await resumeExternal(look, external)
+    if (found) return found
+    throw new WeftError('INTERFACE', `${external.name} has lost the addresses that this node had`)
+  }
+  const earlier = { addresses: async () => listed(lease.attrs.publicIp), isOwn: () => false }
+  return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
+}
+
+/** Keeps the data path right until what is returned is called, or the stop. */
+function lookAfter(forwarding: Forwarding, log: Log): () => Promise<void> {
+  const ended = new AbortController()
+  const until = AbortSignal.any([forwarding.signal, ended.signal])
+  const keep = async (): Promise<never> => {
+    const { keepForwarding } = await import('./node/loops/data-path.ts') // not before packets pass
+    return keepForwarding(forwarding, async () => {}, { until })
+  }
+  const looking = keep().catch((error: unknown) => {
+    if (!until.aborted) log.error(`Nothing repairs the data path until the store answers: ${messageOf(error)}`)
+  })
+  return async () => {
+    ended.abort(new Error('a node has the data path'))
+    await looking
   }
 }

@@ -2,7 +2,7 @@
 //
 //   start   who forwards: nobody, then this process by what was last known, or another weftd, which goes on until this one is ready
 //           (begin.ts, which then loads this file) -> subnet manager -> network configuration -> external interface -> lease ->
-//           data path -> firewall -> subnet.env -> ready: the other weftd ends
+//           data path -> firewall, unless that takes long -> subnet.env -> ready: the other weftd ends
 //   loops   the table LOOPS: each keeps one thing right, in a file of src/node/ that has its name
 //   stop    one AbortController: a signal, a successor, a loop that cannot go on, or what nobody caught, aborts it; all loops end on
 //           it, then the data path is left to the next process, or closed, and the store is closed
@@ -11,23 +11,25 @@
 
 import { version } from './base/assets.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
-import { prefixed } from './base/errors.ts'
+import { describeError, isWeftError, messageOf, prefixed } from './base/errors.ts'
 import { addon } from './host/addon.ts'
+import { createBell, pause } from './host/bell.ts'
 import { run } from './host/command.ts'
-import { createBell } from './host/bell.ts'
 import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
+import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { getSysctl } from './host/sysctl.ts'
-import type { Log, MovableLog } from './base/log.ts'
+import { seldom, type Log, type MovableLog } from './base/log.ts'
 import { createWinstonWriter } from './base/log-winston.ts'
 import { netText, type Nets } from './net/address.ts'
 import { watchConfig } from './node/loops/config.ts'
 import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
 import { dropsReportOf } from './node/drops.ts'
+import { earlierLife } from './node/earlier.ts'
 import { endNode } from './node/end.ts'
-import { firewallFor, keepFirewall, raiseFirewall } from './node/loops/firewall.ts'
+import { firewallFor, keepFirewall, raiseOrLate } from './node/loops/firewall.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
+import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
 import { networkAsking } from './node/network.ts'
 import type { Node, NodeParts } from './node/node.ts'
 import { fitsTo, goesOnWith, openNode, type Before, type Resumed } from './node/open.ts'
@@ -50,7 +52,13 @@ import { chooseUnderlays } from './node/loops/underlays.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { watchForTwins } from './node/loops/twins.ts'
 import type { DaemonOptions } from './options.ts'
-import { lastKnownFile, removeLastKnown, storeNameOf } from './node/restart/last-known.ts'
+import {
+  lastKnownFile,
+  readLastKnown,
+  removeLastKnown,
+  storeNameOf,
+  type LastKnown,
+} from './node/restart/last-known.ts'
 import type { Succession } from './node/restart/succession.ts'
 import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
 import type { Events } from './report/events.ts'
@@ -68,7 +76,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepNames, // the names of other hosts, which they write beside their leases
   watchConfig, // a network configuration that is no longer the one in use is named
   keepDataPath, // the device is kept right, and the data path opened again when it died or the node moved
-  keepFirewall, // the firewall's rules are kept right
+  keepFirewall, // the firewall's rules are set, and kept right
   keepSubnetEnv, // subnet.env is kept right
   watchForwarding, // a kernel that does not forward is noticed
   keepReady, // the subnet manager hears that the node is in the network
@@ -86,6 +94,13 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
 
 /** flanneld's words for a failure of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
+
+/**
+ * A part of the start that failed for an operator to repair, or for the host, is tried again after the first time, up to the second one, as
+ * long as this process forwards as last known.
+ */
+const RETRY_MIN_MS = 1_000
+const RETRY_MAX_MS = 30_000
 
 /** The resources that the start has in hand. */
 export interface Start {
@@ -105,7 +120,9 @@ export async function startManager(start: Start, succession: Succession<Resumed>
   const { options, log, stopping, events } = start
   ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
   const previous = await readPreviousNets(options['subnet-file'], log)
-  const manager = await prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log, stopping.signal))
+  const manager = await whileForwarding(start, () =>
+    prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log, stopping.signal)),
+  )
   try {
     const subnet = previous.subnet.ipv4 ? netText(previous.subnet) : 'None'
     const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
@@ -113,14 +130,58 @@ export async function startManager(start: Start, succession: Succession<Resumed>
     const page = options['status-page'] ? { page: () => readPage() } : {}
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
-    const served = await serveStatus(options, health, succession, log, stopping)
+    const served = await whileForwarding(start, () => serveStatus(options, health, succession, log, stopping))
+    // What is said again and again while it is tried.
+    const calm = seldom(log)
     try {
-      return await startNode(start, succession, manager, previous, health)
+      return await whileForwarding(
+        start,
+        () => startNode(start, succession, manager, previous, health, calm),
+        (why) => tellOf(start, manager, health)(`cannot be a node: ${why}`),
+      )
     } finally {
       await served.close()
     }
   } finally {
     await manager.close()
+  }
+}
+
+/**
+ * Does a part of the start. While this process forwards as last known, what fails by a WeftError is said and tried again: a running node
+ * survives as much, and packets would stop with this process.
+ */
+export async function whileForwarding<T>(
+  { possession, log, stopping: { signal } }: Pick<Start, 'possession' | 'log' | 'stopping'>,
+  work: () => Promise<T>,
+  onFailure: (why: string) => void = () => {},
+): Promise<T> {
+  const calm = seldom(log)
+  for (let pauseMs = RETRY_MIN_MS; ; pauseMs = Math.min(2 * pauseMs, RETRY_MAX_MS)) {
+    try {
+      return await work()
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isWeftError(error) || !possession.dataPath) throw error
+      calm.error(`This weftd goes on as last known, and tries again: ${describeError(error)}`)
+      onFailure(messageOf(error))
+    }
+    await pause(signal, pauseMs * (0.5 + Math.random() / 2))
+  }
+}
+
+/** Returns what tells, until there is a node, what this process waits for. */
+function tellOf(
+  { stopping, notifier, possession }: Start,
+  manager: NodeParts['manager'],
+  health: Health,
+  standing: () => string = () => '',
+): (waitsFor: string) => void {
+  return (waitsFor) => {
+    const beginning = () => beginningOf((possession.dataPath ? '' : standing()) + waitsFor, possession, stopping.signal)
+    const report = () => startingReportOf(manager.name, beginning(), possession)
+    Object.assign(health, { beginning, report: async () => report() })
+    notifier?.tell({ ready: false, status: report().summary })
   }
 }
 
@@ -130,18 +191,14 @@ async function startNode(
   manager: NodeParts['manager'],
   previous: PreviousNets,
   health: Health,
+  calm: Log,
 ): Promise<never> {
   const { options, log, stopping, notifier, possession } = start
   const { signal } = stopping
   const pid = (await succession.predecessor())?.pid
   let standing = pid === undefined ? '' : `another weftd${pid ? ` (pid ${pid})` : ''} forwards; `
   void succession.free.then(() => (standing = ''))
-  const tell = (waitsFor: string): void => {
-    const beginning = () => beginningOf((possession.dataPath ? '' : standing) + waitsFor, possession, signal)
-    const report = () => startingReportOf(manager.name, beginning(), possession)
-    Object.assign(health, { beginning, report: async () => report() })
-    notifier?.tell({ ready: false, status: report().summary })
-  }
+  const tell = tellOf(start, manager, health, () => standing)
   const hostChanged = createBell()
   const changed = (): void => {
     hostChanged.ring()
@@ -150,7 +207,10 @@ async function startNode(
   const watch = createHostWatch(changed, log, signal)
   try {
     const leaseNow = async () => (await succession.predecessor())?.lease
-    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, tell, log, signal }
+    const known = await knownOf(options)
+    const { earlier, isMine } = earlierLife({ ...{ manager, known, log, signal }, subnet: previous.subnet })
+    const before = { earlier, known: () => externalBefore(succession.resumed, known, options) }
+    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, before, tell, log: calm, signal }
     const { config, configText, external } = await waitForNetwork(waiting)
     await warnOfRoutesLeft(previous.network, config, external, log)
     const fits = fitsTo(configText, external, manager)
@@ -167,6 +227,7 @@ async function startNode(
         config,
         backend: amend(made),
         externalName: external.name,
+        isMine,
         openEcho,
         readSysctl: getSysctl,
         giveBackMemory: addon.giveBackMemory,
@@ -185,6 +246,26 @@ async function startNode(
   }
 }
 
+/** What was last known of the store that the flags name. */
+async function knownOf(options: DaemonOptions): Promise<LastKnown | undefined> {
+  const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false } // begin.ts has said what is wrong with it
+  const known = await readLastKnown(lastKnownFile(options), silent)
+  return known?.store === storeNameOf(options) ? known : undefined
+}
+
+/** The external interface by which the node forwards as last known, or was last known to forward by the same flags. */
+async function externalBefore(
+  resumed: Resumed | undefined,
+  known: LastKnown | undefined,
+  options: DaemonOptions,
+): Promise<ExternalInterface | undefined> {
+  if (resumed) return resumed.backend.external ?? resumed.external
+  const { external, wishes } = known ?? {}
+  if (!external || wishes !== wishesText(options)) return undefined
+  const { index: _index, ...unnumbered } = external // numbers are of one boot
+  return (await resumeExternal(run, external)) ?? unnumbered
+}
+
 /** The node's life once it is known what it is made of: lease, data path, loops. As `runDaemon` for its end. */
 export async function runNode(
   parts: NodeParts,
@@ -195,8 +276,10 @@ export async function runNode(
   const { backend, health, log, signal } = parts
   const { possession, succession } = before
   const attrs = await backend.prepare(signal)
-  if (!possession.dataPath) await prefixed(REGISTERING, before.permit(backend))
-  if (!parts.manager.givesSubnets) refuseToMove(attrs, (await succession.predecessor())?.lease)
+  const predecessor = await succession.predecessor()
+  if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
+  // The lease is written last: other nodes would send to one that cannot forward.
+  if (!predecessor && !possession.dataPath) await prefixed(REGISTERING, before.permit(backend))
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
   // One that this backend does not go on with forwards through what would be in its way.
@@ -212,7 +295,7 @@ export async function runNode(
   }
   try {
     await clearLeftovers(node)
-    await raiseFirewall(node)
+    await raiseOrLate(node)
     await publish(node)
     succession.settle()
     if (!parts.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))

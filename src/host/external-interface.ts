@@ -1,19 +1,26 @@
 // external-interface.ts - which interface carries the datagrams, and by which addresses other nodes reach this one.
 //
-// Rules and texts of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), but for two things: of several default
-// routes the one of the lowest metric counts, as for every other packet of the host, and an IPv6 address that is tentative
-// is not taken, since no socket can be bound to it.
+// Rules and texts of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with these differences. Of several default
+// routes the one with the lowest metric counts, as for every other packet of the host. A tentative IPv6 address is not taken,
+// since no socket can be bound to it. Of several addresses the one that this node had before is taken, then the one that the
+// kernel itself would send from: an address that another program adds later, such as a virtual IP, must not become the node's.
 
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
 import {
+  ADDRESS_BITS,
   addressText,
   byFamily,
   FAMILIES,
+  FAMILY_NAMES,
+  familiesOf,
   familyOf,
   formatAddress,
   isLinkLocal,
   isOneHost,
   listed,
+  netAround,
+  netContains,
+  parseAddress,
   type Address,
   type Addresses,
   type ByFamily,
@@ -23,10 +30,24 @@ import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
 import type { Log } from '../base/log.ts'
 import type { Run } from './command.ts'
-import { findLink, listLinks, routeFor, routesTo, type Link, type LinkAddress, type Route } from './links.ts'
+import {
+  findLink,
+  findLinkAgain,
+  listLinks,
+  routeFor,
+  routesTo,
+  type Link,
+  type LinkAddress,
+  type Route,
+} from './links.ts'
+
+/** How long an address must be gone before the node leaves it: a DHCP client takes it away for a moment when it starts again. */
+const HOLD_MS = 5_000
 
 export interface ExternalInterface {
   readonly name: string
+  /** The kernel's number of the interface, which stays when the interface is renamed; left out if it is not known. */
+  readonly index?: number
   readonly mtu: number
   /** The addresses that sockets are bound to, of the families that the network has. */
   readonly address: Addresses
@@ -36,6 +57,53 @@ export interface ExternalInterface {
   readonly named: { readonly address: ByFamily<boolean>; readonly publicIp: ByFamily<boolean> }
   /** The expression that the addresses were chosen by: others must match it too. */
   readonly pattern?: string
+  /** The families of the network; those that `address` has if it is left out. A family without an address is looked for. */
+  readonly families?: readonly Family[]
+  /** The address that the node holds on to; without it the node follows the interface immediately. */
+  readonly hold?: AddressHold
+}
+
+/** What a node that starts knows of its earlier life. */
+export interface Earlier {
+  /** The addresses that this node used or published, the most certain first. Called only if an interface has several. */
+  readonly addresses: () => Promise<readonly Address[]>
+  /** True for a device that weft makes, or one with an address of this node's own subnet: packets of others do not leave by it. */
+  readonly isOwn: (link: Link) => boolean
+}
+
+/** Nothing is known of an earlier life. */
+const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
+
+/** Remembers which addresses the node was started with, and since when the one in use has been gone. */
+export class AddressHold {
+  #home: { ipv4?: Address; ipv6?: Address } = {}
+  #goneSince = new Map<Address, number>()
+
+  constructor(home: Addresses) {
+    for (const address of listed(home)) this.#home[familyOf(address)] = address
+  }
+
+  /** The address to which the node returns when it is there again. */
+  home(family: Family): Address | undefined {
+    return this.#home[family]
+  }
+
+  /** Makes this address the node's: a better one than it had. */
+  settle(address: Address): void {
+    this.#home[familyOf(address)] = address
+  }
+
+  isThere(address: Address): void {
+    this.#goneSince.delete(address)
+  }
+
+  /** Notes that an address is gone; true if it has been gone for so long that the node must leave it. */
+  isGoneForGood(address: Address): boolean {
+    const now = performance.now()
+    const since = this.#goneSince.get(address) ?? now
+    this.#goneSince.set(address, since)
+    return now - since >= HOLD_MS
+  }
 }
 
 export interface InterfaceWishes {
@@ -60,6 +128,7 @@ interface Host {
   readonly families: readonly Family[]
   /** The setting by which an interface has no IPv6, if that is so. */
   readonly ipv6OffBy: (link: Link) => Promise<string | undefined>
+  readonly earlier: Earlier
   readonly log: Log
 }
 
@@ -116,12 +185,17 @@ function isOfHost(address: Address): boolean {
 const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
   (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
 
-/** The addresses that may be used, now or once they are no longer tentative, the best first: permanent before dynamic, kernel order. */
+/** An address without a network around it, as virtual IPs have. */
+const isBare = ({ address, prefixLength }: LinkAddress): boolean => prefixLength >= ADDRESS_BITS[familyOf(address)]
+
+/** The order of addresses: the lower, the better. A lifetime, as of an address by DHCP, is no reason against an address. */
+const rankOf = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (isBare(entry) ? 1 : 0)
+
+/** The addresses that may be used, now or once they are no longer tentative, the best first, else in the kernel's order. */
 function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
-  const rank = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (entry.dynamic ? 1 : 0)
   return addressesOf(link, family)
     .filter(({ address, deprecated }) => !deprecated && isOfHost(address) && fits(formatAddress(address)))
-    .toSorted((a, b) => rank(a) - rank(b))
+    .toSorted((a, b) => rankOf(a) - rankOf(b))
 }
 
 /**
@@ -136,6 +210,30 @@ export function preferredAddress(
   const candidates = candidatesOf(link, family, fits)
   const ready = candidates.find(({ tentative }) => !tentative)
   return ready && candidates.every((other) => makeshiftOf(other) >= makeshiftOf(ready)) ? ready.address : undefined
+}
+
+/** The preferred address of a node that starts: if there are several, the one that it had, or that the kernel would send from. */
+async function addressToStartWith(
+  { run, earlier }: Host,
+  link: Link,
+  family: Family,
+  fits: (text: string) => boolean = () => true,
+): Promise<Address | undefined> {
+  const preferred = preferredAddress(link, family, fits)
+  const ready = candidatesOf(link, family, fits).filter(({ tentative }) => !tentative)
+  const [first] = ready
+  if (preferred === undefined || !first || ready.length === 1) return preferred
+  const alike = ready.filter((entry) => makeshiftOf(entry) === makeshiftOf(first))
+  const before = (await earlier.addresses()).find((address) => alike.some((entry) => entry.address === address))
+  if (before !== undefined || alike.length === 1) return before ?? preferred
+  const routes = (await routesTo(run, family)).filter(({ device }) => device === link.name)
+  const route = routes.toSorted((a, b) => a.metric - b.metric)[0]
+  const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
+  const isSource = ({ address, prefixLength }: LinkAddress): boolean =>
+    route?.source === undefined
+      ? gateway !== undefined && netContains(netAround(address, prefixLength), gateway)
+      : address === route.source
+  return alike.find(isSource)?.address ?? preferred
 }
 
 /** All interfaces, each with its addresses and why it is not the one. `otherwise` is said of one that could be. */
@@ -176,6 +274,7 @@ export async function chooseExternalInterface(
   families: readonly Family[],
   log: Log,
   readSysctl?: ReadSysctl,
+  earlier: Earlier = FIRST_START,
 ): Promise<ExternalInterface> {
   const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
   const ipv6OffBy = async ({ name }: Link): Promise<string | undefined> => {
@@ -183,7 +282,7 @@ export async function chooseExternalInterface(
     const setting = `net/ipv6/conf/${name}/disable_ipv6`
     return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
   }
-  const host: Host = { run, links: await listLinks(run), families, ipv6OffBy, log }
+  const host: Host = { run, links: await listLinks(run), families, ipv6OffBy, earlier, log }
   const { link, address, named, pattern } = await firstThatFits(host, wishes, asked)
   for (const own of listed(address)) log.info(SAYS[familyOf(own)].using(link.name, formatAddress(own)))
   const publicIp = byFamily(listed(address).map((own) => asked[familyOf(own)] ?? own))
@@ -193,11 +292,11 @@ export async function chooseExternalInterface(
     else log.info(`Using ${formatAddress(other)} as external address`)
   }
   const found: ExternalInterface = {
-    name: link.name,
-    mtu: link.mtu,
+    ...{ name: link.name, index: link.index, mtu: link.mtu },
     address,
     publicIp,
     named: { address: named, publicIp: { ipv4: asked.ipv4 !== undefined, ipv6: asked.ipv6 !== undefined } },
+    ...{ families, hold: new AddressHold(address) },
   }
   return pattern === undefined ? found : { ...found, pattern }
 }
@@ -281,7 +380,7 @@ async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: 
 async function complete(host: Host, { link, given = {}, isNamed = false, pattern }: Found): Promise<Choice> {
   const addresses: Address[] = []
   for (const family of host.families) {
-    const address = given[family] ?? preferredAddress(link, family)
+    const address = given[family] ?? (await addressToStartWith(host, link, family))
     if (address === undefined) throw await lacking(host, link, family, SAYS[family].noAddress(link.name))
     addresses.push(address)
   }
@@ -302,48 +401,157 @@ async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message:
 }
 
 /**
- * The same interface as it is now: its MTU, and its address of a family when the old one is gone and another is there. What is
+ * As chooseExternalInterface, for a network of several families of which this host cannot have all now: an interface that fits one of
+ * them, with the addresses of the others that it has, but for link-local ones. Throws WeftError INTERFACE if no family can be had.
+ */
+export async function chooseForSome(
+  run: Run,
+  wishes: InterfaceWishes,
+  families: readonly Family[],
+  log: Log,
+  readSysctl?: ReadSysctl,
+  earlier: Earlier = FIRST_START,
+): Promise<ExternalInterface> {
+  let failure: unknown
+  for (const family of families) {
+    try {
+      const found = await chooseExternalInterface(run, wishes, [family], log, readSysctl, earlier)
+      return withOthers(found, families, await findLink(run, found.name), await fitsOf(found), wishes)
+    } catch (error) {
+      if (!isWeftError(error, 'INTERFACE')) throw error
+      failure ??= error
+    }
+  }
+  throw failure
+}
+
+/** Adds the addresses of the families that the choice was not made by, if the interface has some. */
+function withOthers(
+  found: ExternalInterface,
+  families: readonly Family[],
+  link: Link | undefined,
+  fits: ((text: string) => boolean) | undefined,
+  wishes: InterfaceWishes,
+): ExternalInterface {
+  const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
+  const others = families.flatMap((family) => {
+    const other = found.address[family] === undefined && link ? preferredAddress(link, family, fits) : undefined
+    return other === undefined || isLinkLocal(other) ? [] : [other]
+  })
+  const address = byFamily([...listed(found.address), ...others])
+  const publicIp = byFamily(listed(address).map((own) => asked[familyOf(own)] ?? own))
+  const publicNamed = { ipv4: asked.ipv4 !== undefined, ipv6: asked.ipv6 !== undefined }
+  const named = { address: found.named.address, publicIp: publicNamed }
+  return { ...found, address, publicIp, named, families, hold: new AddressHold(address) }
+}
+
+/**
+ * The same interface as it is now: its name, its MTU, and its address of a family when the old one is gone and another is there. What is
  * missing for the moment, as while DHCP renews or a cable is out, stays as it was.
  */
 export const currentExternal = async (run: Run, before: ExternalInterface): Promise<ExternalInterface> =>
   (await seeExternal(run, before)).now
 
-/** That, and of each family whose address is missing for the moment what is gone. */
+const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
+  pattern === undefined ? undefined : compile(pattern)
+
+/** The families of the network, whether or not the interface has an address of each. */
+const familiesFor = ({ families, address }: ExternalInterface): readonly Family[] => families ?? familiesOf(address)
+
+/** The same as `currentExternal`, and of each family whose address is missing for the moment what is gone. */
 export async function seeExternal(
   run: Run,
   before: ExternalInterface,
 ): Promise<{ readonly now: ExternalInterface; readonly gone: ByFamily<string> }> {
-  const { name } = before
-  const link = await findLink(run, name)
-  const goneIn = (external: ExternalInterface): ByFamily<string> =>
-    Object.fromEntries(
-      listed(external.address).flatMap((address) => {
-        const family = familyOf(address)
-        if (!link) return [[family, `the interface ${name} is gone`]]
-        const there = addressesOf(link, family).find((entry) => entry.address === address)
-        if (there?.duplicate) return [[family, `another host has the address ${formatAddress(address)} of ${name} too`]]
-        return there ? [] : [[family, `${name} has lost its address ${formatAddress(address)}`]]
-      }),
-    )
-  if (!link || link.mtu === 0) return { now: before, gone: goneIn(before) }
-  const fits = before.pattern === undefined ? undefined : await compile(before.pattern)
-  const follow = (known: Address): Address => {
-    const family = familyOf(known)
-    // One that is tentative again is this host's still, as while a cable is out.
-    const isThere = addressesOf(link, family).some(({ address, duplicate }) => address === known && !duplicate)
-    if (before.named.address[family] || isThere) return known
-    const other = preferredAddress(link, family, fits)
-    // On a link that was down the link-local address is back at once, the others when a router or a DHCP server answered.
-    const isForNow = family === 'ipv6' && other !== undefined && isLinkLocal(other) && !isLinkLocal(known)
-    return isForNow ? known : (other ?? known)
+  const link = await findLinkAgain(run, before.name, before.index)
+  if (!link || link.mtu === 0) return { now: before, gone: goneOf(before, link) }
+  const fits = await fitsOf(before)
+  const own = familiesFor(before).flatMap((family) => {
+    const known = before.address[family]
+    const address =
+      known === undefined ? addressThatCame(before, link, family, fits) : follow(before, known, link, fits)
+    return address === undefined ? [] : [address]
+  })
+  const publicOf = (family: Family): Address | undefined => {
+    const address = own.find((each) => familyOf(each) === family)
+    const isKept = before.named.publicIp[family] || address === undefined
+    return isKept ? (before.publicIp[family] ?? address) : address
   }
-  const own = listed(before.address).map(follow)
-  const publicOf = (address: Address): Address => {
-    const family = familyOf(address)
-    return (before.named.publicIp[family] ? before.publicIp[family] : undefined) ?? address
+  const publicIp = byFamily(FAMILIES.flatMap((family) => publicOf(family) ?? []))
+  const place = { name: link.name, ...(before.index === undefined ? {} : { index: link.index }) }
+  const now = { ...before, ...place, mtu: link.mtu, address: byFamily(own), publicIp }
+  return { now, gone: goneOf(now, link) }
+}
+
+/** Says of each family of the network what is gone of it. */
+function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<string> {
+  const { name, address } = external
+  const reasonFor = (family: Family): string | undefined => {
+    const known = address[family]
+    if (!link) return `the interface ${name} is gone`
+    if (known === undefined) return `${link.name} has no ${FAMILY_NAMES[family]} address`
+    const there = addressesOf(link, family).find((entry) => entry.address === known)
+    if (there?.duplicate) return `another host has the address ${formatAddress(known)} of ${link.name} too`
+    return there ? undefined : `${link.name} has lost its address ${formatAddress(known)}`
   }
-  const now = { ...before, mtu: link.mtu, address: byFamily(own), publicIp: byFamily(own.map(publicOf)) }
-  return { now, gone: goneIn(now) }
+  return Object.fromEntries(
+    familiesFor(external).flatMap((family) => {
+      const reason = reasonFor(family)
+      return reason === undefined ? [] : [[family, reason]]
+    }),
+  )
+}
+
+/** The address of a family that the interface had none of. A link-local one is none: others cannot send to it. */
+function addressThatCame(
+  { hold }: ExternalInterface,
+  link: Link,
+  family: Family,
+  fits: ((text: string) => boolean) | undefined,
+): Address | undefined {
+  const address = preferredAddress(link, family, fits)
+  const home = hold?.home(family)
+  if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
+    return home
+  // The address of before may come back in a moment.
+  if (address === undefined || isLinkLocal(address) || (home !== undefined && !hold?.isGoneForGood(home)))
+    return undefined
+  return address
+}
+
+/**
+ * The address by which a node that has `known` goes on. The node returns to the address that it was started with, and leaves a makeshift
+ * or a deprecated address for a better one. An address that is gone it leaves for another only after a while.
+ */
+function follow(
+  { named, hold }: ExternalInterface,
+  known: Address,
+  link: Link,
+  fits: ((text: string) => boolean) | undefined,
+): Address {
+  const family = familyOf(known)
+  if (named.address[family]) return known
+  const all = addressesOf(link, family)
+  // A tentative address is this host's still, as while a cable is out.
+  const there = all.find(({ address, duplicate }) => address === known && !duplicate)
+  const isReady = ({ deprecated, tentative }: LinkAddress): boolean => !deprecated && !tentative
+  const home = all.find((entry) => entry.address === hold?.home(family) && isReady(entry))
+  if (home && home.address !== known && (!there || there.deprecated || rankOf(home) <= rankOf(there)))
+    return home.address
+  const other = all.find(({ address }) => address === preferredAddress(link, family, fits))
+  if (there) {
+    hold?.isThere(known)
+    const isBetter =
+      other !== undefined &&
+      (makeshiftOf(other) < makeshiftOf(there) || (there.deprecated && makeshiftOf(other) === makeshiftOf(there)))
+    if (!isBetter) return known
+    if (makeshiftOf(other) < makeshiftOf(there)) hold?.settle(other.address)
+    return other.address
+  }
+  // On a link that was down the link-local address is back immediately, the others when a router or a DHCP server answered.
+  const isForNow = other !== undefined && isLinkLocal(other.address) && !isLinkLocal(known)
+  const isLeft = hold?.isGoneForGood(known) ?? true
+  return other === undefined || isForNow || !isLeft ? known : other.address
 }
 
 /**
@@ -360,25 +568,37 @@ export const changeOf = (
 
 export function addressChange(before: ExternalInterface, now: ExternalInterface, family: Family): string | undefined {
   const [was, is] = [before.address[family], now.address[family]]
-  if (was === undefined || is === undefined || is === was) return undefined
+  if (is === undefined || is === was) return undefined
+  if (was === undefined) return `${now.name} has the ${FAMILY_NAMES[family]} address ${formatAddress(is)} now`
   return `the address of ${now.name} changed from ${formatAddress(was)} to ${formatAddress(is)}`
 }
 
 export const mtuChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
 
+/** The new name of an interface that was renamed: routes and devices that are made by the old name from now on are refused. */
+export const nameChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
+  now.name === before.name ? undefined : `the interface ${before.name} is called ${now.name} now`
+
 /** The default route of a family that the kernel takes: of the lowest metric. One that is to nowhere is none. */
-export async function defaultRoute(run: Run, family: Family): Promise<Route | undefined> {
-  const routes = (await routesTo(run, family)).filter(({ device, type }) => device !== '' && type === 'unicast')
+export async function defaultRoute(
+  run: Run,
+  family: Family,
+  isPassedOver: (device: string) => boolean = () => false,
+): Promise<Route | undefined> {
+  const routes = (await routesTo(run, family)).filter(
+    ({ device, type }) => device !== '' && type === 'unicast' && !isPassedOver(device),
+  )
   return routes.toSorted((a, b) => a.metric - b.metric)[0]
 }
 
 async function byDefaultRoute(host: Host): Promise<Found> {
-  const { run, links, families, log } = host
+  const { run, links, families, earlier, log } = host
+  const isOwn = (device: string): boolean => links.some((link) => link.name === device && earlier.isOwn(link))
   log.info('Determining IP address of default interface')
   const found: Link[] = []
   for (const family of families) {
-    const route = await defaultRoute(run, family)
+    const route = await defaultRoute(run, family, isOwn)
     const [other] = found
     if (!route) {
       const message = SAYS[family].noRoute
@@ -428,10 +648,12 @@ async function byAddresses(host: Host, addresses: readonly Address[]): Promise<F
 }
 
 /** By the addresses of any interface first, then by the name; the first interface that has the name must have addresses. */
-async function byPattern({ links, families }: Host, pattern: string): Promise<Found> {
+async function byPattern(host: Host, pattern: string): Promise<Found> {
+  const { families, earlier } = host
+  const links = host.links.filter((link) => !earlier.isOwn(link))
   const matches = await compile(pattern)
   for (const link of links) {
-    const given = families.map((family) => preferredAddress(link, family, matches))
+    const given = await Promise.all(families.map((family) => addressToStartWith(host, link, family, matches)))
     if (given.every((address) => address !== undefined)) return { link, given: byFamily(given), pattern }
   }
   const named = links.find(({ name }) => matches(name))
@@ -460,7 +682,7 @@ async function compile(pattern: string): Promise<(text: string) => boolean> {
   }
 }
 
-async function byReach({ run, links, families, log }: Host, target: string): Promise<Found> {
+async function byReach({ run, links, families, earlier, log }: Host, target: string): Promise<Found> {
   log.info(`Determining interface to use based on given ifcanreach: ${target}`)
   const address = readAddress(target, families)
   if (address === undefined) throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`)
@@ -472,6 +694,8 @@ async function byReach({ run, links, families, log }: Host, target: string): Pro
     )
   }
   const link = linkOf(links, route.device)
+  if (earlier.isOwn(link))
+    throw new WeftError('INTERFACE', `the route to ${target} leads through ${link.name}, which is weft's own device`)
   // Of IPv6 the kernel's source may be a temporary address, and flanneld does not ask for it either.
   return typeof route.source === 'number' ? { link, given: { ipv4: route.source } } : { link }
 }
@@ -481,4 +705,54 @@ function linkOf(links: readonly Link[], name: string): Link {
   if (link) return link
   // The words of Go's net.InterfaceByName.
   throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
+}
+
+/** As it is written into a file: addresses as text. */
+export function externalText({ hold, ...external }: ExternalInterface): object {
+  const text = (addresses: Addresses): object =>
+    Object.fromEntries(listed(addresses).map((address) => [familyOf(address), formatAddress(address)]))
+  const home = byFamily(FAMILIES.flatMap((family) => hold?.home(family) ?? []))
+  return { ...external, address: text(external.address), publicIp: text(external.publicIp), home: text(home) }
+}
+
+/** The interface in a text of `externalText`; undefined if it is none. */
+export function readExternalText(value: unknown): ExternalInterface | undefined {
+  const isRecord = (of: unknown): of is Readonly<Record<string, unknown>> => typeof of === 'object' && of !== null
+  if (!isRecord(value)) return undefined
+  const { name, index, mtu, pattern, families, named } = value
+  const read = (of: unknown): Addresses =>
+    byFamily(Object.values(isRecord(of) ? of : {}).flatMap((each) => parseAddress(String(each)) ?? []))
+  const [address, publicIp, home] = [read(value['address']), read(value['publicIp']), read(value['home'])]
+  const flags = (of: unknown): ByFamily<boolean> => ({
+    ipv4: isRecord(of) && of['ipv4'] === true,
+    ipv6: isRecord(of) && of['ipv6'] === true,
+  })
+  if (typeof name !== 'string' || name === '' || typeof mtu !== 'number' || listed(address).length === 0)
+    return undefined
+  if (!Array.isArray(families) || !families.every((each): each is Family => FAMILIES.includes(each as Family)))
+    return undefined
+  const [ofAddress, ofPublicIp] = isRecord(named) ? [flags(named['address']), flags(named['publicIp'])] : [{}, {}]
+  return {
+    ...{ name, mtu, address, publicIp, named: { address: ofAddress, publicIp: ofPublicIp }, families },
+    ...(typeof index === 'number' ? { index } : {}),
+    ...(typeof pattern === 'string' ? { pattern } : {}),
+    hold: new AddressHold({ ...address, ...home }),
+  }
+}
+
+/**
+ * The interface that an earlier process used, as it is now: by its name, or by its index if it was renamed and has an address that is known.
+ * Undefined if it is gone. A family whose address is gone has none, until it is back.
+ */
+export async function resumeExternal(run: Run, known: ExternalInterface): Promise<ExternalInterface | undefined> {
+  const links = await listLinks(run)
+  const has = (link: Link, address: Address): boolean =>
+    addressesOf(link, familyOf(address)).some((each) => each.address === address && !each.duplicate)
+  const hasAny = (link: Link): boolean => listed(known.address).some((address) => has(link, address))
+  const link =
+    links.find((each) => each.name === known.name && hasAny(each)) ??
+    links.find((each) => each.index === known.index && hasAny(each))
+  if (!link) return undefined
+  const address = byFamily(listed(known.address).filter((each) => has(link, each)))
+  return { ...known, name: link.name, index: link.index, mtu: link.mtu || known.mtu, address }
 }

@@ -110,11 +110,27 @@ export const isNamedBy = (pattern: string, name: string): boolean => {
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
-/** Runs `ip -j` and parses what it prints. */
+/** Runs `ip -j` and parses what it prints. Rejects with WeftError COMMAND for output that is no list. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
-  const text = await run('ip', ['-j', ...args])
-  return text.trim() === '' ? [] : (JSON.parse(text) as T[])
+  return parseList(await run('ip', ['-j', ...args]), `ip -j ${args.join(' ')}`)
 }
+
+/** The list that a command of iproute2 printed as JSON; empty if it printed nothing. Throws WeftError COMMAND for anything else. */
+export function parseList<T>(text: string, command: string): T[] {
+  if (text.trim() === '') return []
+  try {
+    const value: unknown = JSON.parse(text)
+    if (Array.isArray(value) && value.every((each) => typeof each === 'object' && each !== null)) return value as T[]
+  } catch {
+    // said below
+  }
+  throw new WeftError('COMMAND', `\`${command}\` printed what is no JSON list: ${excerpt(text)}`, {
+    remedy: 'run it by hand: an `ip` that is replaced or cut off prints something else',
+  })
+}
+
+/** The beginning of what a program printed. */
+const excerpt = (text: string): string => JSON.stringify(text.slice(0, 60))
 
 function toLink(json: JsonLink): Link {
   const addresses = { ipv4: [] as LinkAddress<Ipv4>[], ipv6: [] as LinkAddress<Ipv6>[] }
@@ -158,6 +174,13 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
     if (isWeftError(error, 'COMMAND') && error.message.includes('does not exist')) return undefined
     throw error
   }
+}
+
+/** An interface that was once seen: by its index, since it may have another name by now, else by its name. */
+export async function findLinkAgain(run: Run, name: string, index: number | undefined): Promise<Link | undefined> {
+  const named = await findLink(run, name)
+  if (!index || named?.index === index) return named
+  return (await listLinks(run)).find((link) => link.index === index) ?? named
 }
 
 /**
@@ -229,15 +252,13 @@ const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
 /** The routes of the main table to exactly each of these destinations of one family, such as `10.5.2.0/24`. */
 export async function routesExactly(run: Run, family: Family, destinations: readonly string[]): Promise<Route[]> {
   const input = `${destinations.map((destination) => `route show exact ${destination}`).join('\n')}\n`
-  return parseLines<JsonRoute>(await run('ip', ['-j', ipFlag(family), '-batch', '-'], { input })).map(toRoute)
+  const command = `ip -j ${ipFlag(family)} -batch -`
+  return parseLines<JsonRoute>(await run('ip', ['-j', ipFlag(family), '-batch', '-'], { input }), command).map(toRoute)
 }
 
 /** What `ip -j -batch` prints: an array for each line that it was given. */
-const parseLines = <T>(text: string): T[] =>
-  text
-    .split('\n')
-    .filter((line) => line.trim() !== '')
-    .flatMap((line) => JSON.parse(line) as T[])
+const parseLines = <T>(text: string, command: string): T[] =>
+  text.split('\n').flatMap((line) => parseList<T>(line, command))
 
 /** The route that the kernel would use to each of these addresses of one family, as text; without those there is none to. */
 export async function routesFor(run: Run, family: Family, addresses: readonly string[]): Promise<Map<string, Route>> {
@@ -247,7 +268,8 @@ export async function routesFor(run: Run, family: Family, addresses: readonly st
     if (!isWeftError(error, 'COMMAND') || !isRefusal(error)) throw error
     return (error.cause as { readonly stdout?: string }).stdout ?? '' // there is no way to one of them
   })
-  return new Map(parseLines<JsonRoute>(text).map((json) => [json.dst ?? '', toRoute(json)]))
+  const command = `ip -j ${ipFlag(family)} -force -batch -`
+  return new Map(parseLines<JsonRoute>(text, command).map((json) => [json.dst ?? '', toRoute(json)]))
 }
 
 /** The interface and source address that the kernel would use to reach `address`; undefined when there is no route. */

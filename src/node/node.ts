@@ -9,7 +9,7 @@ import type { ReadSysctl } from '../host/external-interface.ts'
 import type { PeerView } from '../control/lease/fail-static.ts'
 import type { FollowState } from '../control/lease/follow.ts'
 import type { LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
-import type { SubnetManager } from '../control/lease/subnet-manager.ts'
+import type { IsMine, SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Log } from '../base/log.ts'
 import type { Run } from '../host/command.ts'
 import type { ByFamily, Family, Nets } from '../net/address.ts'
@@ -23,7 +23,7 @@ import type { Possession } from './possession.ts'
 
 /** A loop checks what it keeps this often when nothing tells it to. */
 export const RESYNC_MS = 5_000
-/** A family whose device takes longer does not keep the other one waiting. */
+/** What takes longer keeps the rest waiting no more: the device of one family, the firewall at the start. */
 export const LATE_MS = 1_000
 
 /** The parts that a node is made of. */
@@ -43,6 +43,8 @@ export interface NodeParts {
   readonly backend: Backend
   /** The external interface's, as it was chosen at the start. */
   readonly externalName?: string
+  /** Tells whether this node had an address, by which a lease of its own may stand. */
+  readonly isMine?: IsMine
   /** The rules, how often they are looked at, and a promise that resolves when no process before this one changes them any more. */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /** What to know of an earlier run to remove what other backends left; nothing is looked for where it is left out. */
@@ -68,6 +70,8 @@ export interface Next {
   /** The network configuration's text without its secrets, and which store's it is. */
   readonly config: string
   readonly store: string
+  /** What the operator asked for by the flags about the external interface. */
+  readonly wishes: string
   /** The file of what is known (node/restart/last-known.ts), and of what befell the peers. */
   readonly lastKnown: string
   readonly events: string
@@ -121,6 +125,12 @@ export interface Node extends NodeParts {
   readonly mtuAtStart: number | undefined
   /** The number of repairs since the start. */
   repaired: number
+  /** Since when each family that the data path lacks is lacking, by performance.now(). */
+  readonly lackingSince: Map<Family, number>
+  /** The families that subnet.env does not name, though the node has a subnet of them. */
+  leftOut: string
+  /** The text of subnet.env as it was last written. */
+  published: string | undefined
   /** True while subnet.env stands as it was last to be written. */
   isPublished: boolean
   /** True once the file was written; it never goes back, as flanneld's. */
@@ -145,6 +155,8 @@ export interface Node extends NodeParts {
   unforwarded: readonly Family[]
   /** Whatever leads packets past the data path though it should not: the log's line, its words for everybody, and the reason. */
   pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
+  /** Resolves when the firewall's rules were set for the first time, or could not be. */
+  raising: Promise<void>
   /** The reason why the firewall's rules could not be kept right at the last look. */
   rulesTrouble: string | undefined
   /** The names of hosts by their public IPs, as they say themselves. */
@@ -166,6 +178,7 @@ export function createNode(
     ...parts,
     ...{ possession, lease, attrs },
     ...{ view, unapplied: undefined, ownApplied: undefined, repaired: 0 },
+    ...{ lackingSince: new Map(), leftOut: '', published: undefined },
     ...{ isPublished: false, isReady: false, threads: new Map() },
     ...{
       cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
@@ -184,6 +197,7 @@ export function createNode(
     ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined }, written: new Set() },
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
+    raising: Promise.resolve(),
     leaseDoubt: createBell(),
     configDoubt: createBell(),
     isConfigGone: false,

@@ -1,6 +1,7 @@
 // open.ts - a node comes to forward: it goes on with what forwards as last known, or opens its own.
 
 import { isDeepStrictEqual } from 'node:util'
+import { isWeftError } from '../base/errors.ts'
 import type { Backend } from '../path/backend.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import { withoutSecrets } from '../control/config/hidden.ts'
@@ -22,6 +23,8 @@ export interface Resumed extends Forwarding {
   readonly external: ExternalInterface
   /** Ends its being looked after, for a node that does so from then on. */
   hand(): Promise<void>
+  /** Opens it again, and looks after it, after a node could not open its own. */
+  again(): Promise<void>
 }
 
 /** The state before a node exists: whoever forwards until then. */
@@ -45,7 +48,8 @@ export function fitsTo(configText: string, external: ExternalInterface, { givesS
   // Compares with the configuration as last known, which is without secrets: a start with one waits for the store, and resumes nothing.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
   return (resumed: Resumed | undefined): resumed is Resumed =>
-    isDeepStrictEqual(resumed?.config, known) && isDeepStrictEqual(resumed?.external, external)
+    isDeepStrictEqual(resumed?.config, known) &&
+    isDeepStrictEqual(resumed?.backend.external ?? resumed?.external, external)
 }
 
 /** A backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route. */
@@ -73,12 +77,18 @@ export async function openNode(
       if (resumed) log.warn(`What was last known is out of date; the data path is opened again`)
       await possession.close()
       if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
-      await possession.open(async () => {
-        for (const left of succession.tunNames)
-          if (!goesOnWith(backend, left))
-            await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
-        return backend.open({ ...lease, attrs }, signal, view, known?.others)
-      })
+      try {
+        await possession.open(async () => {
+          for (const left of succession.tunNames)
+            if (!goesOnWith(backend, left))
+              await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
+          return backend.open({ ...lease, attrs }, signal, view, known?.others)
+        })
+      } catch (error) {
+        // Packets go on as last known, rather than not at all, while the node's own is tried again.
+        if (isWeftError(error)) await resumed?.again()
+        throw error
+      }
     }
     // Otherwise a successor came first.
     if (possession.dataPath) return createNode({ ...parts, backend }, lease, attrs, possession, view)

@@ -183,7 +183,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       subnet: netText(lease.subnet),
       publicIp: addressText(node.attrs.publicIp),
       ...ipv6Of(lease.subnet, node.attrs.publicIp),
-      externalInterface: node.externalName ?? null,
+      externalInterface: node.backend.external?.name ?? node.externalName ?? null,
       twin: node.twin ?? null,
     },
     config: configOf(node.config),

@@ -1,5 +1,6 @@
 // start.ts - what a daemon waits for before it is a node: the network configuration and the external interface.
 
+import { isDeepStrictEqual } from 'node:util'
 import { unknownKeys } from '../control/config/keys.ts'
 import { parseNetworkConfig, requireFamily, type NetworkConfig } from '../control/config/network-config.ts'
 import { describeError, isWeftError, WeftError } from '../base/errors.ts'
@@ -7,7 +8,10 @@ import { pause, type Bell } from '../host/bell.ts'
 import { run } from '../host/command.ts'
 import {
   chooseExternalInterface,
+  chooseForSome,
   defaultRoute,
+  seeExternal,
+  type Earlier,
   type ExternalInterface,
   type ReadSysctl,
 } from '../host/external-interface.ts'
@@ -34,6 +38,8 @@ import { interfaceWishes, type DaemonOptions } from '../options.ts'
 const CONFIG_RETRY_MS = 1_000
 /** The host is looked at this often though it reports nothing. */
 const LOOK_MS = 5_000
+/** How long a host is given to get a default route and an address of each family of the network, before it starts with fewer. */
+const ALL_FAMILIES_MS = 10_000
 /** The kernel's reports come in bursts. */
 const SETTLE_MS = 200
 
@@ -51,6 +57,7 @@ export interface Waiting {
   /** Has the host's changes heard of these families. */
   readonly follow: (families: readonly Family[]) => void
   readonly hostChanged: Bell
+  readonly before?: InterfaceBefore
   /** Is told what is waited for. */
   readonly tell: (waitsFor: string) => void
   readonly log: Log
@@ -58,7 +65,17 @@ export interface Waiting {
 }
 
 /** The network that this host is to be in, and by which interface. */
-export async function waitForNetwork({ options, manager, leaseNow, follow, hostChanged, tell, log, signal }: Waiting) {
+export async function waitForNetwork({
+  options,
+  manager,
+  leaseNow,
+  follow,
+  hostChanged,
+  before = {},
+  tell,
+  log,
+  signal,
+}: Waiting) {
   tell(`waiting for the network configuration in the ${manager.name} store`)
   const found = await waitForConfig(manager, log, signal)
   requireFamily(found.config)
@@ -67,7 +84,7 @@ export async function waitForNetwork({ options, manager, leaseNow, follow, hostC
   await waitForSameNetwork(manager, leaseNow, log, signal)
   tell('waiting for the external interface')
   const given = await withGivenIp(options, manager, log, signal)
-  const external = await waitForInterface(given, families, hostChanged, log, signal)
+  const external = await waitForInterface(given, families, hostChanged, log, signal, before)
   await warnOfForwarding(families, log)
   return { ...found, external }
 }
@@ -172,13 +189,24 @@ async function withGivenIp(
   }
 }
 
-/** The external interface. At boot its route, its address or the device itself may come later than this daemon. */
+/** What is known of the external interface of this node's earlier life. */
+export interface InterfaceBefore {
+  readonly earlier?: Earlier
+  /** The interface that the node forwards by as last known, or was last known to use, by the same flags. */
+  readonly known?: () => Promise<ExternalInterface | undefined>
+}
+
+/**
+ * The external interface. At boot its route, its address or the device itself may come later than this daemon. The interface that the node
+ * used before needs no default route, and keeps its address, as while the node runs.
+ */
 export async function waitForInterface(
   options: DaemonOptions,
   families: readonly Family[],
   hostChanged: Bell,
   log: Log,
   signal: AbortSignal,
+  { earlier, known = async () => undefined }: InterfaceBefore = {},
 ): Promise<ExternalInterface> {
   const wishes = interfaceWishes(options)
   for (const family of FAMILIES) {
@@ -187,21 +215,69 @@ export async function waitForInterface(
       log.warn(`The public address ${address} is passed over: it is of a family that the network does not have`)
   }
   const waitS = options['iface-wait']
-  const end = performance.now() + waitS * 1000
+  const began = performance.now()
+  const end = began + waitS * 1000
   const said = new Set<string>()
   const once = (message: string): void => void (said.has(message) || log.info(message), said.add(message))
+  const quiet = { ...log, info: once }
+  const silent = { ...log, info: () => {} }
   for (let tries = 1; ; tries++) {
+    const now = performance.now()
     try {
-      return await chooseExternalInterface(run, wishes, families, { ...log, info: once })
+      const found = await chooseExternalInterface(run, wishes, families, quiet, undefined, earlier)
+      const same = await asBefore(await known(), families, found)
+      if (same !== 'gone' || now >= end) return same === undefined || same === 'gone' ? found : same
     } catch (error) {
-      const leftMs = end - performance.now()
-      if (!isWeftError(error, 'INTERFACE') || leftMs <= 0) throw error
+      if (!isWeftError(error, 'INTERFACE')) throw error
+      const same = await asBefore(await known(), families)
+      if (same !== undefined && same !== 'gone') {
+        log.warn(`${error.message}; going on with ${same.name}, which this node used before`)
+        return same
+      }
+      const isLate = now - began >= ALL_FAMILIES_MS || now >= end
+      const some =
+        isLate && families.length > 1
+          ? await chooseForSome(run, wishes, families, silent, undefined, earlier).catch((failure: unknown) => {
+              if (!isWeftError(failure, 'INTERFACE')) throw failure
+            })
+          : undefined
+      if (some) {
+        log.warn(
+          `${error.message}; going on with ${some.name} and ${listed(some.address).map(formatAddress).join(' and ')}`,
+        )
+        return some
+      }
+      if (now >= end) throw error
       if (tries === 1) log.warn(`${error.message}; waiting up to ${waitS} s for one`)
-      await hostChanged.wait(signal, Math.min(leftMs, LOOK_MS))
-      await pause(signal, Math.min(leftMs, SETTLE_MS))
     }
+    await hostChanged.wait(signal, Math.min(Math.max(0, end - now), LOOK_MS))
+    await pause(signal, Math.min(Math.max(0, end - now), SETTLE_MS))
   }
 }
+
+/**
+ * The interface of before as a running node would see it now; `gone` if all its addresses are gone for the moment. Undefined if there was
+ * none, if it was for another network, or if `found` is another interface or what an operator named differs.
+ */
+async function asBefore(
+  before: ExternalInterface | undefined,
+  families: readonly Family[],
+  found?: ExternalInterface,
+): Promise<ExternalInterface | 'gone' | undefined> {
+  if (!before || !families.every((family) => before.families?.includes(family))) return undefined
+  const { now, gone } = await seeExternal(run, before)
+  if (found && (found.name !== now.name || !isDeepStrictEqual(namedIn(found), namedIn(now)))) return undefined
+  return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
+}
+
+/** What of an interface an operator named, with the addresses. */
+const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [
+  pattern,
+  ...FAMILIES.flatMap((family) => [
+    named.address[family] ? address[family] : undefined,
+    named.publicIp[family] ? publicIp[family] : undefined,
+  ]),
+]
 
 /** Warns of what keeps the host from forwarding, or ends it. flanneld sets none of these either. */
 export async function warnOfForwarding(

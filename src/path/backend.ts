@@ -41,6 +41,8 @@ export interface Backend {
   readonly routesToHosts?: boolean
   /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
   readonly isSealed?: boolean
+  /** The external interface as of the last `prepare`; left out where none is known. */
+  readonly external?: ExternalInterface | undefined
   /** The log's words when a peer's lease comes, changes or goes; flanneld's, `Subnet added: ...`, when left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**

@@ -8,7 +8,6 @@ import { run as runHere, type Run } from '../../src/host/command.ts'
 import { onlyOf, netsOf, parseNet, FAMILIES, type Family, type Nets } from '../../src/net/address.ts'
 import { createFirewall } from '../../src/path/firewall/firewall.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { sample } from '../support/sample.ts'
 
 needs(HOSTS, 'iptables', 'nft')
 
@@ -95,26 +94,24 @@ const PARTS = 3
 const steps = walkOver(WISHES.length).map((at) => WISHES[at]!)
 const size = Math.ceil(steps.length / PARTS)
 const parts = Array.from({ length: PARTS }, (_, at) => steps.slice(at * size, (at + 1) * size + 1))
-it.each(
-  sample(
-    parts.map((part, at) => [at + 1, part] as const),
-    1,
-  ),
-)('leaves no rule of an earlier start: part %d of all pairs', async (_part, walk) => {
-  const expected = new Map<Wish, readonly string[]>()
-  const host = await makeHost()
-  let before: Wish | undefined
-  for (const wish of walk) {
-    const nets = before?.families ?? []
-    await raise(host, wish, { network: onlyOf(nets, NETWORK), subnet: onlyOf(nets, SUBNET) })
-    if (!expected.has(wish)) {
-      const fresh = await makeHost()
-      await raise(fresh, wish, { network: {}, subnet: {} })
-      expected.set(wish, await rulesOf(fresh))
+it.each(parts.map((part, at) => [at + 1, part] as const))(
+  'leaves no rule of an earlier start: part %d of all pairs',
+  async (_part, walk) => {
+    const expected = new Map<Wish, readonly string[]>()
+    const host = await makeHost()
+    let before: Wish | undefined
+    for (const wish of walk) {
+      const nets = before?.families ?? []
+      await raise(host, wish, { network: onlyOf(nets, NETWORK), subnet: onlyOf(nets, SUBNET) })
+      if (!expected.has(wish)) {
+        const fresh = await makeHost()
+        await raise(fresh, wish, { network: {}, subnet: {} })
+        expected.set(wish, await rulesOf(fresh))
+      }
+      expect(await rulesOf(host), `${before ? textOf(before) : 'nothing'}, then ${textOf(wish)}`).toEqual(
+        expected.get(wish),
+      )
+      before = wish
     }
-    expect(await rulesOf(host), `${before ? textOf(before) : 'nothing'}, then ${textOf(wish)}`).toEqual(
-      expected.get(wish),
-    )
-    before = wish
-  }
-})
+  },
+)

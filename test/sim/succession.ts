@@ -569,6 +569,7 @@ function createWorld(time: VirtualTime, random: Random) {
             },
             ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
             ...{ config, external: undefined as never },
+            again: async () => {},
             hand: async () => {
               ended.abort(new Error('a node has it'))
               await looking

@@ -15,6 +15,7 @@ import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
+import type { Before } from '../../src/node/open.ts'
 import type { NodeParts } from '../../src/node/node.ts'
 import type { Possession } from '../../src/node/possession.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
@@ -261,7 +262,7 @@ export const subnetFile = (): string => join(folder, 'subnet.env')
 const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
 export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
 
-export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()): void {
+export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell(), more: Partial<Before> = {}): void {
   const options = {
     'subnet-file': subnetFile(),
     'subnet-lease-renew-margin': 60,
@@ -282,7 +283,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   }
   const manager = managerOf(store)
   const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
-  const before = alone(parts, hostChanged)
+  const before = { ...alone(parts, hostChanged), ...more }
   possession = before.possession
   ended = runNode(parts, {}, stopping, before).catch((error: unknown) => error)
 }

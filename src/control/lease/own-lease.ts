@@ -42,13 +42,13 @@ import {
   type LeaseAttrs,
   type OwnLease,
 } from './lease.ts'
-import type { LeaseHolder } from './subnet-manager.ts'
+import type { IsMine, LeaseHolder } from './subnet-manager.ts'
 
 /** Holds a node's lease by compare-and-set. */
 export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
   return {
-    obtain: (attrs, previous, log, signal) =>
-      acquireLease(store, config, attrs, { previous, random: Math.random, log, signal }),
+    obtain: (attrs, previous, log, signal, isMine) =>
+      acquireLease(store, config, attrs, { previous, ...(isMine ? { isMine } : {}), random: Math.random, log, signal }),
     renew: (lease, attrs, log, signal) => renewLease(store, lease, { attrs, log, signal }),
     release: (lease, signal) => releaseLease(store, lease, signal),
   }
@@ -57,6 +57,8 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
 export interface AcquireOptions {
   /** The subnets that this node had before, from subnet.env. */
   readonly previous?: Nets
+  /** Tells whether this node had an address; it had none but those that it has now where it is left out. */
+  readonly isMine?: IsMine
   readonly random: () => number
   readonly log: Log
   readonly signal: AbortSignal
@@ -131,7 +133,7 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, log, signal } = acquiring
   const { entries } = await store.list(signal)
   const leases = decodeAll(entries)
-  const own = ownLeases(entries, leases, acquiring)
+  const own = ownLeases(entries, leases, acquiring, await formerLeases(leases, acquiring))
   const round = { entries, leases, own }
   const [lease] = own
   if (!lease) return allocate(round, acquiring)
@@ -260,17 +262,43 @@ function hadIn(range: SubnetRange<Net>, own: readonly Lease[], { previous = {} }
 const newOf = (subnet: Nets, own: readonly Lease[]): Nets =>
   netsOf(listed(subnet).filter((net) => !own.some((lease) => hasSubnet(lease, net))))
 
-/** As Round.own. */
+/**
+ * The leases of this node's previous subnets that stand under an address which the node had before: by DHCP, or since a virtual IP was its
+ * address. Another node's they are not, and its containers would be cut off if another subnet were drawn.
+ */
+async function formerLeases(
+  leases: readonly FoundLease[],
+  { attrs, previous = {}, isMine, log }: Acquiring,
+): Promise<readonly FoundLease[]> {
+  const former: FoundLease[] = []
+  if (!isMine) return former
+  for (const lease of leases) {
+    if (isOfOneNode(lease.attrs, attrs) || !listed(previous).some((net) => hasSubnet(lease, net))) continue
+    const holders = listed(lease.attrs.publicIp)
+    const known = await Promise.all(holders.map((address) => isMine(address)))
+    if (holders.length === 0 || !known.every(Boolean)) continue
+    const [was, is] = [addressText(lease.attrs.publicIp), addressText(attrs.publicIp)]
+    log.info(
+      `The lease ${lease.key} is this node's own, under its earlier public IP ${was}; it is published with ${is}`,
+    )
+    former.push(lease)
+  }
+  return former
+}
+
+/** The leases of Round.own; `former` are among them. */
 function ownLeases(
   entries: readonly StoreEntry[],
   leases: readonly FoundLease[],
   acquiring: Acquiring,
+  former: readonly FoundLease[],
 ): readonly FoundLease[] {
   const { attrs, previous = {} } = acquiring
   // Upstream takes the first of the listing; where that is another than the node had, its containers would be cut off.
   const rank = (lease: Lease): number =>
     2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
-  const own = leases.filter((lease) => isOfOneNode(lease.attrs, attrs)).toSorted((a, b) => rank(b) - rank(a))
+  const isOwn = (lease: FoundLease): boolean => former.includes(lease) || isOfOneNode(lease.attrs, attrs)
+  const own = leases.filter(isOwn).toSorted((a, b) => rank(b) - rank(a))
   if (own.length > 0 || !primary(previous)) return own
   // As while it runs: a node is not to move for a typo. Without a public IP nobody can hold a lease.
   const mine = netsOf(listed(previous).filter((net) => isWanted(net, acquiring)))
@@ -338,7 +366,8 @@ function chooseSubnet(range: SubnetRange<Net>, { entries, leases, own }: Round, 
   const previous = before[family]
   if (previous) {
     const mine = netsOf([previous])
-    const holder = leases.find((lease) => !isOfOneNode(lease.attrs, attrs) && netsOverlap(lease.subnet, mine))
+    const isOthers = (lease: FoundLease): boolean => !own.includes(lease) && !isOfOneNode(lease.attrs, attrs)
+    const holder = leases.find((lease) => isOthers(lease) && netsOverlap(lease.subnet, mine))
     if (holder) {
       log.warn(
         `The subnet of an earlier run, ${formatNet(previous)}, is leased by ${addressText(holder.attrs.publicIp)} now ` +

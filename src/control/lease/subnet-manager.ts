@@ -5,7 +5,7 @@
 
 import type { NetworkConfig } from '../config/network-config.ts'
 import type { Log } from '../../base/log.ts'
-import type { Addresses, Nets } from '../../net/address.ts'
+import type { Address, Addresses, Nets } from '../../net/address.ts'
 import type { Claims } from '../store/store.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
 
@@ -40,13 +40,17 @@ export interface LeaseSource<Cursor> {
   trustedMs?(leases: number): number
 }
 
+/** True if this node had the address. */
+export type IsMine = (address: Address) => Promise<boolean>
+
 /** Gets this node its own lease, and keeps it. */
 export interface LeaseHolder {
   /**
    * A lease for this node: its own from before if there is one, else `previous`, its subnet of an earlier run, if there was one and it
-   * is free. What is odd is said to `log`, again at each try.
+   * is free. What is odd is said to `log`, again at each try. `isMine` tells whether a lease of `previous` under another public IP is this
+   * node's own.
    */
-  obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal): Promise<OwnLease>
+  obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal, isMine?: IsMine): Promise<OwnLease>
   /**
    * Writes the lease again, with `attrs` from now on, and over what is nobody's lease, which is said to `log`. Rejects with
    * LEASE_LOST when it is gone or another node's.

@@ -2,7 +2,7 @@
 // died or the node moved.
 
 import { describeError, messageOf } from '../../base/errors.ts'
-import { FAMILIES, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPath } from '../../path/backend.ts'
 import { pause, tellingLate } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
@@ -28,19 +28,18 @@ export type Forwarding = Pick<Node, 'possession' | 'backend' | 'next' | 'log' | 
   Pick<Node, 'unapplied' | 'ownApplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
 
 export const keepDataPath = (node: Node): Promise<never> =>
-  keepForwarding(
-    node,
-    () => publish(node),
-    () => clearLeftovers(node),
-  )
+  keepForwarding(node, () => publish(node), { beside: () => clearLeftovers(node) })
 
-/** Calls `moved` when the data path was opened for another lease or MTU, and `beside` after it looked at the data path. */
+/**
+ * Calls `moved` when the data path was opened for another lease or MTU, and `beside` after it looked at the data path. Ends with `until`,
+ * which ends no data path that is open by then: a node may go on with it.
+ */
 export async function keepForwarding(
   node: Forwarding,
   moved: () => Promise<void>,
-  beside: () => Promise<unknown> = async () => {},
+  { beside = async () => {}, until = node.signal }: { beside?: () => Promise<unknown>; until?: AbortSignal } = {},
 ): Promise<never> {
-  const { possession, backend, log, signal } = node
+  const { possession, backend, log } = node
   let { lease } = node
   const openMtu = (): number | undefined => possession.dataPath?.mtu
   let mtu = openMtu()
@@ -49,30 +48,30 @@ export async function keepForwarding(
   const tellGone = createGoneLog(node.log)
   for (;;) {
     const openedAt = performance.now()
-    await keepRight(node, lease, repairs, tellGone, beside)
+    await keepRight(node, lease, repairs, tellGone, { beside, until })
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const before = { lease, mtu }
     const calm = seldom(log)
-    await untilOurs(possession, signal)
+    await untilOurs(possession, until)
     // A data path that cannot be closed is left to whoever opens the next one.
     await possession
       .close()
       .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
-    if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
+    if (diedYoung > 1) await pause(until, REOPEN_RETRY_MS)
     while (openMtu() === undefined) {
-      await untilOurs(possession, signal)
+      await untilOurs(possession, until)
       try {
         await prepareAgain(node)
         await possession.open(() => {
           lease = node.lease
-          return backend.open({ ...lease, attrs: node.attrs }, signal, node.view)
+          return backend.open({ ...lease, attrs: node.attrs }, node.signal, node.view)
         })
         mtu = openMtu()
       } catch (error) {
-        signal.throwIfAborted()
+        until.throwIfAborted()
         calm.error(`Cannot open the data path: ${describeError(error)}`)
-        await pause(signal, REOPEN_RETRY_MS)
+        await pause(until, REOPEN_RETRY_MS)
       }
     }
     await applyPeers(node)
@@ -92,17 +91,17 @@ async function keepRight(
   lease: OwnLease,
   repairs: RepairLog,
   tellGone: GoneLog,
-  beside: () => Promise<unknown>,
+  { beside, until: stop }: { readonly beside: () => Promise<unknown>; readonly until: AbortSignal },
 ): Promise<void> {
-  const { log, signal, possession } = node
+  const { log, possession } = node
   const { dataPath } = possession
   if (!dataPath) return
   const ended = new AbortController()
-  const until = AbortSignal.any([signal, ended.signal])
+  const until = AbortSignal.any([stop, ended.signal])
   const ring = (): void => possession.doubt.ring()
   const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
   try {
-    return await lookAfter(node, dataPath, lease, repairs, tellGone, beside)
+    return await lookAfter(node, dataPath, lease, repairs, tellGone, { beside, signal: stop })
   } finally {
     ended.abort()
     await watching
@@ -115,9 +114,9 @@ async function lookAfter(
   lease: OwnLease,
   repairs: RepairLog,
   tellGone: GoneLog,
-  beside: () => Promise<unknown>,
+  { beside, signal }: { readonly beside: () => Promise<unknown>; readonly signal: AbortSignal },
 ): Promise<void> {
-  const { log, signal, possession } = node
+  const { log, possession } = node
   let fault: Error | undefined
   const onFault = (error: Error): void => {
     fault = error
@@ -141,10 +140,12 @@ async function lookAfter(
     isCalm = false
     try {
       const mended = await tellingLate(LATE_MS, (late) => dataPath.resync(late))
-      tellGone(dataPath.gone?.() ?? {})
+      const gone = dataPath.gone?.() ?? {}
+      tellGone(gone)
       for (const each of mended) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
-      isCalm = !rang && mended.length === 0
+      // What is gone is left for another only when it has been looked for a while.
+      isCalm = !rang && mended.length === 0 && familiesOf(gone).length === 0
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)

@@ -1,18 +1,25 @@
-// firewall.ts - keeps the firewall's rules: what others removed or reordered is mended, and they follow the node to another subnet.
+// firewall.ts - keeps the firewall's rules: set at the start, put back when others removed or reordered them, moved with the node to another
+// subnet. Packets to peers need none of them, so that nothing waits for long until they are set.
 
 import type { NetworkConfig } from '../../control/config/network-config.ts'
-import { describeError } from '../../base/errors.ts'
+import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { createFirewall } from '../../path/firewall/firewall.ts'
-import { pause } from '../../host/bell.ts'
+import { limited, pause, tellingLate } from '../../host/bell.ts'
 import { run, type Run } from '../../host/command.ts'
+import { printable } from '../../base/text.ts'
+import { xtablesLockHolder } from '../../host/xtables-lock.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import type { DaemonOptions } from '../../options.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
-import { RESYNC_MS, type Node, type NodeParts } from '../node.ts'
+import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 
 /** For this long the rules are left to a successor that prepares. */
 const STAND_BY_MS = 60_000
+/** After this time the log says that the rules are not set yet, and what they wait for. */
+const RULES_LATE_MS = 3_000
+/** How long one command waits for the lock of iptables. It is tried again later. */
+const LOCK_MS = 60_000
 
 /** The rules that the network configuration and the flags ask for. */
 export function firewallFor(
@@ -23,8 +30,9 @@ export function firewallFor(
   signal: AbortSignal,
   free?: Promise<void>,
 ): NonNullable<NodeParts['firewall']> {
-  // Told when to stop: iptables waits for its lock as long as another program has it.
-  const runTillStop: Run = (file, args, more) => run(file, args, more?.patient ? { signal, ...more } : more)
+  // A stop ends a command that waits for the lock of iptables.
+  const runTillStop: Run = (file, args, more) =>
+    more?.patient ? runForLock(file, args, more, signal) : run(file, args, more)
   const rules = createFirewall(enableNftables ? 'nftables' : 'iptables', {
     network: { ipv4: ipv4?.network, ipv6: ipv6?.network },
     masq: options['ip-masq'],
@@ -38,8 +46,72 @@ export function firewallFor(
   return { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000, ...(free ? { free } : {}) }
 }
 
-export async function raiseFirewall({ firewall, lease }: Node): Promise<void> {
-  await firewall?.rules.raise(lease.subnet)
+/** Runs a command that waits for the lock of iptables, for LOCK_MS at most. */
+async function runForLock(
+  file: string,
+  args: readonly string[],
+  more: Parameters<Run>[2],
+  stopping: AbortSignal,
+): Promise<string> {
+  const late = (): Error => new WeftError('COMMAND', `\`${file}\` had no end within ${LOCK_MS / 1000} s`)
+  try {
+    return await limited(stopping, LOCK_MS, late, (signal) => run(file, args, { ...more, signal }))
+  } catch (error) {
+    stopping.throwIfAborted()
+    const holder = isWeftError(error) && error.cause === undefined ? await holderText() : undefined
+    if (holder === undefined) throw error
+    throw new WeftError(
+      'COMMAND',
+      `${(error as WeftError).message}: it waits for the xtables lock, which ${holder} has`,
+      {
+        remedy: 'end that process if it hangs',
+      },
+    )
+  }
+}
+
+const holderText = async (): Promise<string | undefined> => {
+  const holder = await xtablesLockHolder()
+  return holder === undefined ? undefined : printable(holder)
+}
+
+/** Sets the rules for the first time. If that takes long, the log and the status say so, and who has the lock of iptables. */
+export async function raiseFirewall(
+  node: Pick<Node, 'firewall' | 'lease' | 'log' | 'signal' | 'rulesTrouble'>,
+): Promise<void> {
+  const { firewall, lease } = node
+  if (!firewall) return
+  const ended = new AbortController()
+  void tellLate(node, ended.signal) // which catches all, and says nothing more once this has ended
+  try {
+    await firewall.rules.raise(lease.subnet)
+  } finally {
+    ended.abort()
+    node.rulesTrouble = undefined
+  }
+}
+
+async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, ended: AbortSignal): Promise<void> {
+  const calm = seldom(node.log)
+  const until = AbortSignal.any([node.signal, ended])
+  try {
+    for (let waitMs = RULES_LATE_MS; ; waitMs = LOCK_MS) {
+      await pause(until, waitMs)
+      const holder = await holderText()
+      if (until.aborted) return
+      const why = holder === undefined ? '' : `: they wait for the xtables lock, which ${holder} has`
+      node.rulesTrouble = `the firewall's rules are not set yet${why}`
+      calm.warn(`The firewall's rules are not set yet${why}; everything else goes on without them`)
+    }
+  } catch {
+    // the rules are set, or the daemon stops
+  }
+}
+
+/** Begins to set the rules for the first time, and waits for that for a moment: then all else goes on, and the loop waits. */
+export async function raiseOrLate(node: Node): Promise<void> {
+  node.raising = raiseFirewall(node)
+  await tellingLate(LATE_MS, (late) => Promise.race([node.raising, late]))
 }
 
 export async function keepFirewall(node: Node): Promise<never> {
@@ -48,6 +120,7 @@ export async function keepFirewall(node: Node): Promise<never> {
   const repairs = createRepairLog(node, node.log)
   void firewall?.free?.then(() => firewall.rules.lookAgain?.())
   const rests = restsFor(node)
+  await node.raising
   for (;;) {
     await pause(signal, firewall?.resyncMs ?? RESYNC_MS)
     if (rests()) continue

@@ -4,7 +4,7 @@ import { withoutSecrets } from '../../control/config/hidden.ts'
 import { messageOf } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
 import { seldom } from '../../base/log.ts'
-import { eventsFile, type DaemonOptions } from '../../options.ts'
+import { eventsFile, interfaceWishes, type DaemonOptions } from '../../options.ts'
 import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
 import type { Next, Node } from '../node.ts'
 
@@ -13,14 +13,20 @@ const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
 /** The facts that the next process is told. */
-export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'possession'>
+export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'possession'> & {
+  readonly backend?: Pick<Node['backend'], 'external'>
+}
 
 /** Undefined where nothing is to outlive this process. */
 export function nextFor(options: DaemonOptions, config: string, free = Promise.resolve()): Next | undefined {
   if (!options.persist) return undefined
   const files = { lastKnown: lastKnownFile(options), events: eventsFile(options) }
-  return { config: withoutSecrets(config), store: storeNameOf(options), ...files, free }
+  const wishes = wishesText(options)
+  return { config: withoutSecrets(config), store: storeNameOf(options), wishes, ...files, free }
 }
+
+/** The flags about the external interface, to be compared with those of another process. */
+export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))
 
 const turns = new WeakMap<Knowing, Promise<void>>()
 
@@ -37,15 +43,19 @@ export function writeKnown(node: Knowing, paths?: unknown): Promise<void> {
   return turn
 }
 
-async function write({ next, lease, attrs, view, possession: { dataPath } }: Knowing, paths: unknown): Promise<void> {
+async function write(
+  { next, lease, attrs, view, backend, possession: { dataPath } }: Knowing,
+  paths: unknown,
+): Promise<void> {
   // While a data path that died is opened again, what was known of it stays for a process that starts then.
   if (!next || !dataPath) return
   const { tunNames } = dataPath
   // A data path that the kernel carries goes on by itself.
   if (tunNames === undefined) return removeLastKnown(next.lastKnown)
-  const { store, config } = next
+  const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
-    ...{ store, config, tunNames, paths, others: dataPath.underlays?.others() },
+    ...{ store, config, wishes, tunNames, paths, others: dataPath.underlays?.others() },
+    external: backend?.external,
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,
     leases: view.values(),

@@ -5,7 +5,7 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { limited, pause } from '../../host/bell.ts'
 import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
-import { netsText, type Addresses, type Nets } from '../../net/address.ts'
+import { FAMILIES, formatNet, listed, netsText, type Addresses, type Family, type Nets } from '../../net/address.ts'
 import type { Node, NodeParts } from '../node.ts'
 
 /** The wait is this long at most, and half of it at least: nodes that lost one store are not to come back together. */
@@ -38,7 +38,7 @@ const CLOCKS_MS = 60_000
  * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
  */
 export async function obtainLease(
-  { manager, config, log, signal }: NodeParts,
+  { manager, config, isMine, log, signal }: NodeParts,
   attrs: LeaseAttrs,
   previous: Nets,
   isRunning = false,
@@ -47,7 +47,7 @@ export async function obtainLease(
   const holder = manager.holder(config)
   for (let pauseMs = ACQUIRE_RETRY_MS; ;) {
     try {
-      return await timed(() => holder.obtain(attrs, previous, calm, signal))
+      return await timed(() => holder.obtain(attrs, previous, calm, signal, isMine))
     } catch (error) {
       signal.throwIfAborted()
       const isAway = isWeftError(error, 'STORE_UNAVAILABLE')
@@ -104,6 +104,9 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
     ...backend,
     get tunNames() {
       return backend.tunNames
+    },
+    get external() {
+      return backend.external
     },
     async prepare(stopping) {
       const attrs = await backend.prepare(stopping)
@@ -215,8 +218,20 @@ async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined
   return false
 }
 
+/** The families that the node has an address of since it took its lease, and no subnet: it must be leased one. */
+const gainedFamilies = ({ config, lease, attrs, manager }: Node): readonly Family[] =>
+  FAMILIES.filter(
+    (family) =>
+      !manager.givesSubnets &&
+      config[family] !== undefined &&
+      lease.subnet[family] === undefined &&
+      lease.attrs.publicIp[family] === undefined &&
+      attrs.publicIp[family] !== undefined,
+  )
+
 async function renewOrReplace(node: Node): Promise<void> {
   const { log, signal } = node
+  if (gainedFamilies(node).length > 0) return replaceLease(node)
   const holder = node.manager.holder(node.config)
   let retryMs = RENEW_RETRY_MIN_MS
   for (;;) {
@@ -250,9 +265,14 @@ async function replaceLease(node: Node): Promise<void> {
   node.lease = await obtainLease(node, node.attrs, before.subnet, true)
   node.learnt.ring()
   if (node.lease.key === before.key) return log.info(`Lease of ${netsText(before.subnet)} acquired again`)
-  log.warn(
-    `This node moves from ${netsText(before.subnet)} to ${netsText(node.lease.subnet)}: ` +
-      'containers on the old subnet must be started again',
+  const kept = listed(before.subnet).every((net) =>
+    listed(node.lease.subnet).some((each) => formatNet(each) === formatNet(net)),
   )
+  if (kept) log.info(`This node has ${netsText(node.lease.subnet)} now, for containers that are started from now on`)
+  else
+    log.warn(
+      `This node moves from ${netsText(before.subnet)} to ${netsText(node.lease.subnet)}: ` +
+        'containers on the old subnet must be started again',
+    )
   node.possession.doubt.ring()
 }

@@ -3,20 +3,50 @@
 import { describeError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
 import { seldom } from '../../base/log.ts'
-import { FAMILIES, netsOf } from '../../net/address.ts'
-import { holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
+import { FAMILIES, FAMILY_NAMES, netsOf, type Family } from '../../net/address.ts'
+import type { DataPath } from '../../path/backend.ts'
+import { LEAST_MTU } from '../../path/device/tun-device.ts'
+import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 
-/** What Docker, the CNI plugin and scripts are to know; undefined while the data path is down. */
-function subnetEnvOf({ options, config, lease, attrs, possession: { dataPath } }: Node): SubnetEnv | undefined {
-  // By what the node is not reached nothing is routed to its containers.
-  const families = FAMILIES.filter(
+/** A family that is lacking for longer is left out of the file; a shorter fault must not cost new containers their address for good. */
+const LACKING_MS = 10_000
+
+/** True if the kernel refuses containers an address of the family: it takes IPv6 off a link of a smaller MTU, and a CNI plugin fails then. */
+const isRefused = (family: Family, { mtu }: DataPath): boolean => family === 'ipv6' && mtu < LEAST_MTU
+
+/**
+ * The file's content for Docker, the CNI plugin and scripts; undefined while the data path is down. It names no family that containers
+ * cannot have, unless they can have none.
+ */
+function subnetEnvOf(node: Node): SubnetEnv | undefined {
+  const { options, config, lease, attrs, lackingSince } = node
+  const { dataPath } = node.possession
+  if (!dataPath) return undefined
+  const now = performance.now()
+  for (const family of FAMILIES) {
+    if (dataPath.lacking?.[family] === undefined) lackingSince.delete(family)
+    else if (!lackingSince.has(family)) lackingSince.set(family, now)
+  }
+  // By an address that the node does not have nothing is routed to its containers.
+  const leased = FAMILIES.filter(
     (family) => config[family] && lease.subnet[family] && attrs.publicIp[family] !== undefined,
   )
+  const isLacking = (family: Family): boolean => now - (lackingSince.get(family) ?? now) >= LACKING_MS
+  const had = leased.filter((family) => !isRefused(family, dataPath) && !isLacking(family))
+  const families = had.length > 0 ? had : leased
   const network = netsOf(families.flatMap((family) => config[family]?.network ?? []))
   const subnet = netsOf(families.flatMap((family) => lease.subnet[family] ?? []))
-  return dataPath && { network, subnet, mtu: dataPath.mtu, ipMasq: options['ip-masq'] }
+  const out = leased.filter((family) => !families.includes(family))
+  if (node.leftOut !== out.join()) {
+    const names = out.map((family) => FAMILY_NAMES[family]).join()
+    if (out.length > 0)
+      node.log.warn(`${options['subnet-file']} does not name ${names}, which containers cannot have now`)
+    else node.log.info(`${options['subnet-file']} names all families of this node again`)
+  }
+  node.leftOut = out.join()
+  return { network, subnet, mtu: dataPath.mtu, ipMasq: options['ip-masq'] }
 }
 
 export async function publish(node: Node, log = node.log): Promise<void> {
@@ -28,6 +58,7 @@ export async function publish(node: Node, log = node.log): Promise<void> {
   try {
     await writeSubnetEnv(path, env)
     node.isPublished = true
+    node.published = formatSubnetEnv(env)
     log.info(`Wrote subnet file to ${path}`)
     node.isReady = true
     log.info('flannel is ready')
@@ -49,7 +80,8 @@ export async function keepSubnetEnv(node: Node): Promise<never> {
     const env = subnetEnvOf(node)
     // A file that an earlier run left may say the same.
     if (!env || (node.isPublished && (await holdsSubnetEnv(path, env)))) continue
-    if (node.isPublished) repairs.add(`${path} was gone or changed`)
+    const isOurChange = node.published !== formatSubnetEnv(env)
+    if (node.isPublished && !isOurChange) repairs.add(`${path} was gone or changed`)
     await publish(node, quiet)
   }
 }

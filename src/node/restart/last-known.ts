@@ -7,6 +7,7 @@ import { readFile, unlink } from 'node:fs/promises'
 import { resolve } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { messageOf } from '../../base/errors.ts'
+import { externalText, readExternalText, type ExternalInterface } from '../../host/external-interface.ts'
 import { replaceFile } from '../../host/replace-file.ts'
 import { decodeLease } from '../../control/lease/decode.ts'
 import { encodeLeaseValue, type Lease } from '../../control/lease/lease.ts'
@@ -30,6 +31,9 @@ export interface LastKnown {
   readonly leases: readonly Lease[]
   /** The peers that are reached by the other of two families between the hosts, by their leases' keys. */
   readonly others?: readonly string[] | undefined
+  /** The external interface that was in use, and what the operator asked for by flags when it was chosen. */
+  readonly external?: ExternalInterface | undefined
+  readonly wishes?: string | undefined
   /** The TUN devices, which may still be there. */
   readonly tunNames: readonly string[]
   /** The descriptions of paths (open-path.ts) whose descriptors the service manager keeps. */
@@ -38,10 +42,11 @@ export interface LastKnown {
 
 type ToWrite = Omit<LastKnown, 'leases'> & { readonly leases: Iterable<Lease> }
 type KeyAndValue = readonly [key: string, value: string]
-interface Written extends Omit<LastKnown, 'lease' | 'leases'> {
+interface Written extends Omit<LastKnown, 'lease' | 'leases' | 'external'> {
   readonly version: number
   readonly lease: KeyAndValue
   readonly leases: readonly KeyAndValue[]
+  readonly external?: unknown
 }
 
 export const lastKnownFile = (options: Pick<DaemonOptions, 'subnet-file'>): string =>
@@ -82,8 +87,9 @@ export async function writeLastKnown(path: string, known: ToWrite): Promise<void
 const pair = ({ key, attrs }: Lease): KeyAndValue => [key, encodeLeaseValue(attrs)]
 
 /** The file's text, in pieces. */
-async function* textOf({ leases, ...known }: ToWrite): AsyncGenerator<string, void, undefined> {
-  const written: Omit<Written, 'leases'> = { ...known, version: VERSION, lease: pair(known.lease) }
+async function* textOf({ leases, external, ...known }: ToWrite): AsyncGenerator<string, void, undefined> {
+  const place = external ? { external: externalText(external) } : {}
+  const written: Omit<Written, 'leases'> = { ...known, ...place, version: VERSION, lease: pair(known.lease) }
   yield `${JSON.stringify(written).slice(0, -1)},"leases":[`
   let piece: string[] = []
   let separator = ''
@@ -101,7 +107,7 @@ async function* textOf({ leases, ...known }: ToWrite): AsyncGenerator<string, vo
 /** Undefined when there is none, or none that can be read, which is said. */
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
-    const { version, lease, leases, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
+    const { version, lease, leases, external, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
     if (version !== VERSION) throw new Error(`its version is ${version}, and this weftd knows ${VERSION}`)
     const { store, config, tunNames, others = [], expiresAt } = rest
     for (const [name, texts] of Object.entries({ tunNames, others }))
@@ -110,7 +116,12 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
     for (const [name, text] of Object.entries({ store, config }))
       if (typeof text !== 'string') throw new Error(`${name} is no text`)
     if (expiresAt !== undefined && typeof expiresAt !== 'number') throw new Error('expiresAt is no number')
-    return { ...rest, lease: decodeLease(...lease), leases: leases.map(([key, value]) => decodeLease(key, value)) }
+    return {
+      ...rest,
+      external: readExternalText(external),
+      lease: decodeLease(...lease),
+      leases: leases.map(([key, value]) => decodeLease(key, value)),
+    }
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
       log.warn(`Cannot use what was last known, in ${path}: ${messageOf(error)}; waiting for the store`)

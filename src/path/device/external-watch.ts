@@ -1,7 +1,13 @@
 // external-watch.ts - whether the external interface is still what a data path was made for.
 
 import type { Run } from '../../host/command.ts'
-import { addressChange, changeOf, seeExternal, type ExternalInterface } from '../../host/external-interface.ts'
+import {
+  addressChange,
+  changeOf,
+  nameChange,
+  seeExternal,
+  type ExternalInterface,
+} from '../../host/external-interface.ts'
 import { FAMILIES, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 
 export interface ExternalWatch {
@@ -19,11 +25,15 @@ export interface ExternalWatch {
   told(): void
 }
 
-/** Of these families: nothing is open for another one's address. */
+/**
+ * Watches the addresses of these families: nothing is open for another one's address. A rename counts if `isByName`: that is if something
+ * was made by the name of the interface.
+ */
 export function watchExternal(
   run: Run,
   external: ExternalInterface,
   families: readonly Family[] = FAMILIES,
+  isByName = false,
 ): ExternalWatch {
   let tell!: (reason: Error) => void
   let gone: ByFamily<string> = {}
@@ -37,7 +47,8 @@ export function watchExternal(
       const seen = await seeExternal(run, external)
       gone = onlyOf(families, seen.gone)
       last = seen.now
-      const change = changeOf(external, seen.now, families)
+      const renamed = isByName ? nameChange(external, seen.now) : undefined
+      const change = changeOf(external, seen.now, families) ?? renamed
       if (change === undefined) return false
       tell(new Error(change))
       return true

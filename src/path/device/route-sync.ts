@@ -60,6 +60,8 @@ export const ROUTE_WORDS = {
 export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
   let wanted: NextHops = new Map()
   let refused: NextHops = new Map()
+  /** The destinations to which another program, or the kernel for a bridge, has a route on a link of its own: it is never replaced. */
+  let taken: ReadonlySet<string> = new Set()
   let isFirst = true
 
   const mainRoutes = async (of?: ReadonlySet<string>): Promise<Map<string, Route>> =>
@@ -70,13 +72,29 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     )
   const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
     route?.gateway === gateway && route.device === device
+  /** True for a route without a gateway by a device that is not ours, such as that of a bridge: its packets are for this host's link. */
+  const isAnothers = (route: Route | undefined): boolean =>
+    route !== undefined && route.gateway === undefined && route.type === 'unicast' && route.device !== ownDevice
+  /** Notes which of these destinations are another's, and names those that were not before. */
+  function noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = wanted.keys()): void {
+    const looked = [...where]
+    const theirs = looked.filter((destination) => wanted.has(destination) && isAnothers(routes.get(destination)))
+    const fresh = theirs.filter((destination) => !taken.has(destination))
+    for (const destination of fresh.slice(0, NAMED))
+      log.error(
+        `The route to ${destination}, a peer's subnet, is by ${routes.get(destination)?.device} on this host, and is left: ` +
+          'packets to that peer do not reach it; remove what has that subnet here, or give the peer another',
+      )
+    taken = new Set([...[...taken].filter((each) => wanted.has(each) && !looked.includes(each)), ...theirs])
+  }
   const missing = (
     routes: ReadonlyMap<string, Route>,
     where: Iterable<string> = wanted.keys(),
   ): (readonly [string, NextHop])[] =>
     [...where].flatMap((destination) => {
       const hop = wanted.get(destination)
-      return hop && !isThere(routes.get(destination), hop) ? [[destination, hop] as const] : []
+      const route = routes.get(destination)
+      return hop && !isThere(route, hop) && !isAnothers(route) ? [[destination, hop] as const] : []
     })
 
   /** `touched` are the destinations of these lines; any where it is left out. */
@@ -126,6 +144,7 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
           (ours && isThere(routes.get(destination), ours)) || (device === ownDevice && gateway !== undefined)
         return isOurs && !wanted.has(destination)
       })
+      noteTaken(routes, where)
       const adding = missing(routes, where)
       for (const [destination] of adding) {
         const other = routes.get(destination)
@@ -140,9 +159,11 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
         where,
       )
     },
-    isSet: (destination) => wanted.has(destination) && !refused.has(destination),
+    isSet: (destination) => wanted.has(destination) && !refused.has(destination) && !taken.has(destination),
     async resync() {
-      const lost = missing(await mainRoutes())
+      const routes = await mainRoutes()
+      noteTaken(routes)
+      const lost = missing(routes)
       await change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
       return lost
         .filter(([destination, hop]) => !isSame(refused.get(destination), hop))

@@ -29,7 +29,10 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   })
 
 /** `error` is what the addon or node:dgram threw: an Error with `code` and `syscall`. */
-export function engineStartError(error: unknown, config: EngineConfig): WeftError {
+export function engineStartError(
+  error: unknown,
+  config: Pick<EngineConfig, 'bindAddress' | 'port' | 'tunName'>,
+): WeftError {
   const { code, syscall } = error as { code?: string; syscall?: string }
   const where = `${config.bindAddress}:${config.port}`
   const fail = (kind: WeftError['code'], message: string, remedy: string): WeftError =>

@@ -21,10 +21,15 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     name: TYPE,
     devices: [],
     routesToHosts: true,
+    get external() {
+      return external
+    },
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      const behindNat = familiesOf(config).find((family) => external.publicIp[family] !== external.address[family])
+      const behindNat = familiesOf(config).find(
+        (family) => external.address[family] !== undefined && external.publicIp[family] !== external.address[family],
+      )
       if (behindNat) {
         throw new WeftError(
           'CONFIG',

@@ -63,6 +63,9 @@ export function createIpipBackend({ config, settings, external: found, run, log 
     name: TYPE,
     devices: [NAME],
     routesToHosts: directRouting,
+    get external() {
+      return external
+    },
     words: ROUTE_WORDS,
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
@@ -83,7 +86,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       }
       const routes = createRouteSync({ network, ownDevice: NAME, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
-      const watch = watchExternal(run, external, ['ipv4'])
+      const watch = watchExternal(run, external, ['ipv4'], true)
       const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined
       let applied: readonly Ipv4Lease[] = []
       const hopOf = (peer: Ipv4Lease): NextHop => ({

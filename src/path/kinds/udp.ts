@@ -23,10 +23,20 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   const { config, settings, log, run } = options
   let { external } = options
   const port = settings.port || outside.port
-  const [outer, second] = underlaysOf(settings.underlay, familiesOf(config))
-  const overhead = Math.max(...[outer, second ?? outer].map((family) => overheadBy('udp', family)))
+  const [preferred, second] = underlaysOf(settings.underlay, familiesOf(config))
+  const overhead = Math.max(...[preferred, second ?? preferred].map((family) => overheadBy('udp', family)))
+  /** The underlays that this host has now, in order; of none the preferred one. A host without an address of one uses the other. */
+  const underlays = (): readonly Family[] => {
+    const has = [preferred, second].filter((family) => family !== undefined && isUsable(external.address[family]))
+    return has.length > 0 ? (has as Family[]) : [preferred]
+  }
   function checkUnderlay(): void {
+    const [outer = preferred] = underlays()
     const local = external.address[outer]
+    if (local === undefined && config[outer])
+      throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[outer]} address`, {
+        remedy: 'give the interface one, or choose another with --iface',
+      })
     if (local === undefined)
       throw new WeftError(
         'CONFIG',
@@ -42,6 +52,9 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     name: 'udp',
     tunNames: [TUN_NAME],
     devices: [TUN_NAME],
+    get external() {
+      return external
+    },
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       checkUnderlay()
@@ -51,8 +64,9 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     },
     open: (lease, _signal, leases, others) => {
       const mtu = external.mtu - overhead
-      const other = second === undefined || !isUsable(external.address[second]) ? undefined : second
-      const carried = { families: familiesOf(config), outer, other, overheadOf } as const
+      const [outer = preferred, other] = underlays()
+      const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
+      const carried = { families: familiesOf(config), outer, other, awaited, overheadOf } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
       return openTunnel({ ...options, external }, kind, lease, leases, others)
     },

@@ -8,7 +8,7 @@ import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink, ipFlag, ipJson } from '../../host/links.ts'
+import { addDevice, findLink, findLinkAgain, ipFlag, ipJson, parseList } from '../../host/links.ts'
 import type { Log } from '../../base/log.ts'
 import { formatAddress, type Address, type Net } from '../../net/address.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
@@ -25,6 +25,8 @@ export interface VxlanOptions {
   /** Outer source address, whose family is that of all its peers, and the interface that it is on. */
   readonly local: Address
   readonly underlay: string
+  /** The kernel's number of that interface, by which the device hangs on it; left out if it is not known. */
+  readonly underlayIndex?: number | undefined
   /** The MTU of the device, in bytes. */
   readonly mtu: number
 }
@@ -157,10 +159,11 @@ export async function checkVxlan(run: Run, name: string): Promise<void> {
 /** Finds the device, or makes it, and sees to its MAC. Throws WeftError DEVICE, and NO_DEVICE_TYPE where the kernel has no vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
   const { name, mtu } = options
+  let { underlay } = options
   let state: DeviceState | undefined
 
   async function create(): Promise<void> {
-    const { vni, port, learning, gbp, local, underlay } = options
+    const { vni, port, learning, gbp, local } = options
     const link = ['id', String(vni), 'local', formatAddress(local), 'dev', underlay, 'dstport', String(port)]
     const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
     try {
@@ -176,11 +179,35 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
+  /** How a device differs from the one that is wanted. The name that the underlay has now makes no difference. */
+  async function differenceNow(device: JsonVxlan): Promise<string | undefined> {
+    const { link } = device.linkinfo?.info_data ?? {}
+    if (link !== undefined && link !== underlay && options.underlayIndex !== undefined) {
+      const is = await findLink(run, link)
+      if (is?.index === options.underlayIndex) underlay = link
+    }
+    return difference(device, { ...options, underlay })
+  }
+  /** Deletes the device for another one, which must be possible to make: a device that works is better than none. */
+  async function removeForAnother(): Promise<void> {
+    const under = await findLinkAgain(run, underlay, options.underlayIndex)
+    if (!under)
+      throw new WeftError(
+        'DEVICE',
+        `${name} is not as it should be, and is left so: the interface ${underlay} is gone`,
+        {
+          remedy: `bring ${underlay} back, or restart weftd to have it choose another interface`,
+        },
+      )
+    underlay = under.name
+    await run('ip', ['link', 'del', name])
+  }
+
   let found = await show(run, name)
-  const other = found && difference(found, options)
+  const other = found && (await differenceNow(found))
   if (other !== undefined) {
     log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
-    await run('ip', ['link', 'del', name])
+    await removeForAnother()
     found = undefined
   }
   const setMac = (): Promise<string> => run('ip', ['link', 'set', 'dev', name, 'address', mac])
@@ -213,7 +240,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
   /** The entry for all other addresses, of all zeroes, is not there: nothing is flooded. */
   const forwarding = async (): Promise<Map<string, string>> => {
     const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', name])
-    const entries = text.trim() === '' ? [] : (JSON.parse(text) as JsonForwarding[])
+    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${name}`)
     return new Map(entries.flatMap(({ mac: to = '', dst }) => (dst === undefined ? [] : [[to, dst] as const])))
   }
 
@@ -275,9 +302,9 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     async resync(peers) {
       const wrong: string[] = []
       const now = await show(run, name)
-      const change = now && difference(now, options)
+      const change = now && (await differenceNow(now))
       if (!now || change !== undefined) {
-        if (now) await run('ip', ['link', 'del', name])
+        if (now) await removeForAnother()
         await create()
         wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
       }

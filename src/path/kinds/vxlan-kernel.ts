@@ -67,7 +67,7 @@ async function openFamily(
   if (name === undefined || mac === undefined || local === undefined || !network || !subnet)
     throw new Error(`${family} is none of this node's families`)
   const mtu = mtus[family]
-  const link = { local, underlay: external.name, port, mtu }
+  const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
   const opened = await openVxlanDevice({ name, vni, learning, gbp, ...link }, mac, run, log)
   await opened.configure(subnet.address, network)
   const routes = createRouteSync({ network, ownDevice: name, run, log })

@@ -29,7 +29,7 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
     async open(lease, leases) {
       const { mtus } = setup()
       const opened = await openFamilies({
-        ...{ of: config, lease, leases, run, log },
+        ...{ of: config, lease, leases, isUnnamed: true, run, log },
         mtu: Math.min(...families.map((family) => mtus[family])),
         external: () => setup().external,
         open: (family, own, known) => openFamily(family, setup(), options, own, known),

@@ -78,6 +78,9 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
     name: TYPE,
     devices: listed(names),
     routesToHosts: directRouting,
+    get external() {
+      return external
+    },
     get tunNames() {
       return carrier?.tunNames
     },
@@ -104,8 +107,10 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       return {
         publicIp: external.publicIp,
         backendType: TYPE,
-        backendData: dataOf(macs.ipv4), // null where there is no IPv4, as flanneld writes it
-        ...(macs.ipv6 === undefined ? {} : { backendV6Data: dataOf(macs.ipv6) }),
+        backendData: external.publicIp.ipv4 === undefined ? null : dataOf(macs.ipv4), // null where there is no IPv4, as flanneld writes it
+        ...(macs.ipv6 === undefined || external.publicIp.ipv6 === undefined
+          ? {}
+          : { backendV6Data: dataOf(macs.ipv6) }),
       }
     },
     open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first

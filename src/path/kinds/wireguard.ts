@@ -142,12 +142,18 @@ export function createWireguardBackend(options: Parts): Backend {
     endOf(peer, outerOf(peer, family), isOneDevice, ports)
   // Behind a translation of addresses a port is reached only after it has sent: then nothing leaves from another than the known one.
   const hasLanes = (): boolean =>
-    keepalive === 0 && FAMILIES.every((family) => external.publicIp[family] === external.address[family])
+    keepalive === 0 &&
+    FAMILIES.every(
+      (family) => external.address[family] === undefined || external.publicIp[family] === external.address[family],
+    )
 
   return {
     name: TYPE,
     devices: isOneDevice ? [NAME] : families.map(nameIn),
     isSealed: !settings.allowBypass,
+    get external() {
+      return external
+    },
     get tunNames() {
       return carrier === 'userspace' ? (isOneDevice ? [NAME] : families.map(nameIn)) : undefined
     },
@@ -160,6 +166,14 @@ export function createWireguardBackend(options: Parts): Backend {
     },
     async prepare(): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
+      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined && config[mode])
+        throw new WeftError(
+          'ADDRESS',
+          `${external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
+          {
+            remedy: 'give the interface one, or set another mode',
+          },
+        )
       if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined)
         throw new WeftError(
           'CONFIG',
@@ -176,14 +190,17 @@ export function createWireguardBackend(options: Parts): Backend {
       return {
         publicIp: external.publicIp,
         backendType: TYPE,
-        ...(config.ipv4 ? { backendData: dataOf('ipv4') } : {}),
-        ...(config.ipv6 ? { backendV6Data: dataOf('ipv6') } : {}),
+        ...(config.ipv4 && external.publicIp.ipv4 !== undefined ? { backendData: dataOf('ipv4') } : {}),
+        ...(config.ipv6 && external.publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
       }
     },
     open(lease, signal, leases) {
       const isOurs = carrier === 'userspace'
       if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
-      const parts = { lease, leases, mtu: mtuNow(), external: () => external, isUnbound: !isOurs, signal, run, log }
+      const parts = {
+        ...{ lease, leases, mtu: mtuNow(), external: () => external, isUnbound: !isOurs, isUnnamed: true },
+        ...{ signal, run, log },
+      }
       const first = families.find((family) => lease.subnet[family])
       return isOneDevice && first
         ? openFamilies({
@@ -287,6 +304,7 @@ export function createWireguardBackend(options: Parts): Backend {
       {
         parts: { ...options, external },
         ...{ name, families: carried, outers: outersOf(family), port: listenPort, mtu: mtuNow() },
+        awaited: mode === 'auto' ? families.find((each) => external.address[each] === undefined) : undefined,
         ...{ privateKey: own.privateKey, psk, keepalive, stampFile: `${keyFile}-${name}.time`, log: calm },
         hasLanes,
         peerOf: (peer) => placeOf(peer, outerOf(peer, family), isOneDevice, ports),

@@ -4,7 +4,7 @@
 // of all that are carried is the whole one's.
 
 import { setImmediate } from 'node:timers/promises'
-import { describeError, messageOf, prefixed } from '../../base/errors.ts'
+import { describeError, messageOf, prefixed, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, listed, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 import type { Run } from '../../host/command.ts'
@@ -13,6 +13,7 @@ import {
   addressChange,
   changeOf,
   mtuChange,
+  nameChange,
   seeExternal,
   type ExternalInterface,
 } from '../../host/external-interface.ts'
@@ -39,6 +40,8 @@ export interface FamilyPaths {
   readonly open: (family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>) => Promise<DataPath>
   /** True where nothing that is open is bound to addresses of this host: another one is published, and that is all. */
   readonly isUnbound?: boolean
+  /** True if nothing is made by the name of the external interface, so that a rename changes nothing. */
+  readonly isUnnamed?: boolean
   /** The kernel objects to watch, as a data path's. */
   readonly watched?: Watched
   /** Of the stop: what it ends is not told as a failure. */
@@ -82,6 +85,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     external,
     open,
     isUnbound = false,
+    isUnnamed = isUnbound,
     watched,
     signal,
     run,
@@ -157,6 +161,10 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
 
   /** Opens a family, with the peers that the other has. */
   async function openSide(family: Family): Promise<void> {
+    if (!isUnbound && external().address[family] === undefined)
+      throw new WeftError('ADDRESS', `${external().name} has no ${FAMILY_NAMES[family]} address`, {
+        remedy: 'give the interface one',
+      })
     checkMtu(family, mtu, external().name)
     const side: Side = { external: external(), path: await open(family, own, applied?.[0] ?? initial) }
     try {
@@ -316,12 +324,19 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     },
     async resync(late) {
       const { now, gone: missing } = await seeExternal(run, external())
-      gone = onlyOf(families, missing)
+      gone = onlyOf(familiesOf(parts.of), missing)
       // A successor may have devices of these names by now.
       if (isClosed || isAway) return []
-      const mtuIsOther = mtuChange(openedFor, now)
-      if (mtuIsOther !== undefined) {
-        tell(new Error(mtuIsOther))
+      // Devices and routes go by the index, and stay as they are: all that is made from now on goes by the new name.
+      const came = familiesOf(parts.of).find(
+        (family) => !families.includes(family) && openedFor.address[family] === undefined,
+      )
+      const isOther =
+        mtuChange(openedFor, now) ??
+        (isUnnamed ? undefined : nameChange(openedFor, now)) ??
+        (came && addressChange(openedFor, now, came)) // the node may be leased a subnet of it now
+      if (isOther !== undefined) {
+        tell(new Error(isOther))
         return []
       }
       if (isUnbound) move = changeOf(published, now)

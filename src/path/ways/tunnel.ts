@@ -103,6 +103,8 @@ export interface TunnelKind {
   readonly outer: Family
   /** Their family to peers that do not answer by that one, or have no address of it; none where all are of one. */
   readonly other?: Family | undefined
+  /** The family of datagrams for which this host has no address now: the tunnel is opened again when the host has one. */
+  readonly awaited?: Family | undefined
   /** The bytes that stand around an inner packet, with the longer of the outer IP headers that there may be. */
   readonly overhead: number
   /** The same with the header of a family; `overhead` where it is left out. */
@@ -444,7 +446,8 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${bindings.join(' and ')} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
-  const watch = watchExternal(run, external, [kind.outer])
+  const awaited = kind.awaited === undefined ? [] : [kind.awaited]
+  const watch = watchExternal(run, external, [kind.outer, ...awaited], kind.directRouting === true)
   const pathPeer = (key: string): PathPeer | undefined => {
     const its = carried().flatMap(({ family, filter, ways }) => {
       const peer = filter.peers().get(key)
@@ -581,7 +584,7 @@ export async function openTunnel(
       })
       return mended
     },
-    gone: () => onlyOf([kind.outer], watch.gone()),
+    gone: () => onlyOf([kind.outer, ...awaited], watch.gone()),
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
     probeSource: byFamily(sides.map(({ subnet }) => subnet.address)),
     families: sides.map(({ family }) => family),

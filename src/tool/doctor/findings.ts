@@ -87,7 +87,7 @@ export const FINDINGS = {
   'no-default-route': {
     ...{ check: 'families', level: 'warning' },
     means:
-      'this host has a default route of one of IPv4 and IPv6 alone: by the other containers reach nothing outside the network, and weftd, when it starts again, finds no external interface by itself',
+      'this host has a default route of one of IPv4 and IPv6 alone: by the other containers reach nothing outside the network, and weftd, when it starts again, waits ten seconds for a route of it',
     fix: 'give it a default route of that family on the same interface, or name the interface with --iface',
   },
   'forwarding-off': {

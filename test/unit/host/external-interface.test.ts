@@ -1,13 +1,18 @@
 // external-interface.test.ts - the choice of interface and address, by a host that answers from tables.
 
 import fc from 'fast-check'
-import { describe, expect, it } from 'vitest'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
 import {
+  AddressHold,
   changeOf,
   chooseExternalInterface,
   currentExternal,
+  externalText,
+  nameChange,
+  readExternalText,
+  resumeExternal,
   seeExternal,
   preferredAddress,
   type ExternalInterface,
@@ -261,7 +266,7 @@ describe('preferredAddress', () => {
   const linkLocal = fc.nat(0xffff).map((low) => 0xa9fe0000 + low)
   const address = fc.record({
     address: fc.oneof(fc.nat(0xffffffff), linkLocal),
-    prefixLength: fc.integer({ min: 0, max: 32 }),
+    prefixLength: fc.constantFrom(8, 24, 31, 32),
     dynamic: fc.boolean(),
     deprecated: fc.boolean(),
     secondary: fc.boolean(),
@@ -269,8 +274,8 @@ describe('preferredAddress', () => {
     tentative: fc.constant(false),
   })
   const bare = { index: 1, name: 'x', mtu: 1500, up: true, loopback: false, queueLength: 0 }
-  const rank = ({ address: at, dynamic }: LinkAddress<number>): number =>
-    (formatIpv4(at).startsWith('169.254.') ? 2 : 0) + (dynamic ? 1 : 0)
+  const rank = ({ address: at, prefixLength }: LinkAddress<number>): number =>
+    (formatIpv4(at).startsWith('169.254.') ? 2 : 0) + (prefixLength === 32 ? 1 : 0)
 
   it('is the first of the best that can be used at all', () => {
     fc.assert(
@@ -372,25 +377,25 @@ async function chooseOf(
 describe('chooseExternalInterface where the network has IPv6', () => {
   it('takes the default route of IPv6 alone, and says so as flanneld does', async () => {
     const { lines, found, ...is } = await chooseOf(IPV6, {}, hostOfBoth([]))
-    expect(is).toEqual({ name: 'eth0', address: 'fd00::7', publicIp: 'fd00::7' })
+    expect(is).toEqual({ name: 'eth0', address: '2001:db8::7', publicIp: '2001:db8::7' })
     expect(found.address.ipv4).toBeUndefined()
     expect(lines).toEqual([
       'Determining IP address of default interface',
-      'Using interface with name eth0 and v6 address fd00::7',
-      'Defaulting external v6 address to interface address (fd00::7)',
+      'Using interface with name eth0 and v6 address 2001:db8::7',
+      'Defaulting external v6 address to interface address (2001:db8::7)',
     ])
   })
 
   it('takes the interface of both default routes, and says so of each family', async () => {
     const { lines, found, ...is } = await chooseOf(DUAL, {})
-    expect(is).toEqual({ name: 'eth0', address: '192.0.2.7 fd00::7', publicIp: '192.0.2.7 fd00::7' })
+    expect(is).toEqual({ name: 'eth0', address: '192.0.2.7 2001:db8::7', publicIp: '192.0.2.7 2001:db8::7' })
     expect(found.named).toEqual({ address: { ipv4: false, ipv6: false }, publicIp: { ipv4: false, ipv6: false } })
     expect(lines).toEqual([
       'Determining IP address of default interface',
       'Using interface with name eth0 and address 192.0.2.7',
-      'Using interface with name eth0 and v6 address fd00::7',
+      'Using interface with name eth0 and v6 address 2001:db8::7',
       'Defaulting external address to interface address (192.0.2.7)',
-      'Defaulting external v6 address to interface address (fd00::7)',
+      'Defaulting external v6 address to interface address (2001:db8::7)',
     ])
   })
 
@@ -407,9 +412,9 @@ describe('chooseExternalInterface where the network has IPv6', () => {
     [DUAL, { ifaces: ['eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     [IPV6, { ifaces: ['six'] }, 'six', 'fd00:6::1', ''],
     [DUAL, { ifaces: ['four', 'six', 'off', 'eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
-    [DUAL, { ifaces: ['new', 'old', 'lan'] }, 'lan', '203.0.113.9 fe80::99', ''], // link-local for want of another
+    [DUAL, { ifaces: ['new', 'old', 'lan'] }, 'lan', '203.0.113.9 fe80::9', ''], // link-local for want of another
     [DUAL, { ifaces: ['tmp'] }, 'tmp', '203.0.113.10 fd00:10::1', ''], // temporary for want of a lasting one
-    [DUAL, { ifaces: [''] }, 'eth0', '192.0.2.7 fd00::7', ''],
+    [DUAL, { ifaces: [''] }, 'eth0', '192.0.2.7 2001:db8::7', ''],
     // by an address of either family
     [IPV6, { ifaces: ['fd00:1::2'] }, 'eth1', 'fd00:1::2', 'ipv6'],
     [IPV6, { ifaces: ['FD00:1:0::02'] }, 'eth1', 'fd00:1::2', 'ipv6'],
@@ -422,8 +427,8 @@ describe('chooseExternalInterface where the network has IPv6', () => {
     // by an expression
     [IPV6, { patterns: ['^fd00:1:'] }, 'eth1', 'fd00:1::1', ''],
     [IPV6, { patterns: ['^2001:'] }, 'eth0', '2001:db8::7', ''],
-    [IPV6, { patterns: ['::7'] }, 'eth0', 'fd00::7', ''], // fd00::77 to fd00::79 are not to be used
-    [IPV6, { patterns: ['^198|^eth'] }, 'eth0', 'fd00::7', ''], // by the name: IPv4 is not of this network
+    [IPV6, { patterns: ['^fd.*::7'] }, 'eth0', 'fd00::7', ''], // fd00::77 to fd00::79 are not to be used
+    [IPV6, { patterns: ['^198|^eth'] }, 'eth0', '2001:db8::7', ''], // by the name: IPv4 is not of this network
     [DUAL, { patterns: ['^198|::2$'] }, 'eth1', '198.51.100.1 fd00:1::2', ''],
     [DUAL, { patterns: ['^fd00:1:|^eth1$'] }, 'eth1', '198.51.100.1 fd00:1::1', ''], // by the name
     // by what is reached
@@ -433,7 +438,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
     [DUAL, { canReach: '198.51.100.9' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
     // by what is to be published
     [IPV6, { publicIpv6: 'fd00:1::2' }, 'eth1', 'fd00:1::2', 'ipv6'],
-    [IPV6, { publicIp: '198.51.100.2' }, 'eth0', 'fd00::7', ''],
+    [IPV6, { publicIp: '198.51.100.2' }, 'eth0', '2001:db8::7', ''],
     [DUAL, { publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],
     [DUAL, { publicIp: '198.51.100.2' }, 'eth1', '198.51.100.2 fd00:1::1', 'ipv4'],
     [DUAL, { publicIp: '198.51.100.2', publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.2 fd00:1::2', 'ipv4 ipv6'],
@@ -622,7 +627,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
       { patterns: ['x'] },
       hostOfBoth('eth0', 'eth0', BOTH.slice(0, 3)),
       `${unmatched}could not match pattern x to any of the available network interfaces (lo:[], ` +
-        'eth0:[192.0.2.7 fd00::78 fd00::79 fd00::7 fd00::70 2001:db8::7 2001:db8::aaaa fe80::7], ' +
+        'eth0:[192.0.2.7 fd00::78 fd00::79 2001:db8::7 fd00::7 fd00::70 2001:db8::aaaa fe80::7], ' +
         'eth1:[198.51.100.1 198.51.100.2 fd00:1::1 fd00:1::2 fe80::1])',
       'name one with --iface: lo:',
     ],
@@ -658,7 +663,7 @@ describe('the choice of IPv6 addresses', () => {
     ...{ dynamic: of.dynamic, deprecated: of.deprecated, temporary: of.temporary, tentative: of.tentative },
   })
 
-  /** The groups in order; the first that has anybody decides: its first permanent one that is ready, else its first that is. */
+  /** The groups in order; the first that has an address decides: its first address that is ready. */
   function model(entries: readonly Entry[]): string | undefined {
     // `::` to `::1` are nobody's; `::2` to `::9` are as good as any.
     const usable = entries.filter((of) => !of.deprecated && of.kind !== 'ff02::' && (of.kind !== '::' || of.low > 1))
@@ -670,8 +675,7 @@ describe('the choice of IPv6 addresses', () => {
       usable.filter((of) => isLocal(of) && of.temporary),
     ]) {
       if (group.length === 0) continue
-      const ready = group.filter((of) => !of.tentative)
-      const found = ready.find((of) => !of.dynamic) ?? ready[0]
+      const found = group.find((of) => !of.tentative)
       return found && addressOf(found)
     }
     return undefined
@@ -817,10 +821,10 @@ describe('currentExternal of both families', () => {
     ['no address beside the one in use', before, eth0('192.0.2.7', 'fd00::1', 'fd00::7'), {}],
     ['nothing when only its lifetimes are others', before, eth0('192.0.2.7', 'fd00::7 dynamic'), {}],
     [
-      'no preferred address while the deprecated one is there',
+      'a preferred address for the deprecated one',
       before,
       eth0('192.0.2.7', 'fd00::7 deprecated', 'fd00::8'),
-      {},
+      now('192.0.2.7', 'fd00::8'),
     ],
     ['nothing while the address is tentative again', before, eth0('192.0.2.7', 'fd00::7 tentative', 'fd00::8'), {}],
     [
@@ -830,6 +834,15 @@ describe('currentExternal of both families', () => {
       now('192.0.2.7', 'fd00::8'),
     ],
     ['none where there is no other', before, eth0('192.0.2.7', 'fd00::7 dadfailed tentative'), {}],
+    ['no link-local address for a deprecated one', before, eth0('192.0.2.7', 'fd00::7 deprecated', 'fe80::8'), {}],
+    ['a better one for a link-local one', of('fe80::7'), eth0('fe80::7', 'fd00::8'), now('fd00::8')],
+    [
+      'a better one for a link-local one of IPv4',
+      of('169.254.1.2'),
+      eth0('169.254.1.2', '192.0.2.8'),
+      now('192.0.2.8'),
+    ],
+    ['a lasting one for a temporary one', of('fd00::7'), eth0('fd00::7 temporary', 'fd00::8'), now('fd00::8')],
     ['no tentative address', before, eth0('192.0.2.7', 'fd00::8 tentative'), {}],
     ['no deprecated address', before, eth0('192.0.2.7', 'fd00::8 deprecated'), {}],
     ['no link-local address while the others are away', before, eth0('192.0.2.7', 'fe80::7'), {}],
@@ -879,5 +892,211 @@ describe('currentExternal of both families', () => {
     [before, { ...before, publicIp: addresses('192.0.2.9', 'fd00::9') }, undefined],
   ])('changeOf names what is different: case %#', (was, is, change) => {
     expect(changeOf(was, is)).toBe(change)
+  })
+})
+
+/** A host with eth0 and its default route, and these addresses as `ip -j` shows them. */
+const LIFETIME = { dynamic: true, valid_life_time: 3600 }
+const at = (local: string, prefixlen: number, more: object = {}): JsonAddress => ({ local, prefixlen, ...more })
+const only = (...addresses: JsonAddress[]): Run =>
+  host(
+    [{ dst: 'default', gateway: '192.0.2.1', dev: 'eth0', metric: 100 }],
+    [{ ...link(2, 'eth0', []), addr_info: addresses.map((each) => ({ family: 'inet', ...each })) }],
+  )
+
+describe('of several addresses of the interface', () => {
+  const VIP = '192.0.2.100'
+  const takes = async (run: Run, before: readonly string[] = [], asked: Asked = {}): Promise<string> => {
+    const known = before.map((each) => parseIpv4(each)!)
+    const silent = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+    const wishes = { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' }, ...asked }
+    const earlier = { addresses: async () => known, isOwn: () => false }
+    const found = await chooseExternalInterface(run, wishes as InterfaceWishes, ['ipv4'], silent, undefined, earlier)
+    return addressText(found.address)
+  }
+
+  it.each<[what: string, run: Run, before: readonly string[], asked: Asked, address: string]>([
+    ['one with a lifetime before a virtual IP', only(at('192.0.2.7', 24, LIFETIME), at(VIP, 32)), [], {}, '192.0.2.7'],
+    ['the same where the virtual IP is first', only(at(VIP, 32), at('192.0.2.7', 24, LIFETIME)), [], {}, '192.0.2.7'],
+    [
+      'the same of an interface that is named',
+      only(at(VIP, 32), at('192.0.2.7', 24, LIFETIME)),
+      [],
+      { ifaces: ['eth0'] },
+      '192.0.2.7',
+    ],
+    [
+      'the same by an expression',
+      only(at(VIP, 32), at('192.0.2.7', 24, LIFETIME)),
+      [],
+      { patterns: ['^192'] },
+      '192.0.2.7',
+    ],
+    ['the one that it had before', only(at('192.0.2.7', 24), at('192.0.2.8', 24)), ['192.0.2.8'], {}, '192.0.2.8'],
+    ['the one that it had before, though it is bare', only(at('192.0.2.7', 24), at(VIP, 32)), [VIP], {}, VIP],
+    ['the most certain of those that it had', only(at('192.0.2.7', 24), at(VIP, 24)), [VIP, '192.0.2.7'], {}, VIP],
+    ['none that it had and that is gone', only(at('192.0.2.7', 24), at(VIP, 32)), ['192.0.2.9'], {}, '192.0.2.7'],
+    [
+      'none that it had where the operator names one',
+      only(at('192.0.2.7', 24), at(VIP, 32)),
+      ['192.0.2.7'],
+      { ifaces: [VIP] },
+      VIP,
+    ],
+    [
+      'none that it had which does not match',
+      only(at('192.0.2.7', 24), at(VIP, 32)),
+      ['192.0.2.7'],
+      { patterns: ['100$'] },
+      VIP,
+    ],
+    ['the one on the network of the gateway', only(at('198.51.100.9', 24), at('192.0.2.7', 24)), [], {}, '192.0.2.7'],
+    [
+      'no link-local one that it had',
+      only(at('169.254.9.9', 16), at('192.0.2.7', 24)),
+      ['169.254.9.9'],
+      {},
+      '192.0.2.7',
+    ],
+  ])('takes %s', async (_what, run, before, asked, address) => {
+    expect(await takes(run, before, asked)).toBe(address)
+  })
+
+  it('takes the source address of the default route', async () => {
+    const links = [{ ...link(2, 'eth0', []), addr_info: [at('192.0.2.7', 24), at('192.0.2.8', 24)] }]
+    const withFamily = links.map((each) => ({
+      ...each,
+      addr_info: each.addr_info.map((a) => ({ family: 'inet', ...a })),
+    }))
+    const route = { dst: 'default', gateway: '192.0.2.1', dev: 'eth0', metric: 100 }
+    const other = { ...route, metric: 200, prefsrc: '192.0.2.7' }
+    expect(await takes(host([other, { ...route, prefsrc: '192.0.2.8' }], withFamily))).toBe('192.0.2.8')
+  })
+})
+
+describe("weft's own devices", () => {
+  const links = [link(2, 'flannel.1', ['10.5.1.0']), link(3, 'cni0', ['10.5.1.1']), link(4, 'eth0', ['192.0.2.7'])]
+  const earlier = { addresses: async () => [], isOwn: ({ name }: Link) => name !== 'eth0' }
+  const silent = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const wishes = { ifaces: [], patterns: [], canReach: '', publicIp: { ipv4: '', ipv6: '' } }
+  const find = async (asked: Partial<InterfaceWishes>, run: Run): Promise<string> =>
+    (await chooseExternalInterface(run, { ...wishes, ...asked }, ['ipv4'], silent, undefined, earlier)).name
+
+  it('are passed over by a default route, an expression and a target, and taken when they are named', async () => {
+    const routes = [
+      { dst: 'default', dev: 'flannel.1' },
+      { dst: 'default', dev: 'eth0', metric: 100 },
+    ]
+    const run: Run = async (file, args) =>
+      args.includes('get')
+        ? JSON.stringify([{ dst: '10.5.2.1', dev: 'flannel.1', prefsrc: '10.5.1.0' }])
+        : host(routes, links)(file, args)
+    expect(await find({}, run)).toBe('eth0')
+    expect(await find({ patterns: ['1'] }, run)).toBe('eth0')
+    expect(await find({ patterns: ['^10', 'eth0'] }, run)).toBe('eth0')
+    await expect(find({ canReach: '10.5.2.1' }, run)).rejects.toMatchObject({ code: 'INTERFACE' })
+    expect(await find({ ifaces: ['cni0'] }, run)).toBe('cni0')
+  })
+})
+
+describe('an address that goes and comes', () => {
+  const [own, vip] = [parseIpv4('192.0.2.7')!, parseIpv4('192.0.2.100')!]
+  const named = { address: {}, publicIp: {} }
+  let there: string[] = []
+  const run: Run = async () =>
+    JSON.stringify([
+      {
+        ...{ ifindex: 2, ifname: 'eth0', mtu: 1500 },
+        addr_info: there.map((each) => ({
+          family: 'inet',
+          local: each.split('/')[0],
+          prefixlen: Number(each.split('/')[1]),
+        })),
+      },
+    ])
+  let now: ExternalInterface
+  const look = async (...addresses: string[]): Promise<string> => {
+    there = addresses
+    now = (await seeExternal(run, now)).now
+    return addressText(now.address)
+  }
+  beforeEach(() => {
+    vi.useFakeTimers({ toFake: ['performance'] })
+    const address = { ipv4: own }
+    now = {
+      ...{ name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'] },
+      hold: new AddressHold(address),
+    }
+  })
+  afterEach(() => vi.useRealTimers())
+
+  it('is kept for five seconds, whatever else is there, and left then', async () => {
+    expect(await look('192.0.2.100/32')).toBe(formatIpv4(own))
+    vi.advanceTimersByTime(4_900)
+    expect(await look('192.0.2.100/32')).toBe(formatIpv4(own))
+    vi.advanceTimersByTime(200)
+    expect(await look('192.0.2.100/32')).toBe(formatIpv4(vip))
+  })
+
+  it('is not left when it is back in between: the time begins again', async () => {
+    for (let times = 0; times < 3; times++) {
+      expect(await look('192.0.2.100/32')).toBe(formatIpv4(own))
+      vi.advanceTimersByTime(4_000)
+      expect(await look('192.0.2.7/24', '192.0.2.100/32')).toBe(formatIpv4(own))
+    }
+  })
+
+  it('is returned to when it is back, unless it is a bare one by now', async () => {
+    const leave = async (): Promise<void> => {
+      await look('192.0.2.8/24')
+      vi.advanceTimersByTime(5_000)
+      expect(await look('192.0.2.8/24')).toBe('192.0.2.8')
+    }
+    await leave()
+    expect(await look('192.0.2.8/24', '192.0.2.7/32')).toBe('192.0.2.8')
+    expect(await look('192.0.2.8/24', '192.0.2.7/24')).toBe('192.0.2.7')
+    await leave()
+    expect(await look('192.0.2.7/24')).toBe('192.0.2.7')
+  })
+
+  it('of a family that was lacking is taken, but no link-local one', async () => {
+    now = { ...now, families: ['ipv4', 'ipv6'] }
+    const six = async (...texts: string[]): Promise<string | undefined> => {
+      const seen = await seeExternal(async () => JSON.stringify([both(2, 'eth0', texts)]), now)
+      return seen.gone.ipv6 ?? formatAddress(seen.now.address.ipv6!)
+    }
+    expect(await six('192.0.2.7')).toBe('eth0 has no IPv6 address')
+    expect(await six('192.0.2.7', 'fe80::1')).toBe('eth0 has no IPv6 address')
+    expect(await six('192.0.2.7', 'fd00::9')).toBe('fd00::9')
+  })
+
+  it('is known by the interface though that is renamed', async () => {
+    const links = JSON.stringify([
+      { ifindex: 2, ifname: 'lan0', mtu: 1500, addr_info: [{ local: '192.0.2.7', prefixlen: 24 }] },
+    ])
+    const renamed: Run = async (_file, args) => {
+      if (args.includes('dev')) throw new WeftError('COMMAND', 'Device "eth0" does not exist.')
+      return links
+    }
+    const { now: is, gone } = await seeExternal(renamed, now)
+    expect([is.name, is.index, addressText(is.address), gone]).toEqual(['lan0', 2, '192.0.2.7', {}])
+    expect(nameChange(now, is)).toBe('the interface eth0 is called lan0 now')
+  })
+
+  it('is found again in what a process wrote, also by a name that it has since', async () => {
+    const written = readExternalText(JSON.parse(JSON.stringify(externalText(now))))!
+    const unnamed = { ipv4: false, ipv6: false }
+    const is = { ...now, named: { address: unnamed, publicIp: unnamed }, hold: expect.any(AddressHold) as AddressHold }
+    expect(written).toMatchObject({ ...is, address: { ipv4: own }, publicIp: { ipv4: own } })
+    expect(written.hold?.home('ipv4')).toBe(own)
+    there = ['192.0.2.7/24']
+    expect(await resumeExternal(run, { ...written, name: 'lan0' })).toMatchObject({
+      name: 'eth0',
+      address: { ipv4: own },
+    })
+    there = ['192.0.2.100/32']
+    expect(await resumeExternal(run, written)).toBeUndefined()
+    for (const junk of [null, 1, 'x', [], {}, { name: 'eth0' }, { ...externalText(now), families: ['ipx'] }])
+      expect(readExternalText(junk)).toBeUndefined()
   })
 })

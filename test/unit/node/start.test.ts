@@ -1,9 +1,11 @@
 // start.test.ts - the wait for the external interface, in virtual time, and what is warned of, on a host that answers from tables.
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { EVENT_MS } from '../../../lab/lab.ts'
 import { parseFlags } from '../../../src/base/go-flags.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
 import { createBell } from '../../../src/host/bell.ts'
+import type { ExternalInterface } from '../../../src/host/external-interface.ts'
 import { netsOf, parseNet, type Family } from '../../../src/net/address.ts'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
@@ -93,11 +95,36 @@ describe('the external interface', () => {
     expect(found()).toMatch(/unable to find default route/)
   })
 
-  it('is one that has an address of each family of the network', async () => {
+  it('has an address of each family of the network, or of those that can be had after ten seconds', async () => {
     host.hasRoute = true
-    host.routes6 = [{ dst: 'default', dev: 'eth0' }]
-    const { found } = wait(createBell(), ['--iface-wait=0'], ['ipv4', 'ipv6'])
-    await vi.waitFor(() => expect(found()).toMatch(/: failed to find IPv6 address for interface eth0$/))
+    const { found } = wait(createBell(), ['--iface=eth0'], ['ipv4', 'ipv6'])
+    const began = performance.now()
+    // A setting of the kernel is read in real time.
+    await vi.waitFor(async () => {
+      await vi.advanceTimersByTimeAsync(500)
+      expect(found()).toBe('eth0')
+    }, EVENT_MS)
+    expect(performance.now() - began).toBeGreaterThanOrEqual(10_000)
+    expect(warnings.at(-1)).toMatch(
+      /failed to find IPv6 address for interface eth0; going on with eth0 and 192\.0\.2\.7$/,
+    )
+    const { found: none } = wait(createBell(), ['--iface=eth1', '--iface-wait=0'], ['ipv4', 'ipv6'])
+    await vi.waitFor(() => expect(none()).toMatch(/no such network interface/))
+  })
+
+  it('of before needs no default route, and is given up when another is chosen', async () => {
+    const address = { ipv4: parseIpv4('192.0.2.7')! }
+    const known: ExternalInterface = {
+      ...{ name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, families: ['ipv4'] },
+      named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: false, ipv6: false } },
+    }
+    const { options } = parseFlags(FLAGS, [])
+    const waitWith = (before: ExternalInterface) =>
+      waitForInterface(options, ['ipv4'], createBell(), log, signal, { known: async () => before })
+    expect(await waitWith(known)).toMatchObject({ name: 'eth0', address })
+    expect(warnings.at(-1)).toMatch(/unable to find default route; going on with eth0, which this node used before$/)
+    host.hasRoute = true
+    expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
   })
 
   it.each<[families: readonly Family[], passedOver: string]>([

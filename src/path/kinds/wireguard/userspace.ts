@@ -22,6 +22,8 @@ export interface UserspaceOptions {
   /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
   readonly privateKey: Secret
+  /** The family of datagrams for which this host has no address now. */
+  readonly awaited: Family | undefined
   readonly psk: Secret
   /** Seconds; 0: none. */
   readonly keepalive: number
@@ -44,14 +46,15 @@ export function openUserspace(
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  const { parts, name, families, outers, port, mtu, filter, look, log } = options
+  const { parts, name, families, outers, awaited, port, mtu, filter, look, log } = options
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
   const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log })
   return openTunnel(
     { ...parts, settings: SETTINGS },
     {
-      ...{ encapsulation: 'wireguard', families, outer, other, port, mtu, tunName: name, scope: 'link', filter, look },
+      ...{ encapsulation: 'wireguard', families, outer, other, awaited, port, mtu, tunName: name },
+      ...{ scope: 'link', filter, look },
       ...{ overhead: Math.max(...outers.map((family = outer) => overheadOf(family))), overheadOf },
       ...{ keeper, ownEnd: keeper.ownEnd, endOf: (peer) => keeper.endOf(peer) },
     },

@@ -5,7 +5,7 @@ import { EVENT_MS } from '../../../../lab/lab.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { encodeLeaseValue, parseLeaseKey, type LeaseAttrs } from '../../../../src/control/lease/lease.ts'
 import { acquireLease, holderOf, type AcquireOptions } from '../../../../src/control/lease/own-lease.ts'
-import { formatNet, netsText } from '../../../../src/net/address.ts'
+import { formatAddress, formatNet, netsText, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import type { Store, StoreEntry } from '../../../../src/control/store/store.ts'
@@ -67,6 +67,47 @@ describe('acquiring', () => {
       message: `the network is of ${family}, and this node has no ${family} address`,
       remedy: expect.stringContaining('give the host one'),
     })
+  })
+
+  it.each<[what: string, mine: readonly string[], key: string, left: readonly string[]]>([
+    [
+      'that it had is its own, and published with the new one',
+      ['1.1.1.1'],
+      '10.5.7.0-24',
+      ['10.5.7.0-24', '10.5.8.0-24'],
+    ],
+    ['of another node is not', [], '10.5.1.0-24', ['10.5.1.0-24', '10.5.7.0-24', '10.5.8.0-24']],
+    [
+      'is its own for its earlier subnet alone',
+      ['8.8.8.8'],
+      '10.5.1.0-24',
+      ['10.5.1.0-24', '10.5.7.0-24', '10.5.8.0-24'],
+    ],
+  ])('a lease under an address %s', async (_what, mine, key, left) => {
+    const store = createMemoryStore()
+    store.put('10.5.7.0-24', value('1.1.1.1'))
+    store.put('10.5.8.0-24', value('8.8.8.8'))
+    const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
+    const isMine = async (address: Address): Promise<boolean> => mine.includes(formatAddress(address))
+    const lease = await acquireLease(store, config, attrs('2.2.2.2'), { ...options(), previous, isMine })
+    expect([lease.key, [...store.entries.keys()].toSorted()]).toEqual([key, left])
+    expect(store.entries.get(key)?.value).toBe(value('2.2.2.2'))
+    if (key !== '10.5.7.0-24') expect(store.entries.get('10.5.7.0-24')?.value).toBe(value('1.1.1.1'))
+  })
+
+  it('a lease under an earlier address that another node takes meanwhile is left to it', async () => {
+    const store = createMemoryStore()
+    store.put('10.5.7.0-24', value('1.1.1.1'))
+    const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
+    let isFirst = true
+    const isMine = async (): Promise<boolean> => {
+      if (isFirst) store.put('10.5.7.0-24', value('3.3.3.3')) // after it was listed
+      const was = isFirst
+      isFirst = false
+      return was
+    }
+    const lease = await acquireLease(store, config, attrs('2.2.2.2'), { ...options(), previous, isMine })
+    expect([lease.key, store.entries.get('10.5.7.0-24')?.value]).toEqual(['10.5.1.0-24', value('3.3.3.3')])
   })
 
   it('draws again from a fresh listing when another node was faster', async () => {

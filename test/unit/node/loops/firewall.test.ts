@@ -1,10 +1,27 @@
 // firewall.test.ts - when the rules are looked at, and what becomes of what was mended and what could not be.
 
+import { existsSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { createBell } from '../../../../src/host/bell.ts'
-import { installRig, dataPaths, lines, possession, ready, start } from '../../../support/node-rig.ts'
+import {
+  installRig,
+  dataPaths,
+  ended,
+  lines,
+  logged,
+  nodeStatus,
+  possession,
+  readiness,
+  ready,
+  start,
+  stopping,
+  store,
+  subnetFile,
+  until,
+  value,
+} from '../../../support/node-rig.ts'
 import { firewallFor, raiseFirewall } from '../../../../src/node/loops/firewall.ts'
 import type { Node } from '../../../../src/node/node.ts'
 import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
@@ -71,7 +88,7 @@ it('hands over what there is of each family: the networks, those of an earlier r
       expect.objectContaining({ network, previous, masq: true, forward: true, blackhole: true }),
     )
     const subnet = { ipv4, ipv6 }
-    await raiseFirewall({ firewall, lease: { subnet } } as unknown as Node)
+    await raiseFirewall({ firewall, lease: { subnet }, log, signal: stopping.signal } as unknown as Node)
     expect(raise).toHaveBeenLastCalledWith(subnet)
   }
 })
@@ -104,3 +121,33 @@ it("leaves the rules to a successor, but not for ever to one that waits, and loo
   await vi.advanceTimersByTimeAsync(120_000)
   expect(ensured).toBe(before)
 })
+it('delays nothing while the rules cannot be set: peers, subnet.env and readiness go on, and the log says so', async () => {
+  let set!: () => void
+  const rules = {
+    raise: () => new Promise<void>((resolve) => (set = resolve)),
+    ensure: async () => ({ mended: [], failures: [] }),
+  }
+  start({ firewall: { rules, resyncMs: 1000 } })
+  await until(() => logged(/Running backend/), 2_000)
+  await ready()
+  expect([existsSync(subnetFile()), readiness()]).toEqual([true, true])
+  await until(() => logged(/^W The firewall's rules are not set yet.*; everything else goes on without them$/), 5_000)
+  expect(JSON.stringify(await nodeStatus())).toContain('rules are not set yet')
+  store.put('10.5.0.192-26', value('192.0.2.9'))
+  await until(() => dataPaths[0]!.applied.at(-1)!.length === 1)
+  set()
+  await vi.advanceTimersByTimeAsync(2_000)
+  expect(JSON.stringify(await nodeStatus())).not.toContain(`the firewall's rules are not set yet`)
+})
+
+it('ends with the daemon though the rules are never set', async () => {
+  const rules = { ensure: async () => ({ mended: [], failures: [] }) }
+  const reason = new Error('enough')
+  const firewall = { rules: { ...rules, raise: () => rejectsWith(stopping.signal) }, resyncMs: 1000 }
+  start({ firewall })
+  await until(() => logged(/Running backend/), 5_000)
+  stopping.abort(reason)
+  expect(await ended).toBe(reason)
+})
+const rejectsWith = (signal: AbortSignal): Promise<void> =>
+  new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason as Error)))

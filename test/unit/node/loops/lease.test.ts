@@ -8,6 +8,7 @@ import {
   dataPaths,
   lines,
   logged,
+  ofFamilies,
   ours,
   own,
   possession,
@@ -286,4 +287,26 @@ it('moves to another subnet when its own was given to another node', async () =>
       readFileSync(subnetFile(), 'utf8').includes(`FLANNEL_SUBNET=${own().replace(/\d+-26/, '')}`) &&
       lines.filter((line) => line.includes('Wrote subnet')).length === 2,
   )
+})
+
+it('leases a subnet of a family when the node gets an address of it, and keeps the one that it has', async () => {
+  const { config, backend: ofBoth } = ofFamilies('ipv4', 'ipv6')
+  let hasIpv6 = false
+  const prepare: typeof ofBoth.prepare = async (signal) => {
+    const attrs = await ofBoth.prepare(signal)
+    return hasIpv6 ? attrs : { ...attrs, publicIp: { ipv4: attrs.publicIp.ipv4 } }
+  }
+  start({ config, backend: { ...ofBoth, prepare } })
+  await ready()
+  const [before] = [...store.entries.keys()]
+  expect(before).toMatch(/^10\.5\.0\.\d+-26$/)
+  hasIpv6 = true
+  dataPaths[0]!.die('eth0 has an IPv6 address now')
+  await until(() => [...store.entries.keys()].join().startsWith(`${before}&fd00:5:`), 5_000)
+  await until(
+    () => dataPaths.at(-1)!.subnet === own() && logged(/^I This node has 10\.5\.0\.\S+ and fd00:5:\S+ now/),
+    5_000,
+  )
+  expect(store.entries.size).toBe(1)
+  expect(logged(/containers on the old subnet must be started again/)).toBe(false)
 })

@@ -42,7 +42,7 @@ const openEcho: OpenEcho = (_source, onAnswer) => ({
   close() {},
 })
 const nextAt = (events: string, free = Promise.resolve()) => ({
-  ...{ config: '', store: '', lastKnown: join(folder, 'last-known'), events, free },
+  ...{ config: '', store: '', wishes: '', lastKnown: join(folder, 'last-known'), events, free },
 })
 const event = (known: Partial<PeerEvent>): PeerEvent => ({
   ...{ at: '2026-11-23T03:00:00.000Z', what: 'silent', peer: '10.5.9.0/26', publicIp: '192.0.2.9', family: 'ipv4' },

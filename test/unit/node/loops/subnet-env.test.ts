@@ -3,8 +3,10 @@
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import type { ByFamily } from '../../../../src/net/address.ts'
 import {
   backend,
+  dataPaths,
   installRig,
   inTurns,
   lines,
@@ -83,4 +85,44 @@ it.each([
   const known = text.replace(/10\.5\.0\.SUBNET/, '10.5.0.(65|129|193)').replace('LAST', '[0-9a-f]+')
   expect(readFileSync(subnetFile(), 'utf8')).toMatch(new RegExp(`^${known}FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n$`))
   if ('ipv6' in publicIp) await until(() => store.claimed().includes('ipv4' in publicIp ? '0.0.0.1' : '::1'))
+})
+
+const BOTH = '{"Network":"10.5.0.0/24","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}'
+function startBoth(mtu: number, lacking: ByFamily<string> = {}): void {
+  const open: typeof backend.open = async (...parts) => {
+    const dataPath = await backend.open(...parts)
+    dataPaths.at(-1)!.lacking = lacking
+    return Object.create(dataPath, { mtu: { value: mtu } }) as typeof dataPath
+  }
+  const prepare = async () => ({ publicIp: { ipv4: 1, ipv6: 1n }, backendType: '' })
+  start({ config: parseNetworkConfig(BOTH), backend: { ...backend, prepare, open } })
+}
+const names = (): string[] =>
+  [...readFileSync(subnetFile(), 'utf8').matchAll(/FLANNEL_(\w*)SUBNET/g)].map(([name]) => name)
+
+it.each([
+  [1279, ['FLANNEL_SUBNET']],
+  [1280, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET']],
+])('with an MTU of %i it names what the kernel lets containers have', async (mtu, subnets) => {
+  startBoth(mtu)
+  await ready()
+  expect(names()).toEqual(subnets)
+  expect(logged(/^W .* does not name IPv6, which containers cannot have now$/)).toBe(subnets.length === 1)
+})
+
+it('leaves out a family that is lacking for ten seconds, and names it again when it is carried', async () => {
+  startBoth(1472, { ipv6: 'it is off here' })
+  await ready()
+  expect(names()).toHaveLength(2)
+  await vi.advanceTimersByTimeAsync(9_000)
+  expect(names()).toHaveLength(2)
+  await inTurns(() => names().length === 1)
+  expect(names()).toEqual(['FLANNEL_SUBNET'])
+  dataPaths[0]!.lacking = {}
+  await inTurns(() => names().length === 2)
+  expect(logged(/names all families of this node again/)).toBe(true)
+  expect(logged(/Repaired/)).toBe(false)
+  dataPaths[0]!.lacking = { ipv4: 'it is off too', ipv6: 'it is off here' }
+  await vi.advanceTimersByTimeAsync(60_000)
+  expect(names()).toHaveLength(2) // no file without a subnet
 })

@@ -43,3 +43,40 @@ it('takes a peer that `ip` said nothing of for one without a way only where `ip`
   expect(direct.hops()).toEqual(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
   await expect(createDirectHops(after(null), 'ipv4').look(peers)).rejects.toMatchObject({ code: 'COMMAND' })
 })
+
+it('replaces no route of a bridge: it is named once, the peer counts as not set, and gets its route when that is gone', async () => {
+  const [lines, batches]: [string[], string[]] = [[], []]
+  const bridge = { dst: '10.5.2.0/24', dev: 'cni0', protocol: 'kernel', scope: 'link', prefsrc: '10.5.2.1' }
+  let routes: object[] = [bridge, { dst: '10.5.3.0/24', gateway: '192.0.2.9', dev: 'eth0' }]
+  const run: Run = async (_file, args, options) => {
+    if (args.includes('-j')) {
+      const lists = options?.input?.trimEnd().split('\n')
+      const to = (line: string): object[] =>
+        routes.filter((each) => (each as { dst: string }).dst === line.split(' ').at(-1))
+      return lists ? lists.map((line) => JSON.stringify(to(line))).join('\n') : JSON.stringify(routes)
+    }
+    if (options?.input !== undefined) batches.push(options.input)
+    return ''
+  }
+  const say = (line: string): void => void lines.push(line)
+  const sync = createRouteSync({
+    ...{ network: parseIpv4Net('10.5.0.0/16')!, run },
+    log: { info: say, warn: say, error: say, v: () => false },
+  })
+  const hop = (last: number) => ({ gateway: `192.0.2.${last}`, device: 'eth0' })
+  await sync.apply(
+    new Map([
+      ['10.5.2.0/24', hop(2)],
+      ['10.5.3.0/24', hop(3)],
+    ]),
+  )
+  await sync.resync()
+  expect(batches.join('')).not.toContain('10.5.2.0/24')
+  expect(batches.join('')).toContain('route replace 10.5.3.0/24 via 192.0.2.3')
+  expect(lines.filter((line) => line.includes("10.5.2.0/24, a peer's subnet, is by cni0"))).toHaveLength(1)
+  expect(['10.5.2.0/24', '10.5.3.0/24'].map((to) => sync.isSet(to))).toEqual([false, true])
+  routes = []
+  await sync.resync()
+  expect(batches.at(-1)).toContain('route replace 10.5.2.0/24 via 192.0.2.2')
+  expect(sync.isSet('10.5.2.0/24')).toBe(true)
+})

@@ -1,0 +1,137 @@
+// earlier.ts - what a node that starts knows of its earlier life: its addresses, its own devices, and which lease is its own although it
+// stands under another address.
+
+import { hostname } from 'node:os'
+import { pause } from '../host/bell.ts'
+import { run } from '../host/command.ts'
+import { openEcho } from '../host/echo.ts'
+import type { Earlier } from '../host/external-interface.ts'
+import { isNamedBy, listLinks, type Link } from '../host/links.ts'
+import { hostNameIn } from '../control/lease/host-name.ts'
+import type { SubnetManager } from '../control/lease/subnet-manager.ts'
+import type { Log } from '../base/log.ts'
+import {
+  FAMILIES,
+  familyOf,
+  formatAddress,
+  formatNet,
+  listed,
+  parseAddress,
+  type Address,
+  type Nets,
+} from '../net/address.ts'
+import { KINDS, type Kind } from '../path/kinds.ts'
+import { askPatiently } from './loops/lease.ts'
+import type { LastKnown } from './restart/last-known.ts'
+
+/** The time in which a host that has an address answers an echo request, and how often it is asked. */
+const ANSWER_MS = 1_000
+const REQUESTS = 3
+/** Names that many hosts have. */
+const NO_NAME = /^(localhost(\..*)?|\(none\)|)$/
+
+export interface EarlierParts {
+  readonly manager: SubnetManager
+  /** The subnets in subnet.env. */
+  readonly subnet: Nets
+  /** What was last known of the same store, if anything was. */
+  readonly known: Pick<LastKnown, 'lease' | 'external'> | undefined
+  readonly log: Log
+  readonly signal: AbortSignal
+  /** True if another host answers to this address; asked of the network where it is left out. */
+  readonly answers?: (address: Address) => Promise<boolean>
+  readonly name?: string
+}
+
+/** True for a device that weft or flannel makes, by its name. */
+const isOwnDevice = (name: string): boolean =>
+  Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, name)))
+
+/** True for a bridge of this node's containers: it has the first address of the node's own subnet. */
+const isOwnBridge = ({ addresses }: Link, subnet: Nets): boolean =>
+  FAMILIES.some((family) => {
+    const net = subnet[family]
+    if (!net) return false
+    const gateway = typeof net.address === 'number' ? net.address + 1 : net.address + 1n
+    return addresses[family].some(({ address }) => address === gateway)
+  })
+
+export function earlierLife({ manager, subnet, known, log, signal, ...given }: EarlierParts) {
+  const { answers = isAnswered, name = hostname() } = given
+  let addresses: Promise<readonly Address[]> | undefined
+  let names: Promise<ReadonlyMap<string, string>> | undefined
+
+  /** The names of hosts in the store, by their addresses as text. */
+  const namesOf = (): Promise<ReadonlyMap<string, string>> =>
+    (names ??= (async () => {
+      if (!manager.claims) return new Map<string, string>()
+      const ask = async (till: AbortSignal) => manager.claims?.(undefined, till)
+      const claims = await askPatiently("this host's name", ask, log, signal)
+      return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
+    })())
+  /** Who has an address by the store: this host, another one, or nobody knows. */
+  async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
+    const owner = (await namesOf()).get(formatAddress(address))
+    if (owner === undefined || NO_NAME.test(owner)) return undefined
+    return owner === name ? 'this' : 'other'
+  }
+
+  async function findAddresses(): Promise<readonly Address[]> {
+    const wasKnown = [known?.external?.address ?? {}, known?.lease.attrs.publicIp ?? {}].flatMap(listed)
+    if (manager.published) {
+      const before = await askPatiently('an earlier lease', async (till) => manager.published?.(till), log, signal)
+      return [...wasKnown, ...listed(before?.publicIp ?? {})]
+    }
+    const { entries } = await askPatiently('an earlier lease', (till) => manager.source.list(till), log, signal)
+    const leases = entries.flatMap(({ lease }) => lease ?? [])
+    const nets = new Set(listed(subnet).map(formatNet))
+    const holders = leases.filter((lease) => listed(lease.subnet).some((net) => nets.has(formatNet(net))))
+    const published = [...holders, ...leases].flatMap(({ attrs }) => listed(attrs.publicIp))
+    const owners = await Promise.all(published.map(ownerOf))
+    const held = holders.flatMap(({ attrs }) => listed(attrs.publicIp))
+    return [...wasKnown, ...held, ...published.filter((_, at) => owners[at] === 'this')]
+  }
+
+  const earlier: Earlier = {
+    addresses: () => (addresses ??= findAddresses()),
+    isOwn: (link) => isOwnDevice(link.name) || isOwnBridge(link, subnet),
+  }
+  /**
+   * True if a lease of this node's earlier subnet under this address is the node's own: the host has the address now, or was known by it,
+   * and no other host answers to it.
+   */
+  async function isMine(address: Address): Promise<boolean> {
+    const links = await listLinks(run)
+    const isHere = (link: Link): boolean => link.addresses[familyOf(address)].some((each) => each.address === address)
+    if (links.some((link) => !earlier.isOwn(link) && isHere(link))) return true
+    const wasKnown = listed(known?.lease.attrs.publicIp ?? {}).includes(address)
+    const owner = await ownerOf(address)
+    if (owner === 'other' || !(wasKnown || owner === 'this')) return false
+    return !(await answers(address))
+  }
+  return { earlier, isMine }
+}
+
+/** Asks an address whether a host has it. Of one that cannot be asked nobody knows, and it counts as another's. */
+async function isAnswered(address: Address): Promise<boolean> {
+  const answered = new Set<Address>()
+  try {
+    const any = parseAddress(familyOf(address) === 'ipv4' ? '0.0.0.0' : '::') as Address
+    const echo = openEcho(any, (from) => void answered.add(from))
+    try {
+      for (let sequence = 1; sequence <= REQUESTS && !answered.has(address); sequence++) {
+        try {
+          echo.send(address, sequence)
+        } catch (error) {
+          if ((error as NodeJS.ErrnoException).code === undefined) throw error // else no way leads there
+        }
+        await pause(new AbortController().signal, ANSWER_MS)
+      }
+    } finally {
+      echo.close()
+    }
+  } catch {
+    return true
+  }
+  return answered.has(address)
+}

@@ -1,0 +1,47 @@
+// links.test.ts - what iproute2 prints, if it prints what is no list.
+
+import { expect, it } from 'vitest'
+import {
+  findLink,
+  listLinks,
+  routeFor,
+  routesExactly,
+  routesFor,
+  routesTo,
+  routesWithin,
+} from '../../../src/host/links.ts'
+import type { Run } from '../../../src/host/command.ts'
+import { ensureEach } from '../../../src/path/firewall/families.ts'
+import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+
+const network = parseIpv4Net('10.5.0.0/16')!
+const asks: Readonly<Record<string, (run: Run) => Promise<unknown>>> = {
+  listLinks,
+  findLink: (run) => findLink(run, 'eth0'),
+  routesTo: (run) => routesTo(run, 'ipv4'),
+  routesWithin: (run) => routesWithin(run, network),
+  routesExactly: (run) => routesExactly(run, 'ipv4', ['10.5.1.0/24']),
+  routesFor: (run) => routesFor(run, 'ipv4', ['192.0.2.1']),
+  routeFor: (run) => routeFor(run, parseIpv4('192.0.2.1')!),
+}
+const JUNK = ['[{"ifname":"eth0"', 'Object "address" is unknown', '{}', 'null', '"text"', '7', '[null]', '[1]']
+
+it.each(Object.keys(asks).flatMap((name) => JUNK.map((junk) => [name, junk] as const)))(
+  '%s refuses %s as a failure of the command, with a remedy',
+  async (name, junk) => {
+    await expect(asks[name]!(async () => junk)).rejects.toMatchObject({
+      code: 'COMMAND',
+      message: expect.stringMatching(/^`ip .*` printed what is no JSON list: "/),
+      remedy: expect.stringContaining('by hand'),
+    })
+  },
+)
+
+it.each(Object.keys(asks))('%s takes nothing for an empty list', async (name) => {
+  for (const nothing of ['', '\n', '[]']) expect(await asks[name]!(async () => nothing)).not.toBeInstanceOf(Error)
+})
+
+it('costs a check of the firewall one failure, and the daemon nothing', async () => {
+  const { failures } = await ensureEach([() => routesTo(async () => '[{"dst"', 'ipv4').then(() => [])])
+  expect(failures).toHaveLength(1)
+})

@@ -1,0 +1,122 @@
+// earlier.test.ts - the addresses, devices and leases that a node that starts knows as its own.
+
+import { expect, it, vi } from 'vitest'
+import type { Link } from '../../../src/host/links.ts'
+import { parseLeaseKey, type Lease } from '../../../src/control/lease/lease.ts'
+import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
+import { byFamily, formatAddress, parseAddress, type Address } from '../../../src/net/address.ts'
+import { parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { earlierLife, type EarlierParts } from '../../../src/node/earlier.ts'
+
+const host = vi.hoisted(() => ({ addresses: ['10.0.0.7/24'] as string[] }))
+vi.mock('../../../src/host/command.ts', () => ({
+  run: async (): Promise<string> =>
+    JSON.stringify([
+      {
+        ...{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'] },
+        addr_info: host.addresses.map((each) => ({ local: each.split('/')[0], prefixlen: Number(each.split('/')[1]) })),
+      },
+      { ifindex: 3, ifname: 'flannel.1', mtu: 1450, addr_info: [{ local: '10.5.1.0', prefixlen: 32 }] },
+    ]),
+}))
+
+const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+const leaseOf = (key: string, ...texts: string[]): Lease => ({
+  ...{ key, subnet: parseLeaseKey(key)! },
+  attrs: { publicIp: byFamily(texts.map((each) => parseAddress(each)!)), backendType: '' },
+})
+const claim = (name: string): string => JSON.stringify({ Hostname: name, ID: 'x' })
+
+function life(
+  leases: readonly Lease[],
+  claims: Readonly<Record<string, string>>,
+  more: Partial<EarlierParts> = {},
+  answering: readonly string[] = [],
+) {
+  const manager = {
+    source: { list: async () => ({ cursor: 0, entries: leases.map((lease) => ({ key: lease.key, lease })) }) },
+    claims: async () => ({ revision: 0n, isWhole: true, values: new Map(Object.entries(claims)) }),
+  } as unknown as SubnetManager
+  const answers = async (address: Address): Promise<boolean> => answering.includes(formatAddress(address))
+  const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')! }
+  const { signal } = new AbortController()
+  return earlierLife({ manager, subnet, known: undefined, log, signal, answers, name: 'node-a', ...more })
+}
+const texts = (addresses: readonly Address[]): string[] => addresses.map(formatAddress)
+const lasts = (key: string, address: string): Partial<EarlierParts> => ({
+  known: { lease: leaseOf(key, address) },
+})
+
+it('a node had the addresses that were last known, then those of its subnet, then those beside its name', async () => {
+  const leases = [
+    leaseOf('10.5.9.0-24', '10.0.0.9'),
+    leaseOf('10.5.2.0-24', '10.0.0.2'),
+    leaseOf('10.5.1.0-24&fd00:5:0:1::-64', '10.0.0.1', 'fd00::1'),
+  ]
+  const claims = { '10.0.0.2': claim('node-a'), '10.0.0.9': claim('node-b'), x: 'junk' }
+  const { earlier } = life(leases, claims, lasts('10.5.1.0-24', '10.0.0.8'))
+  expect(texts(await earlier.addresses())).toEqual(['10.0.0.8', '10.0.0.1', 'fd00::1', '10.0.0.2'])
+})
+
+it('a name that many hosts have tells nothing', async () => {
+  const { earlier } = life(
+    [leaseOf('10.5.2.0-24', '10.0.0.2')],
+    { '10.0.0.2': claim('localhost') },
+    { name: 'localhost' },
+  )
+  expect(await earlier.addresses()).toEqual([])
+})
+
+it.each<
+  [
+    what: string,
+    address: string,
+    is: boolean,
+    claims: object,
+    more: Partial<EarlierParts>,
+    answering: readonly string[],
+  ]
+>([
+  ['that an interface has now', '10.0.0.7', true, {}, {}, []],
+  ['of a device of weft', '10.5.1.0', false, {}, {}, []],
+  ['that nothing tells of', '10.0.0.1', false, {}, {}, []],
+  ["beside this host's name", '10.0.0.1', true, { '10.0.0.1': claim('node-a') }, {}, []],
+  [
+    "beside this host's name, which another host has by now",
+    '10.0.0.1',
+    false,
+    { '10.0.0.1': claim('node-a') },
+    {},
+    ['10.0.0.1'],
+  ],
+  ["beside another host's name", '10.0.0.1', false, { '10.0.0.1': claim('node-b') }, {}, []],
+  ['that was last known', '10.0.0.1', true, {}, lasts('10.5.1.0-24', '10.0.0.1'), []],
+  [
+    ...(['that was last known, beside another name', '10.0.0.1', false, { '10.0.0.1': claim('node-b') }] as const),
+    ...([lasts('10.5.1.0-24', '10.0.0.1'), []] as const),
+  ],
+  [
+    'in files that were copied from a host that runs',
+    '10.0.0.1',
+    false,
+    {},
+    lasts('10.5.1.0-24', '10.0.0.1'),
+    ['10.0.0.1'],
+  ],
+])('an address %s: %s is its own: %s', async (_what, address, is, claims, more, answering) => {
+  const { isMine } = life([], claims as Record<string, string>, more, answering)
+  expect(await isMine(parseAddress(address)!)).toBe(is)
+})
+
+it('devices of weft and flannel and the bridge of its own containers are its own', () => {
+  const { earlier } = life([], {})
+  const link = (name: string, address: string): Link =>
+    ({
+      name,
+      addresses: { ipv4: [{ address: parseAddress(address)!, prefixLength: 24 }], ipv6: [] },
+    }) as unknown as Link
+  const names = ['flannel0', 'flannel.1', 'flannel-v6.7', 'flannel.ipip', 'flannel-wg', 'eth0', 'flannel', 'tailscale0']
+  expect(names.filter((name) => earlier.isOwn(link(name, '10.0.0.7')))).toEqual(names.slice(0, 5))
+  const bridges = [link('br0', '10.5.1.1'), link('br0', '10.5.1.2'), link('br0', '10.5.2.1')]
+  expect(bridges.map((bridge) => earlier.isOwn(bridge))).toEqual([true, false, false])
+})

@@ -1,0 +1,118 @@
+// start-patience.test.ts - a start that forwards as last known is as patient as a running node: what a running node survives ends neither.
+
+import { expect, it, vi } from 'vitest'
+import { whileForwarding } from '../../src/daemon.ts'
+import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
+import { createPossession } from '../../src/node/possession.ts'
+import type { DataPath } from '../../src/path/backend.ts'
+import {
+  ended,
+  installRig,
+  dataPaths,
+  lines,
+  log,
+  logged,
+  own,
+  ready,
+  start,
+  stopping,
+  store,
+  value,
+} from '../support/node-rig.ts'
+
+installRig()
+
+async function forwarding() {
+  const possession = createPossession(log)
+  await possession.open(async () => ({ close: async () => {} }) as unknown as DataPath)
+  return { possession, log, stopping }
+}
+
+const CODES: readonly ErrorCode[] = [
+  ...(['CONFIG', 'CONFIG_MISSING', 'STORE', 'STORE_UNAVAILABLE', 'INTERFACE', 'ADDRESS', 'USAGE'] as const),
+  ...(['OUT_OF_SUBNETS', 'LEASE_LOST', 'DEVICE', 'PORT_IN_USE', 'COMMAND', 'PERMISSION', 'NO_DEVICE_TYPE'] as const),
+]
+
+it.each(CODES)('a start that fails by %s is tried again while packets go on as last known, and said', async (code) => {
+  const told: string[] = []
+  let tries = 0
+  const work = async (): Promise<string> => {
+    tries++
+    if (tries < 4) throw new WeftError(code, 'it is wrong', { remedy: 'put it right' })
+    return 'a node'
+  }
+  const started = whileForwarding(await forwarding(), work, (why) => void told.push(why))
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect([await started, tries, told]).toEqual(['a node', 4, ['it is wrong', 'it is wrong', 'it is wrong']])
+  expect(lines).toContain('E This weftd goes on as last known, and tries again: it is wrong; put it right')
+})
+
+it('is tried again less and less often, every half a minute at most', async () => {
+  const at: number[] = []
+  const work = async (): Promise<never> => {
+    at.push(performance.now())
+    throw new WeftError('CONFIG', 'it is wrong')
+  }
+  const started = whileForwarding(await forwarding(), work).catch((error: unknown) => error)
+  await vi.advanceTimersByTimeAsync(300_000)
+  const pauses = at.map((time, index) => time - (at[index - 1] ?? time)).slice(1)
+  expect(Math.min(...pauses)).toBeGreaterThanOrEqual(500)
+  expect(Math.max(...pauses)).toBeLessThanOrEqual(30_000)
+  expect(pauses.length).toBeLessThan(40)
+  stopping.abort(new Error('stop'))
+  expect(await started).toMatchObject({ message: 'stop' })
+})
+
+it('ends where nothing forwards, by a defect, and where the data path goes meanwhile', async () => {
+  const wrong = new WeftError('CONFIG', 'it is wrong')
+  const fails = (error: Error) => async (): Promise<never> => {
+    throw error
+  }
+  await expect(whileForwarding({ possession: createPossession(log), log, stopping }, fails(wrong))).rejects.toBe(wrong)
+  const defect = new Error('a defect')
+  await expect(whileForwarding(await forwarding(), fails(defect))).rejects.toBe(defect)
+  const part = await forwarding()
+  const started = whileForwarding(part, fails(wrong)).catch((error: unknown) => error)
+  await part.possession.close()
+  await vi.advanceTimersByTimeAsync(2_000)
+  expect(await started).toBe(wrong)
+})
+
+/** What befalls a running node, which goes on: the other half of the table. */
+it.each<[what: string, befall: () => void]>([
+  ['a store that is down', () => store.setDown(true)],
+  ['a configuration that is no JSON', () => store.putConfig('{')],
+  [
+    'a configuration with a wrong Backend',
+    () => store.putConfig('{"Network":"10.5.0.0/24","Backend":{"Type":"none"}}'),
+  ],
+  ['another network', () => store.putConfig('{"Network":"10.9.0.0/24"}')],
+  ['its lease in the hands of another node', () => store.put(own(), value('192.0.2.77'))],
+])('a running node goes on with %s', async (_what, befall) => {
+  start()
+  await ready()
+  befall()
+  await vi.advanceTimersByTimeAsync(120_000)
+  expect(stopping.signal.aborted).toBe(false)
+  expect(dataPaths.at(-1)!.closed).toBe(false)
+})
+
+it.each(['its backend cannot prepare', 'the process may not make devices'])(
+  'writes its lease last: no store is written where %s',
+  async (what) => {
+    const refusal = new WeftError('DEVICE', 'this host has no TUN')
+    const writes: string[] = []
+    for (const method of ['create', 'update', 'delete', 'claim'] as const) {
+      const real = store[method].bind(store) as (...args: unknown[]) => unknown
+      Object.assign(store, { [method]: (...args: unknown[]) => (writes.push(method), real(...args)) })
+    }
+    const { backend } = await import('../support/node-rig.ts')
+    const fail = async (): Promise<never> => {
+      throw refusal
+    }
+    if (what.includes('prepare')) start({ backend: { ...backend, prepare: fail } })
+    else start({}, undefined, { permit: fail })
+    expect(await ended).toMatchObject({ code: 'DEVICE', message: expect.stringContaining(refusal.message) as string })
+    expect([writes, logged(/Running backend/)]).toEqual([[], false])
+  },
+)
