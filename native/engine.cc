@@ -61,8 +61,9 @@ struct Row {
   bool has_sessions;
   Directions (*make)(const Path&, const OwnEnd&, Sessions*, const std::array<PeerTables::Reader, 3>&);
 };
-constexpr auto kEncapsulations = Encapsulations::rows(
-    []<typename Encap>() { return Row{Encap::kName, HasSessions<Encap>, make_directions<Encap>}; });
+constexpr auto kEncapsulations = Encapsulations::rows([]<typename Encap>() {
+  return Row{Encap::kName, HasSessions<Encap>, make_directions<Encap>};
+});
 
 }  // namespace
 

@@ -49,8 +49,8 @@ class Segmenter {
   bool is_tcp() const { return tcp_; }
   /// True if the superpacket costs this host far more than its bytes: each segment costs the same, however little is in
   /// it. Up to kMostSmall tiny segments are carried: that many is the kernel's limit for what a program sends over UDP
-  /// (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and continues with
-  /// fewer at a time after the drop.
+  /// (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and continues
+  /// with fewer at a time after the drop.
   bool is_costly() const { return gso_size_ < kSmallBytes && count() > kMostSmall; }
   /// The length of the longest.
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }

@@ -95,8 +95,8 @@ class Egress final : public Direction {
  private:
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
-  /// A turn reads no more once it has made this many datagrams. The last read adds at most 1,023, which is a superpacket
-  /// of the smallest segments that are carried (Segmenter::is_costly).
+  /// A turn reads no more once it has made this many datagrams. The last read adds at most 1,023, which is a
+  /// superpacket of the smallest segments that are carried (Segmenter::is_costly).
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
   /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn
@@ -336,7 +336,7 @@ class Egress final : public Direction {
   }
 
   Path path_;
-  bool header_;  // the TUN speaks virtio headers
+  bool header_;                    // the TUN speaks virtio headers
   PathProbe probe_, other_probe_;  // each for peers of its family
   int64_t turn_ms_ = 0;            // the time when the turn began; 0 while nobody has asked
   PeerTables::Reader peers_;

@@ -2644,8 +2644,8 @@ static void test_icmp_limit() {
   }
   context.clear();
   // One kind takes nothing of another.
-  // A sender whose last error was 49.7 days ago, less than a minute more or less, is told of this one: the lower half of
-  // the time comes round.
+  // A sender whose last error was 49.7 days ago, less than a minute more or less, is told of this one: the lower half
+  // of the time comes round.
   for (const int64_t less_ms : {59'999, 10'000, 2'000, -2'000, -59'999}) {
     for (const uint32_t sender : {0x0a050102u, 0xc0000201u}) {
       IcmpLimit limit(kSecret);

@@ -142,7 +142,9 @@ struct Host {
 
   Host(const Setting& setting, const Arrangement& arrangement)
       : setting(setting), features(setting.features), row(kCounterCount), peers(2 * setting.lanes) {
-    if constexpr (HasSessions<Encap>) sessions = std::make_unique<Sessions>(0, [] {}, [] {});
+    if constexpr (HasSessions<Encap>)
+      sessions = std::make_unique<Sessions>(
+          0, [] {}, [] {});
     traffic.make_room(1);
     Bytes records;
     for (size_t peer = 0; peer < kPeers; peer++) {
@@ -397,8 +399,8 @@ void test_no_circle(const Setting& setting, const Arrangement& arrangement) {
   CHECK(total >= 3 && total <= 3 + 3 * 30);
 }
 
-/// A turn makes a bounded number of datagrams, and looks at a bounded number of packets, whatever is in the TUN; and all
-/// of what was in it is sent or counted as dropped.
+/// A turn makes a bounded number of datagrams, and looks at a bounded number of packets, whatever is in the TUN; and
+/// all of what was in it is sent or counted as dropped.
 template <typename Encap>
 void test_bounded_turn(const Setting& setting) {
   constexpr size_t kMostDatagrams = 512 + 1'023, kMostReads = 64;

@@ -2,9 +2,9 @@
 // core.test.ts builds and runs it. Also the end of an engine whose lanes wake each other.
 #include "../../native/walk/loop.cc"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
-#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <thread>

@@ -375,10 +375,11 @@ void test_quotes() {
     uint16_t segment;  ///< 0: no superpacket
     size_t payload, options;
   };
-  constexpr Row kRows[] = {{false, true, 1'000, 30'000, 0}, {false, true, 100, 30'000, 0}, {false, true, 0, 60, 0},
-                           {false, true, 0, 1'400, 40},     {false, false, 0, 1'400, 0},   {false, false, 0, 0, 0},
-                           {false, true, 1'000, 30'000, 40}, {true, true, 1'000, 30'000, 0}, {true, true, 100, 30'000, 0},
-                           {true, false, 0, 1'400, 0},      {false, false, 700, 30'000, 0}, {true, false, 300, 9'000, 0}};
+  constexpr Row kRows[] = {
+      {false, true, 1'000, 30'000, 0},  {false, true, 100, 30'000, 0},  {false, true, 0, 60, 0},
+      {false, true, 0, 1'400, 40},      {false, false, 0, 1'400, 0},    {false, false, 0, 0, 0},
+      {false, true, 1'000, 30'000, 40}, {true, true, 1'000, 30'000, 0}, {true, true, 100, 30'000, 0},
+      {true, false, 0, 1'400, 0},       {false, false, 700, 30'000, 0}, {true, false, 300, 9'000, 0}};
   for (const Row& row : kRows) {
     context = std::string(row.v6 ? "IPv6" : "IPv4") + (row.tcp ? " TCP, " : " UDP, ") + std::to_string(row.payload) +
               " bytes in segments of " + std::to_string(row.segment);
@@ -394,9 +395,9 @@ void test_quotes() {
     Bytes open = whole;
     const size_t ip = row.v6 ? 40 : 20 + f.ip_options.size(), field = row.tcp ? kTcpChecksum : kUdpChecksum;
     Packet shape = read(open);
-    const uint16_t pseudo = checksum_fold(
-        pseudo_header_sum(source_address(open.data(), shape), 2 * address_bytes(shape),
-                          row.tcp ? IPPROTO_TCP : IPPROTO_UDP, static_cast<uint32_t>(open.size() - ip)));
+    const uint16_t pseudo =
+        checksum_fold(pseudo_header_sum(source_address(open.data(), shape), 2 * address_bytes(shape),
+                                        row.tcp ? IPPROTO_TCP : IPPROTO_UDP, static_cast<uint32_t>(open.size() - ip)));
     store(&open[ip + field], pseudo);
     VirtioHeader virtio;
     virtio.flags = kVirtioNeedsCsum;
@@ -432,8 +433,8 @@ void test_quotes() {
   context.clear();
 }
 
-/// An odd error of the TUN is about one packet: it is counted, and the next one is carried. Only a TUN that is gone ends
-/// the path.
+/// An odd error of the TUN is about one packet: it is counted, and the next one is carried. Only a TUN that is gone
+/// ends the path.
 template <typename Encap>
 void test_tun_errors() {
   Host<Encap> host(kAllFeatures);
@@ -1247,7 +1248,8 @@ void test_time_exceeded() {
   CHECK(host.drain(stranger).empty());
   if (answers.empty()) return;
   const Bytes error = inner<Encap>(answers[0]);
-  CHECK(error.size() == 28 + build(f).size() && error[20] == kTimeExceeded.ipv4.type && load_be32(&error[16]) == f.source);
+  CHECK(error.size() == 28 + build(f).size() && error[20] == kTimeExceeded.ipv4.type &&
+        load_be32(&error[16]) == f.source);
 
   f.source = 0xc0000209;  // of no peer's subnet: a host's
   send(1);
@@ -2419,8 +2421,9 @@ Bytes answer(uint8_t type, uint32_t index) {
   return bytes;
 }
 
-/// A peer does not roam into the network, by data, by a keepalive, nor by a handshake: what is sent to it would come out
-/// of the TUN again. It does where another peer is known to be. Only over IPv6 can this program send from any address.
+/// A peer does not roam into the network, by data, by a keepalive, nor by a handshake: what is sent to it would come
+/// out of the TUN again. It does where another peer is known to be. Only over IPv6 can this program send from any
+/// address.
 void test_wireguard_stays_outside() {
   if (!is_over_ipv6) return;
   struct Row {

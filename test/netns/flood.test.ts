@@ -66,16 +66,25 @@ it.each([
   expect(await daemon.stop()).toBe(0)
 })
 
-it('the same of both families, where its datagrams are of IPv6', async () => {
+it.each([
+  { backend: { Type: 'udp', Underlay: 'ipv6' }, device: 'flannel0', args: [] },
+  { backend: { Type: 'vxlan', DataPath: 'userspace' }, device: 'flannel-v6.1', args: [] },
+  // Its rule replaces the source of what this host sends into the network.
+  { backend: { Type: 'udp', Underlay: 'ipv6' }, device: 'flannel0', args: ['--ip-masq'] },
+])('the same of both families: $backend, $args', async ({ backend, device, args }) => {
   lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
   const [host] = lab.hosts as [Host]
   const both = { EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' }
-  configure({ Type: 'udp', Underlay: 'ipv6' }, both)
-  const daemon = host.startDaemon({ args: ['--lease-dir', leases()] })
+  configure(backend, both)
+  const daemon = host.startDaemon({ args: ['--lease-dir', leases(), ...args] })
   await daemon.line(/flannel is ready/)
-  const lease = { PublicIP: '192.168.77.99', PublicIPv6: 'fd00:5::9' }
+  const vxlan = { VNI: 1, VtepMAC: '02:00:00:00:00:07' }
+  const data = backend.Type === 'vxlan' ? { BackendData: vxlan, BackendV6Data: vxlan } : {}
+  // vxlan of each family goes by that family.
+  const publicIp = backend.Type === 'vxlan' ? '10.5.0.9' : '192.168.77.99'
+  const lease = { PublicIP: publicIp, PublicIPv6: 'fd00:5::9', BackendType: backend.Type, ...data }
   writeFileSync(join(leases(), 'subnets', '10.5.0.0-24&fd00:5::-64'), JSON.stringify(lease))
-  await daemon.line(added(NEW))
+  await daemon.line(backend.Type === 'vxlan' ? /fd00:5::9.*VtepMAC/ : added(NEW))
   const circles = async (): Promise<number> => (await statusOf(host)).dataPath!.counters['tx_drop_circle'] ?? 0
   let before = 0
   for (const to of ['10.5.0.5', 'fd00:5::5']) {
@@ -85,7 +94,7 @@ it('the same of both families, where its datagrams are of IPv6', async () => {
     // With what is around it this one is too long to come out of the device a second time.
     expect((await host.run(['ping', '-n', '-c', '1', '-W', '1', '-M', 'dont', '-s', '1400', to])).code).toBe(1)
   }
-  const [{ stats64 }] = JSON.parse(await host.output(['ip', '-s', '-j', 'link', 'show', 'flannel0'])) as [
+  const [{ stats64 }] = JSON.parse(await host.output(['ip', '-s', '-j', 'link', 'show', device])) as [
     { stats64: { tx: { bytes: number } } },
   ]
   expect(stats64.tx.bytes).toBeLessThan(70_000)

@@ -297,10 +297,12 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
       if (code === 'EAGAIN') return undefined
-      // The kernel has thrown that packet away.
-      if (code !== 'EBADFD') return void drop('tx_drop_tun', Buffer.alloc(0))
-      watcher.stop() // the device was deleted
-      reportFault(error as Error)
+      if (code === 'EBADFD') {
+        watcher.stop() // the device was deleted
+        reportFault(error as Error)
+      } else {
+        drop('tx_drop_tun', Buffer.alloc(0)) // the kernel has thrown that packet away
+      }
       return undefined
     }
   }
