@@ -249,6 +249,8 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   // Whoever has a key is a node: what is not known of it is the source alone.
   const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
   const outside = provesSender ? telling('rx_drop_unknown_sender') : undefined
+  // A folder that is not shared is a network of its own, beside which nothing else is wrong.
+  const unknown = !provesSender && status?.store.name === 'directory' ? telling('rx_drop_unknown_sender') : undefined
   return [
     ...TELLING.flatMap((name) => {
       const detail = telling(name)
@@ -256,6 +258,7 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
       return [{ name: 'packets-dropped', detail: `${detail}${name === 'rx_drop_socket_full' ? advice : ''}` } as const]
     }),
     ...(outside === undefined ? [] : [{ name: 'source-outside', detail: outside } as const]),
+    ...(unknown === undefined ? [] : [{ name: 'unknown-senders', detail: unknown } as const]),
   ]
 }
 

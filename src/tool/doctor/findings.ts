@@ -315,6 +315,12 @@ export const FINDINGS = {
       "subnet.env is missing, or does not have weftd's subnet or MTU: containers start with the wrong ones, or not at all",
     fix: 'check that weftd can write the file; it does so within seconds',
   },
+  'unknown-senders': {
+    ...{ check: 'drops', level: 'warning' },
+    means:
+      'in the last minute packets of hosts without a lease in the lease directory of this node were dropped: those hosts may be nodes that use another directory',
+    fix: 'see that all nodes mount the lease directory from the same server, such as NFS (`weft lease ls` on each must show the same); the log of weftd names the senders',
+  },
   'source-outside': {
     ...{ check: 'drops', level: 'warning' },
     means:

@@ -151,13 +151,14 @@ function silentFix(status: Status, side: SeenSide): string {
     : ''
   const port = /:(\d+)$/.exec(side.endpoint ?? '')?.[1] ?? portOf(config?.backendType ?? '', config?.backend ?? {})
   const outside = kind?.outside
+  const isUdp = outside !== undefined && 'port' in outside
   const way = !outside
     ? `let packets of ${config?.network ?? 'the network'} through${hosts}`
-    : outside.protocol === 'udp'
+    : isUdp
       ? `let UDP port ${port} through${hosts}, both ways`
       : `let IP protocol 4 (IPIP) through${hosts}, both ways`
   // The lanes of weftd send from ports of their own.
-  const from = outside?.protocol === 'udp' && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
+  const from = isUdp && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
   const nat = kind?.provesSender ? '; if one of them is behind NAT, set `PersistentKeepaliveInterval`' : ''
   return `run \`weft doctor\` on that host, where weftd must run; ${way}${from}, in the firewalls of both and of the network${nat}`
 }

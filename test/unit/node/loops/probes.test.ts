@@ -212,3 +212,39 @@ it.each([
     lines === 1,
   ])
 })
+
+it.each<[string, () => void]>([
+  ['its lease is written again', () => store.put('10.5.0.64-26', value('192.0.2.2'))],
+  [
+    'it is heard',
+    () => {
+      const none = { txPackets: 1, txBytes: 1, rxPackets: 1, rxBytes: 1 }
+      dataPaths.at(-1)!.traffic = { ...none, heardAt: performance.now() }
+    },
+  ],
+  ['this host has its address back', () => void (dataPaths.at(-1)!.gone = {})],
+])('asks a peer that was silent for long at once when %s', async (sign, show) => {
+  opened.length = 0
+  silent = ['10.5.0.64']
+  store.put('10.5.0.64-26', value('192.0.2.2'))
+  start({ openEcho })
+  await ready()
+  const asked = (): number => opened.at(-1)?.asked.filter((address) => address === '10.5.0.64').length ?? 0
+  await inTurns(() => asked() >= 13)
+  if (sign.startsWith('this host')) dataPaths.at(-1)!.gone = { ipv4: 'eth0 has lost its address' }
+  let turns = 0
+  // It was asked just now, and is not for a while.
+  await inTurns(() => ++turns > 20)
+  const before = asked()
+  expect(before).toBeLessThanOrEqual(14)
+  silent = []
+  show()
+  turns = 0
+  await inTurns(() => asked() > before || ++turns > 20)
+  expect(asked()).toBeGreaterThan(before)
+  let now: Awaited<ReturnType<typeof nodeStatus>> | undefined
+  await inTurns(() => {
+    void nodeStatus().then((newest) => (now = newest))
+    return now?.peers?.answering === 1
+  })
+})

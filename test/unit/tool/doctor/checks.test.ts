@@ -301,6 +301,15 @@ describe('the doctor', () => {
     ['neighbours-full', { neighbours: [{ family: 'ipv4', entries: 1000, thresholds: [128, 512, 1024] }] }],
     ['neighbours-many', { neighbours: [{ family: 'ipv6', entries: 600, thresholds: [128, 512, 1024] }] }],
     [
+      'unknown-senders',
+      {
+        status: {
+          ...losing({ rx_drop_unknown_sender: 40 }).status!,
+          store: { ...status.store, name: 'directory' },
+        },
+      },
+    ],
+    [
       'source-outside',
       {
         ...losing({ rx_drop_unknown_sender: 40 }),
