@@ -188,11 +188,11 @@ describe('with what the unit grants, --ip-masq', () => {
 describe('a weftd that cannot forward', () => {
   const NO_CAPABILITY = ['setpriv', '--bounding-set', '-net_admin', '--inh-caps', '-all', '--no-new-privs']
   const NO_TUN = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/net && exec "$@"', 'sh']
-  it.each([
+  it.each<readonly [string, string, string[], RegExp]>([
     [
       'root without CAP_NET_ADMIN',
-      NO_CAPABILITY,
       'udp',
+      NO_CAPABILITY,
       /CAP_NET_ADMIN; give it to the container: .*--cap-add NET_ADMIN/,
     ],
     ['root without CAP_NET_ADMIN', 'host-gw', NO_CAPABILITY, /CAP_NET_ADMIN; give it to the container/],
