@@ -32,9 +32,11 @@ import {
   type Lab,
   type Subnet,
 } from './lab.ts'
+import { causesIn } from './causes.ts'
 import { FAMILIES, FAMILY_NAMES, type Family } from '../src/net/address.ts'
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
+import { withSystemFolders } from '../src/host/command.ts'
 
 const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encrypted | --underlay ipv4|ipv6]
                            [--hosts N] [--engine native|dgram|naive]
@@ -156,7 +158,9 @@ function timesText(pings: readonly Pings[], from: number, to: number): string {
   if (from === to) return '-'
   const times = pings.map((by) => by[from]?.[to])
   if (times.length === 1) return milliseconds(times[0])
-  return `${times.map((time) => time?.toFixed(2) ?? 'NO ANSWER').join(', ')} ms`
+  if (times.every((time) => time === undefined)) return milliseconds(undefined)
+  if (times.includes(undefined)) return times.map(milliseconds).join(', ')
+  return `${times.map((time) => time?.toFixed(2)).join(', ')} ms`
 }
 
 /** Nothing is found on the cable of what is found in every packet inside. */
@@ -165,7 +169,7 @@ const isSecret = ({ inside, cable }: Heard): boolean =>
 
 const isComplete = (pings: Pings): boolean =>
   pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
-const milliseconds = (time: number | undefined): string => (time === undefined ? 'NO ANSWER' : `${time.toFixed(2)} ms`)
+const milliseconds = (time: number | undefined): string => (time === undefined ? 'no answer' : `${time.toFixed(2)} ms`)
 
 /** Starts a second daemon on each host, for a network of both families, with a container behind it. */
 async function startBoth(lab: Lab, type: string): Promise<DualMember[]> {
@@ -439,9 +443,12 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
         say(`  TCP between containers, through weft   ${bold(inside.map(gigabits).join(', '))}${by}`)
         say(`  TCP between the hosts, without it      ${gigabits(beside)}   ${dim(`(${parts} of it; medians of 3)`)}`)
       } else {
-        say(red('  Some containers do not reach each other. The ends of the logs:'))
-        for (const { host, daemon } of [...members, ...dual])
-          say(['', `  ${host.name}`, ...lastLines(daemon)].join('\n    '))
+        const all = [...members, ...dual]
+        const causes = causesIn(all.map(({ daemon }) => daemon.lines))
+        say(red(`  Some containers do not reach each other${causes.length > 0 ? ':' : '. The ends of the logs:'}`))
+        for (const cause of causes) say(`    ${cause}`)
+        if (causes.length === 0)
+          for (const { host, daemon } of all) say(['', `  ${host.name}`, ...lastLines(daemon)].join('\n    '))
       }
       if (stay && complete) {
         say(`\n  Look around, from another terminal:`)
@@ -483,6 +490,7 @@ function readOptions() {
   }
 }
 
+process.env['PATH'] = withSystemFolders(process.env['PATH'])
 const values = readOptions()
 const hosts = Number(values.hosts)
 const broken = FAULT_NAMES.find((name) => name === values.broken)

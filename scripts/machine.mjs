@@ -4,7 +4,7 @@
 // Plain Node without a dependency, because setup.mjs is what installs them.
 
 import { spawnSync } from 'node:child_process'
-import { accessSync, constants, existsSync, readdirSync } from 'node:fs'
+import { closeSync, existsSync, openSync, readdirSync, readFileSync } from 'node:fs'
 import { basename, join } from 'node:path'
 
 /** What a developer needs every day. */
@@ -188,14 +188,64 @@ function fuzzerPackage() {
 /** What to do so that tests can make hosts; undefined if they can. */
 export function whyNoHosts() {
   if (process.getuid?.() !== 0) return 'run it as root'
-  if (spawnSync('unshare', ['--net', '--mount', 'true']).status !== 0)
-    return 'run it where root may make namespaces (a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)'
+  return whyNoDemo()
+}
+
+/** The bits of the capabilities that root needs to make hosts (linux/capability.h). */
+const NEEDED = { CAP_NET_ADMIN: 12n, CAP_SYS_ADMIN: 21n }
+const IN_CONTAINER = 'in a container, run that one with `docker run --privileged`, or run this on the host'
+
+/** A user's way to namespaces, as lab/unprivileged.ts goes it. */
+export const AS_ROOT_OF_OWN = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--']
+
+/**
+ * Why the demo cannot make its hosts here, with what to do about it; undefined if it can. Root needs two capabilities, any other user a
+ * kernel that gives users namespaces.
+ * @param {{ isRoot?: boolean, status?: string, openTun?: () => void, unshare?: (command: string[]) => string | undefined }} [machine]
+ */
+export function whyNoDemo({
+  isRoot = process.getuid?.() === 0,
+  status = readStatus(),
+  openTun = () => closeSync(openSync('/dev/net/tun', 'r+')),
+  unshare = tryToRun,
+} = {}) {
+  const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
+  const has = BigInt(`0x${effective ?? 'ffffffffff'}`)
+  const lacking = Object.entries(NEEDED).flatMap(([name, bit]) => ((has >> bit) & 1n ? [] : [name]))
+  if (isRoot && lacking.length > 0)
+    return `network namespaces and devices cannot be made: ${lacking.join(' and ')} ${lacking.length > 1 ? 'are' : 'is'} missing; ${IN_CONTAINER}`
   try {
-    accessSync('/dev/net/tun', constants.R_OK | constants.W_OK)
-    return undefined
-  } catch {
-    return 'modprobe tun, or give the container the device (--device /dev/net/tun)'
+    openTun()
+  } catch (error) {
+    const { code } = /** @type {NodeJS.ErrnoException} */ (error)
+    // The kernel lets every user open it; the node's mode may not. A TUN made in a namespace of one's own harms nobody.
+    if (!isRoot && code === 'EACCES')
+      return 'this user may not open /dev/net/tun; run it as root, or allow it, as root: chmod 0666 /dev/net/tun'
+    return `/dev/net/tun cannot be opened (${code}); as root \`modprobe tun\`; a container needs --device /dev/net/tun, or --privileged`
   }
+  const refused = unshare(isRoot ? ['unshare', '--net', '--mount', 'true'] : [...AS_ROOT_OF_OWN, 'true'])
+  if (refused === undefined) return undefined
+  return isRoot
+    ? `network namespaces cannot be made (${refused}); ${IN_CONTAINER}`
+    : `the kernel lets this user make no namespaces (${refused}); run it as root, or allow it, as root: sysctl kernel.unprivileged_userns_clone=1 (Debian), sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)`
+}
+
+function readStatus() {
+  try {
+    return readFileSync('/proc/self/status', 'utf8')
+  } catch {
+    return ''
+  }
+}
+
+/** What the command says when it fails; undefined when it does not.
+ * @param {string[]} command
+ * @returns {string | undefined} */
+function tryToRun([file, ...args]) {
+  const { status, stderr, error } = spawnSync(file, args, { encoding: 'utf8' })
+  // A program that is not there is installed later, or named then.
+  if (error && 'code' in error && error.code === 'ENOENT') return undefined
+  return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }
 
 /** The command's path; the sbin folders count too, which an ordinary user's PATH lacks on Debian.

@@ -10,6 +10,7 @@ import { constants } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { forecast } from './forecast.mjs'
+import { whyNoDemo } from './machine.mjs'
 import { TASKS } from './tasks.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
@@ -34,7 +35,7 @@ for (const word of named)
 const env = {
   ...process.env,
   ...task.env,
-  PATH: `${join(root, 'node_modules/.bin')}:${process.env.PATH ?? ''}`,
+  PATH: `${join(root, 'node_modules/.bin')}:${process.env.PATH ?? ''}:/usr/sbin:/sbin`,
   npm_lifecycle_event: process.env.npm_lifecycle_event ?? name,
 }
 const node = (...args) => [process.execPath, ...args]
@@ -62,6 +63,9 @@ if (name === 'test' || name === 'test:whole') {
   if (words.length > 0) delete env.WEFT_SELECTION
   else process.stdout.write(`${forecast(root, name === 'test:whole')}\n`)
 }
+// What cannot run is said before anything is installed and built for it.
+const hindrance = task.makesHosts && !words.includes('--help') ? whyNoDemo() : undefined
+if (hindrance !== undefined) fail(hindrance)
 await run(node('scripts/setup.mjs', ...task.setup))
 for (const [variable, path] of Object.entries(task.made ?? {})) {
   if (env[variable]) continue

@@ -13,6 +13,7 @@ const LONG = { ...ASKED, WEFT_LONG: '1' }
  * @typedef {object} Task
  * @property {readonly string[]} setup For which kinds of machine.mjs; what `test` alone needs may be missing, all else not.
  * @property {readonly (readonly string[])[]} commands One after another, to the first that fails.
+ * @property {boolean} [makesHosts] Whether it is of no use where no hosts can be made: that is said before anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
  * @property {Readonly<Record<string, string>>} [made] Variables whose value a script prints that makes what it names; not where they are set.
  */
@@ -21,7 +22,7 @@ const LONG = { ...ASKED, WEFT_LONG: '1' }
 export const TASKS = {
   build: { setup: ['build'], commands: [['tsc', '-p', 'tsconfig.json'], script('scripts/build-page.mjs')] },
   'build:native': { setup: ['build'], commands: [['node-gyp', 'build']] },
-  demo: { setup: ['demo'], commands: [script('dist/lab/demo.js')] },
+  demo: { setup: ['demo'], makesHosts: true, commands: [script('dist/lab/demo.js')] },
   bench: { setup: ['bench'], commands: [script('dist/bench/main.js')] },
   'bench:compare': { setup: ['bench'], commands: [script('dist/bench/main.js', 'compare')] },
   'lint:ts': {

@@ -4,8 +4,29 @@ import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../base/errors.ts'
 import { withoutUser } from '../base/secret.ts'
 
-/** Debian packages of the programs we run, for the remedy. */
-const PACKAGES: Readonly<Record<string, string>> = { ip: 'iproute2', nft: 'nftables', wg: 'wireguard-tools' }
+/** The Debian packages of programs that are not named as their package, for the remedy. */
+const PACKAGES: Readonly<Record<string, string>> = {
+  ...{ ip: 'iproute2', bridge: 'iproute2', tc: 'iproute2', ss: 'iproute2', nstat: 'iproute2' },
+  ...{ nft: 'nftables', wg: 'wireguard-tools', sysctl: 'procps', modprobe: 'kmod', ping: 'iputils-ping' },
+  ...{ setpriv: 'util-linux', unshare: 'util-linux', nsenter: 'util-linux' },
+  ...{ systemctl: 'systemd', journalctl: 'systemd', etcdctl: 'etcd-client' },
+}
+export const packageOf = (program: string): string =>
+  PACKAGES[program] ?? (/^(?:ip6?|x)tables/.test(program) ? 'iptables' : program)
+
+/** The folders of programs for administrators: Debian's PATH of an ordinary user, and of `su` without `-`, lacks them. */
+const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin']
+/** A search path, with the folders of programs for administrators at its end. */
+export function withSystemFolders(path: string | undefined): string {
+  const folders = path === undefined || path === '' ? ['/usr/local/bin', '/usr/bin', '/bin'] : path.split(':')
+  return [...folders, ...SYSTEM_FOLDERS.filter((folder) => !folders.includes(folder))].join(':')
+}
+/** The environment of programs that weftd and weft run. */
+export const childEnvironment = (more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEnv => ({
+  ...process.env,
+  PATH: withSystemFolders(process.env['PATH']),
+  ...more,
+})
 const TIMEOUT_MS = 10_000
 
 export type Run = (file: string, args: readonly string[], options?: RunOptions) => Promise<string>
@@ -25,7 +46,7 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
     const how = {
       timeout: patient ? 0 : TIMEOUT_MS,
       maxBuffer: 64 << 20,
-      env: { ...process.env, LC_ALL: 'C', ...env },
+      env: childEnvironment({ LC_ALL: 'C', ...env }),
       ...(signal ? { signal } : {}),
     }
     try {
@@ -47,7 +68,7 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
 function commandError(file: string, args: readonly string[], error: ExecFileException, stderr: string): WeftError {
   if (error.code === 'ENOENT') {
     return new WeftError('COMMAND', `${file} is not installed`, {
-      remedy: `install the package ${PACKAGES[file] ?? file.replace(/^ip6?tables.*/, 'iptables')}`,
+      remedy: `install the package ${packageOf(file)}`,
       cause: error,
     })
   }

@@ -7,6 +7,7 @@ import { messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import type { Family } from '../net/address.ts'
 import { pause } from './bell.ts'
+import { childEnvironment } from './command.ts'
 
 /**
  * A child that ends is started again after the first, doubling to the last, at which all is looked at: so often also where there is
@@ -138,7 +139,7 @@ async function runMonitor(
   const [file = '', ...args] = [...withUs, ...command]
   let stop = (): void => {}
   try {
-    const monitor = spawn(file, args, { stdio: ['ignore', 'pipe', 'pipe'] })
+    const monitor = spawn(file, args, { stdio: ['ignore', 'pipe', 'pipe'], env: childEnvironment() })
     const closed = once(monitor, 'close')
     stop = () => void monitor.kill()
     signal.addEventListener('abort', stop)

@@ -88,6 +88,7 @@ export const sound: Facts = {
     now: soundNow,
     isRoot: true,
     tunProblem: undefined,
+    lacksNetAdmin: false,
     isForwarding: true,
     isForwardingIpv6: undefined,
     defaultRoutes: { ipv4: true },

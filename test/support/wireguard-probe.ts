@@ -216,7 +216,6 @@ async function begin({
     keptTick: -1,
     keepTick: () => {},
     roamed: (_peer, to) => void roamed.push(`${formatIpv4(to.address as number)}:${to.port}`),
-    gaveUp: () => {},
     overlooked: () => {},
   })
   const listen = (to: Socket): void =>

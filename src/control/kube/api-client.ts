@@ -36,6 +36,8 @@ export interface Ask {
   /** Sent as JSON. */
   readonly body?: unknown
   readonly contentType?: string
+  /** True for a request that fails rather than wait for a server that asked for a pause. */
+  readonly isDispensable?: true
 }
 
 export interface KubeClient {
@@ -60,11 +62,25 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
     http: new HttpAgent({ keepAlive: true }),
     https: new HttpsAgent({ keepAlive: true }),
   }
-  /** The server asked for nothing to be sent before this time, by performance.now(). */
-  let notBefore = 0
+  /**
+   * The times, by performance.now(), before which the server wants no such request again. It throttles kinds of requests apart (API
+   * Priority and Fairness), so an Event that it has no time for holds up no lease.
+   */
+  const notBefore = new Map<string, number>()
+  const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
+
+  /** Waits until the server wants a request again: this is no part of the time that its answer may take. */
+  async function waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
+    const now = performance.now()
+    for (const [kind, time] of notBefore) if (time <= now) notBefore.delete(kind)
+    const until = notBefore.get(kindOf(ask))
+    if (until === undefined) return
+    if (ask.isDispensable)
+      throw new WeftError('STORE_UNAVAILABLE', `${ask.method} ${ask.path}: the server asked for a pause`)
+    await pause(signal, until - now)
+  }
 
   async function open(ask: Ask, accept: string, signal: AbortSignal): Promise<IncomingMessage> {
-    await pause(signal, notBefore - performance.now())
     const { server, authorization, ca, cert, key, serverName, isInsecure } = await access()
     const url = new URL(`${server}${ask.path}`)
     for (const [name, value] of Object.entries(ask.query ?? {})) url.searchParams.set(name, value)
@@ -119,13 +135,14 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
     const { statusCode = 0, statusMessage = '', headers } = response
     if (good(statusCode)) return
     const seconds = Number(headers['retry-after'])
-    if (seconds > 0) notBefore = performance.now() + Math.min(seconds, LONGEST_RETRY_AFTER_S) * 1000
+    if (seconds > 0) notBefore.set(kindOf(ask), performance.now() + Math.min(seconds, LONGEST_RETRY_AFTER_S) * 1000)
     const text = await textOf(response).catch(() => '')
     throw statusError(statusCode, `${ask.method} ${ask.path}: ${statusCode} ${statusMessage}`, text)
   }
 
   return {
     async ask<T>(ask: Ask, signal: AbortSignal) {
+      await waitFor(ask, signal)
       return within(ANSWER_MS, signal, `${ask.method} ${ask.path}`, async (limit) => {
         const response = await open(ask, 'application/json', limit)
         await check(
@@ -145,9 +162,11 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
       signal.addEventListener('abort', onAbort)
       const late = (): void =>
         ended.abort(new WeftError('STORE_UNAVAILABLE', `the watch of ${path} was silent for too long`))
-      let timer = setTimeout(late, ANSWER_MS)
+      let timer: NodeJS.Timeout | undefined
       try {
         signal.throwIfAborted()
+        await waitFor(ask, ended.signal)
+        timer = setTimeout(late, ANSWER_MS)
         const response = await open(ask, METADATA_ONLY, ended.signal)
         await check(response, ask, (status) => status === 200)
         clearTimeout(timer)

@@ -97,7 +97,8 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       ...{ firstTimestamp: time, lastTimestamp: time, source: { component: 'weftd', host: name } },
     }
     try {
-      await client.ask({ method: 'POST', path: '/api/v1/namespaces/default/events', body }, signal)
+      const ask = { method: 'POST', path: '/api/v1/namespaces/default/events', body, isDispensable: true } as const
+      await client.ask(ask, signal)
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error)) throw error

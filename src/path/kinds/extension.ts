@@ -17,6 +17,8 @@ import { inTurn } from '../in-turn.ts'
 import { createPeerFilter } from '../ways/peer-filter.ts'
 
 const TYPE = 'extension'
+/** A command that takes longer is named. */
+const SAY_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
 /** The variables that tell of a peer, by each family that it has. */
@@ -46,18 +48,33 @@ export function createExtensionBackend({
   /** The command as flanneld logs it: whole, but without users of URLs. */
   const shown = (name: Command): string => withoutUser(commands[name].reveal())
 
-  /** Runs one, if there is one; returns what it printed. */
-  async function call(name: Command, variables: Variables, input = ''): Promise<string> {
+  /**
+   * Runs one, if there is one; returns what it printed. It may take as long as it needs, as flanneld's do: that it still runs is said after
+   * ten seconds, and again after twice as long each time.
+   */
+  async function call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
     const [file, ...args] = wordsOf(commands[name].reveal(), variables)
     if (file === undefined) return ''
-    const output = await run(file, args, { input, env: variables })
+    const began = performance.now()
+    let waiting: NodeJS.Timeout | undefined
+    const sayLater = (ms: number): void => {
+      waiting = setTimeout(() => {
+        log.warn(`Backend.${name} still runs after ${Math.round((performance.now() - began) / 1000)} s: ${shown(name)}`)
+        sayLater(2 * ms)
+      }, ms).unref()
+    }
+    sayLater(SAY_MS)
+    const output = await run(file, args, { input, env: variables, signal, patient: true }).finally(() =>
+      clearTimeout(waiting),
+    )
     log.info(`Ran command: ${shown(name)}\n Output: ${withoutUser(output.trim())}`)
     return output.trim()
   }
-  async function must(name: Command, variables: Variables): Promise<string> {
+  async function must(name: Command, variables: Variables, signal: AbortSignal): Promise<string> {
     try {
-      return await call(name, variables)
+      return await call(name, variables, signal)
     } catch (error) {
+      signal.throwIfAborted()
       throw new WeftError('CONFIG', `failed to run command ${shown(name)}: ${messageOf(error)}`, {
         remedy: `correct Backend.${name} of the network configuration; the command is run without a shell`,
         cause: error,
@@ -68,25 +85,26 @@ export function createExtensionBackend({
   return {
     name: TYPE,
     // Its commands may have made any device and any route: nothing here is known to be a leftover.
-    async prepare(): Promise<LeaseAttrs> {
+    async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {})
+      const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {}, signal)
       return {
         publicIp: external.address,
         backendType: TYPE,
         ...(output === undefined ? {} : { backendData: output }),
       }
     },
-    async open(own): Promise<DataPath> {
+    async open(own, signal): Promise<DataPath> {
       // As Go prints what there is none of.
       const { ipv4, ipv6 } = own.attrs.publicIp
-      await must('PostStartupCommand', {
+      const start = {
         NETWORK: config.ipv4 ? formatNet(config.ipv4.network) : '0.0.0.0/0',
         SUBNET: own.subnet.ipv4 ? formatNet(own.subnet.ipv4) : '0.0.0.0/0',
         IPV6SUBNET: config.ipv6 && own.subnet.ipv6 ? formatNet(own.subnet.ipv6) : '::/0',
         PUBLIC_IP: ipv4 === undefined ? '<nil>' : formatAddress(ipv4),
         PUBLIC_IPV6: config.ipv6 && ipv6 !== undefined ? formatAddress(ipv6) : '<nil>',
-      })
+      }
+      await must('PostStartupCommand', start, signal)
       const families = familiesOf(config)
       const filters = families.flatMap((family) => {
         const network = config[family]?.network
@@ -102,8 +120,11 @@ export function createExtensionBackend({
       const watch = watchExternal(run, external)
       let known: ReadonlyMap<string, Lease> = new Map()
       let failures = 0
+      /** Ends the command that runs when the data path is closed. */
+      const closing = new AbortController()
 
       async function tell(name: Command, peer: Lease): Promise<void> {
+        if (closing.signal.aborted) return
         const variables: Record<string, string> = {}
         for (const family of families.filter((each) => hasFamily(peer, each))) {
           const { subnet, host } = sideOf(peer, family)
@@ -114,14 +135,15 @@ export function createExtensionBackend({
         const { backendData } = peer.attrs
         const data = typeof backendData === 'string' ? backendData : ''
         try {
-          await call(name, variables, `${data}\n`)
+          await call(name, variables, closing.signal, `${data}\n`)
         } catch (error) {
+          if (closing.signal.aborted) return
           failures++
           log.error(`failed to run command ${shown(name)} for ${netText(peer.subnet)}: ${messageOf(error)}`)
         }
       }
 
-      return inTurn({
+      const path = inTurn({
         mtu: external.mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
@@ -166,6 +188,11 @@ export function createExtensionBackend({
         threads: () => ({}),
         close: async () => {},
       })
+      const close = (): Promise<void> => {
+        closing.abort(new Error('the data path is closed'))
+        return path.close()
+      }
+      return { ...path, close }
     },
   }
 }

@@ -93,6 +93,10 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         ...{ gateway: formatIpv4(peer.attrs.publicIp.ipv4), device: NAME },
         onlink: true,
       })
+      const route = (): Promise<void> => {
+        const tunnelled = applied.map((peer) => [formatIpv4Net(peer.subnet.ipv4), hopOf(peer)] as const)
+        return routes.apply(new Map([...tunnelled, ...(direct?.hops() ?? [])]))
+      }
       return inTurn({
         mtu,
         fault: watch.moved,
@@ -107,8 +111,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         async apply(leases, ownKey) {
           applied = filter.usable(leases, ownKey)
           await direct?.look(filter.peers())
-          const tunnelled = applied.map((peer) => [formatIpv4Net(peer.subnet.ipv4), hopOf(peer)] as const)
-          await routes.apply(new Map([...tunnelled, ...(direct?.hops() ?? [])]))
+          await route()
         },
         async resync() {
           if (await watch.hasMoved()) return []
@@ -116,6 +119,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
           const wrong = remade.length > 0 ? remade : await state.wrong()
           if (wrong.length > 0) await state.configure()
           const routed = await routes.resync()
+          if (((await direct?.lookAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
           // A device that goes takes its routes with it: one line says so.
           return wrong.length > 0 ? wrong : routed
         },

@@ -86,6 +86,49 @@ async function openFamily(
   let wanted: VxlanEntries | undefined
   const entries = (): VxlanEntries => (wanted ??= entriesOfPeers(tunnelled.values()))
   tell(entries)
+
+  /** Has the peers of `changed`, or all if it is left out, where `direct` says: in the tunnel, or routed. */
+  const place = async (
+    peers: ReadonlyMap<string, Lease>,
+    changed: ReadonlyMap<string, Lease | undefined> | undefined,
+  ): Promise<void> => {
+    const before = tunnelled
+    const [nextHops, next] = [new Map(changed && hops), new Map(changed && tunnelled)]
+    /** The subnets that may differ. */
+    const subnets = new Set<string>()
+    for (const [key, was] of changed ?? [])
+      for (const peer of [was, peers.get(key)]) if (peer) subnets.add(subnetOf(peer))
+    for (const each of subnets) {
+      nextHops.delete(each)
+      next.delete(each)
+    }
+    for (const key of (changed ?? peers).keys()) {
+      const peer = peers.get(key)
+      if (!peer) continue
+      const destination = subnetOf(peer)
+      const hop = direct?.hops().get(destination)
+      const address = formatAddress(sideOf(peer, family).subnet.address)
+      if (!hop) next.set(destination, { address, host: hostOf(peer), mac: vtepMacOf(peer.attrs, family) ?? '' })
+      nextHops.set(destination, hop ?? { gateway: address, device: name, onlink: true })
+    }
+    ;[hops, tunnelled, wanted] = [nextHops, next, undefined]
+    if (!changed) {
+      await opened.add([...next.values()])
+      await routes.apply(hops)
+      return opened.keepOnly([...next.values()])
+    }
+    const among = (all: ReadonlyMap<string, VxlanPeer>): VxlanPeer[] =>
+      [...subnets].flatMap((each) => all.get(each) ?? [])
+    if (!(await opened.put(among(next)))) await opened.add([...next.values()])
+    await routes.apply(hops, subnets)
+    const old = entriesOfPeers(among(before))
+    const had = await opened.remove({
+      addresses: new Map([...old.addresses].filter(([of]) => !entries().addresses.has(of))),
+      macs: new Map([...old.macs].filter(([of]) => !entries().macs.has(of))),
+    })
+    if (!had) await opened.keepOnly([...next.values()])
+  }
+
   return inTurn({
     mtu,
     watched: entriesOf(name),
@@ -94,45 +137,13 @@ async function openFamily(
       const changed = filter.take(leases, ownKey, touched)
       const peers = filter.peers()
       await direct?.look(peers, changed)
-      const before = tunnelled
-      const [nextHops, next] = [new Map(changed && hops), new Map(changed && tunnelled)]
-      /** The subnets that may differ. */
-      const subnets = new Set<string>()
-      for (const [key, was] of changed ?? [])
-        for (const peer of [was, peers.get(key)]) if (peer) subnets.add(subnetOf(peer))
-      for (const each of subnets) {
-        nextHops.delete(each)
-        next.delete(each)
-      }
-      for (const key of (changed ?? peers).keys()) {
-        const peer = peers.get(key)
-        if (!peer) continue
-        const destination = subnetOf(peer)
-        const hop = direct?.hops().get(destination)
-        const address = formatAddress(sideOf(peer, family).subnet.address)
-        if (!hop) next.set(destination, { address, host: hostOf(peer), mac: vtepMacOf(peer.attrs, family) ?? '' })
-        nextHops.set(destination, hop ?? { gateway: address, device: name, onlink: true })
-      }
-      ;[hops, tunnelled, wanted] = [nextHops, next, undefined]
-      if (!changed) {
-        await opened.add([...next.values()])
-        await routes.apply(hops)
-        return opened.keepOnly([...next.values()])
-      }
-      const among = (all: ReadonlyMap<string, VxlanPeer>): VxlanPeer[] =>
-        [...subnets].flatMap((each) => all.get(each) ?? [])
-      if (!(await opened.put(among(next)))) await opened.add([...next.values()])
-      await routes.apply(hops, subnets)
-      const old = entriesOfPeers(among(before))
-      const had = await opened.remove({
-        addresses: new Map([...old.addresses].filter(([of]) => !entries().addresses.has(of))),
-        macs: new Map([...old.macs].filter(([of]) => !entries().macs.has(of))),
-      })
-      if (!had) await opened.keepOnly([...next.values()])
+      await place(peers, changed)
     },
     async resync() {
       const mended = await opened.resync([...tunnelled.values()])
       const routed = await routes.resync()
+      const moved = await direct?.lookAgain(filter.peers(), routes)
+      if (moved && moved.size > 0) await place(filter.peers(), moved)
       // A device that goes takes its routes with it: one line says so.
       return mended.length > 0 ? mended : routed
     },

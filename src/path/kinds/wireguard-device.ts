@@ -13,7 +13,7 @@ import type { PeerSession } from '../backend.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
-import type { Run } from '../../host/command.ts'
+import { childEnvironment, type Run } from '../../host/command.ts'
 import { addDevice, findLink } from '../../host/links.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { KINDS, REJECT_AFTER_MS, WIREGUARD_KEY } from '../kinds.ts'
@@ -127,7 +127,7 @@ function isAlive(pid: number): boolean {
 /** Ends with us also when we are killed, as the device of a process must; otherwise it would hold the port. */
 function startWireguardGo(name: string): Child {
   const args = ['--pdeathsig', 'KILL', 'wireguard-go', '--foreground', name]
-  const env = { ...process.env, LOG_LEVEL: 'verbose' } // else it does not say when it is there
+  const env = childEnvironment({ LOG_LEVEL: 'verbose' }) // else it does not say when it is there
   return spawn('setpriv', args, { stdio: ['ignore', 'pipe', 'pipe'], env })
 }
 

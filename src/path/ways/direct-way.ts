@@ -1,11 +1,12 @@
 // direct-way.ts - direct routing: to peers that are reached without a router packets are routed as host-gw does, past any tunnel.
 
+import { isDeepStrictEqual } from 'node:util'
 import type { Run } from '../../host/command.ts'
 import { routesFor } from '../../host/links.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Log } from '../../base/log.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
-import { createRouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
+import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
 import type { Way } from './ways.ts'
 
 export interface DirectHops {
@@ -14,6 +15,11 @@ export interface DirectHops {
   /** The next hops to peers that need no tunnel, by subnet. */
   hops(): NextHops
   has(peer: Lease): boolean
+  /**
+   * Looks again at the peers whose direct route the kernel refused, as `routes` says, until it takes one again: after a change of address or
+   * interface their hosts may be beyond a router. Returns the peers whose next hop differs now, by key: they must be routed anew.
+   */
+  lookAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }
 
 /** For peers of one family. */
@@ -21,6 +27,8 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
   const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
   let hops: NextHops = new Map()
+  /** The peers whose direct route was refused, by key. */
+  const refused = new Set<string>()
   async function hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
     const routes = await routesFor(run, family, peers.map(hostOf))
     return peers.flatMap((peer) => {
@@ -29,7 +37,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
       return [[subnetOf(peer), { gateway: hostOf(peer), device: route.device }] as const]
     })
   }
-  return {
+  const direct: DirectHops = {
     async look(peers, changed) {
       if (!changed) {
         hops = new Map(await hopsTo([...peers.values()]))
@@ -45,7 +53,26 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
     },
     hops: () => hops,
     has: (peer) => hops.has(subnetOf(peer)),
+    async lookAgain(peers, routes) {
+      for (const [key, peer] of peers) {
+        if (!direct.has(peer)) continue
+        if (routes.isSet(subnetOf(peer))) refused.delete(key)
+        else refused.add(key)
+      }
+      const doubtful = new Map<string, Lease>()
+      for (const key of refused) {
+        const peer = peers.get(key)
+        if (peer) doubtful.set(key, peer)
+        else refused.delete(key)
+      }
+      if (doubtful.size === 0) return doubtful
+      const before = hops
+      await direct.look(peers, doubtful)
+      const isOther = (peer: Lease): boolean => !isDeepStrictEqual(before.get(subnetOf(peer)), hops.get(subnetOf(peer)))
+      return new Map([...doubtful].filter(([, peer]) => isOther(peer)))
+    },
   }
+  return direct
 }
 
 export interface DirectWayOptions {

@@ -79,11 +79,13 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
 }
 
 /** The TUN is needed only by a backend that weftd itself carries; which one it is is not known before the configuration. */
-function checkTun({ status, tunProblem }: Facts): Finding[] | undefined {
+function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | undefined {
   if (status?.dataPath?.engine === 'kernel' || status?.dataPath?.engine === 'none') return []
-  if (tunProblem === undefined) return []
+  const lacking: Finding[] =
+    lacksNetAdmin && status?.dataPath?.open !== true ? [{ name: 'capability-missing', detail: '' }] : []
+  if (tunProblem === undefined) return lacking
   const isForbidden = tunProblem === 'EPERM' || tunProblem === 'EACCES'
-  return [{ name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
+  return [...lacking, { name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }
 
 /** What befalls a family that the network has, whichever peer is asked. */
@@ -282,7 +284,15 @@ const BY_STATUS = [
   checkDrops,
 ]
 const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {
-  ...{ silence: undefined, isRoot: true, tunProblem: undefined, isForwarding: true, links: [], routes: [] },
+  ...{
+    silence: undefined,
+    isRoot: true,
+    tunProblem: undefined,
+    lacksNetAdmin: false,
+    isForwarding: true,
+    links: [],
+    routes: [],
+  },
   ...{ isForwardingIpv6: undefined, defaultRoutes: {} },
   ...{ iptables: undefined, ip6tables: undefined, nft: undefined, subnetEnv: undefined, storeAheadMs: undefined },
   ...{ answers: new Map(), unasked: undefined, reaches: new Map(), store: undefined },

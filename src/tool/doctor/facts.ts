@@ -33,6 +33,8 @@ export interface Facts {
   readonly isRoot: boolean
   /** The reason why /dev/net/tun cannot be opened, as an errno's name; undefined when it can. */
   readonly tunProblem: string | undefined
+  /** True if this process is root without CAP_NET_ADMIN: so is a weftd in the same container. */
+  readonly lacksNetAdmin: boolean
   /** True where the kernel forwards IPv4. */
   readonly isForwarding: boolean
   /** The same of IPv6; undefined where the network has none, or the kernel. */
@@ -159,16 +161,18 @@ export async function gatherFacts({
     bridgeFilter,
     unit,
   ] = looked
-  const [reaches, kernelWays, neighbours] = await Promise.all([
+  const isRoot = process.getuid?.() === 0
+  const [lacksNetAdmin, reaches, kernelWays, neighbours] = await Promise.all([
+    isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
     reachesOf(status, asked.answers, ping, run),
     unlessRefused(kernelWaysOf(status, links, nft ?? '', run)),
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
   ])
   return {
-    ...{ status, silence, isForbidden, now: Date.now(), isRoot: process.getuid?.() === 0, tunProblem: tun, links },
+    ...{ status, silence, isForbidden, now: Date.now(), isRoot, tunProblem: tun, links },
     ...{ routes: routes.flat(), defaultRoutes: Object.fromEntries(defaults), iptables, ip6tables, nft },
     ...{ isForwarding: forwarding !== '0', subnetEnv, storeAheadMs: ahead, ...asked, reaches },
-    ...{ store, storeUnasked, bridgeFilter, unit, kernelWays, neighbours },
+    ...{ store, storeUnasked, bridgeFilter, unit, kernelWays, neighbours, lacksNetAdmin },
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
 }
@@ -305,6 +309,12 @@ async function unitState(run: Run): Promise<string> {
   if (LoadState !== 'loaded') return ''
   const since = InactiveEnterTimestamp ? ` since ${InactiveEnterTimestamp}` : ''
   return `systemd has it ${ActiveState ?? 'in no state'}${since}${Result && Result !== 'success' ? ` (${Result})` : ''}`
+}
+
+/** CAP_NET_ADMIN is bit 12 of the effective capabilities (linux/capability.h, proc_pid_status(5)). */
+export const lacksNetAdminBy = (status: string): boolean => {
+  const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
+  return effective !== undefined && ((BigInt(`0x${effective}`) >> 12n) & 1n) === 0n
 }
 
 async function tunProblem(): Promise<string | undefined> {

@@ -57,6 +57,11 @@ export const FINDINGS = {
     means: 'some checks need root, and so does asking the peers',
     fix: 'run weft doctor as root',
   },
+  'capability-missing': {
+    ...{ check: 'tun', level: 'failure' },
+    means: 'this container or unit lacks the capability CAP_NET_ADMIN, without which weftd makes no devices and routes',
+    fix: 'in a container, `docker run --cap-add NET_ADMIN --device /dev/net/tun`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN',
+  },
   'tun-missing': {
     ...{ check: 'tun', level: 'failure' },
     means: 'there is no /dev/net/tun on this host or in this container, and weftd cannot carry packets without it',

@@ -92,7 +92,7 @@ function pairOf(line: string): readonly [string, string] {
 function optionsOf(variables: Readonly<Record<string, string | undefined>>): Partial<StoreOptions> {
   const all = applyEnvironment(STORE_FLAGS, parseFlags(STORE_FLAGS, []), 'FLANNELD', variables, () => {})
   const set = Object.entries(all).filter(([name, value]) => value !== STORE_FLAGS[name as keyof StoreOptions].default)
-  return Object.fromEntries(set) as Partial<StoreOptions>
+  return Object.fromEntries(set)
 }
 
 /**

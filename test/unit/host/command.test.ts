@@ -1,7 +1,7 @@
 // command.test.ts - programs run without a shell; what goes wrong is said in one line.
 
 import { describe, expect, it } from 'vitest'
-import { run } from '../../../src/host/command.ts'
+import { packageOf, run, withSystemFolders } from '../../../src/host/command.ts'
 
 const node = (script: string, ...args: string[]): Promise<string> => run(process.execPath, ['-e', script, ...args])
 
@@ -17,17 +17,41 @@ describe('run', () => {
   })
 
   it('names a program that is not installed and its package', async () => {
+    await expect(run('no-such-program', ['link'])).rejects.toMatchObject({
+      code: 'COMMAND',
+      message: 'no-such-program is not installed',
+      remedy: 'install the package no-such-program',
+    })
+  })
+
+  it.each([
+    ['ip', 'iproute2'],
+    ['bridge', 'iproute2'],
+    ['ss', 'iproute2'],
+    ['nft', 'nftables'],
+    ['wg', 'wireguard-tools'],
+    ['sysctl', 'procps'],
+    ['setpriv', 'util-linux'],
+    ['iptables', 'iptables'],
+    ['ip6tables-save', 'iptables'],
+    ['iptables-legacy-restore', 'iptables'],
+    ['xtables-nft-multi', 'iptables'],
+    ['wireguard-go', 'wireguard-go'],
+  ])('knows the package of %s', (program, name) => {
+    expect(packageOf(program)).toBe(name)
+  })
+
+  it('finds programs for administrators that the path of an ordinary user lacks', async () => {
     const path = process.env['PATH']
-    process.env['PATH'] = '/nowhere'
+    process.env['PATH'] = '/usr/bin:/bin'
     try {
-      await expect(run('ip', ['link'])).rejects.toMatchObject({
-        code: 'COMMAND',
-        message: 'ip is not installed',
-        remedy: 'install the package iproute2',
-      })
+      expect(await run('sh', ['-c', 'echo $PATH'])).toBe('/usr/bin:/bin:/usr/sbin:/sbin\n')
+      process.env['PATH'] = ''
+      expect(await run('sh', ['-c', 'echo $PATH'])).toBe('/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin\n')
     } finally {
       process.env['PATH'] = path
     }
+    expect(withSystemFolders('/sbin:/bin')).toBe('/sbin:/bin:/usr/sbin')
   })
 
   it('tells the error of nft, and not the marks below it', async () => {

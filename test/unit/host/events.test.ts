@@ -9,17 +9,16 @@ import { changesOf, createNews, entriesOf, watchHost } from '../../../src/host/e
 const fork = vi.hoisted<{ fails?: (() => object) | undefined }>(() => ({}))
 vi.mock('node:child_process', async (load) => {
   const real = await load<typeof childProcess>()
-  return { ...real, spawn: (...args: Parameters<typeof real.spawn>) => fork.fails?.() ?? real.spawn(...args) }
+  const spawn = (file: string, args: readonly string[], options: object): object =>
+    fork.fails?.() ?? real.spawn(file, args, { ...options, env: { PATH: '/nowhere' } })
+  return { ...real, spawn }
 })
 
-const path = process.env['PATH']
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
-  process.env['PATH'] = '/nowhere'
 })
 afterEach(() => {
   fork.fails = undefined
-  process.env['PATH'] = path
   vi.useRealTimers()
 })
 

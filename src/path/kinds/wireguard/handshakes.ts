@@ -139,8 +139,11 @@ export interface HandshakeParts {
   readonly keepTick: (tick: number) => void
   /** A peer that proved who it is sent from another place, to where it is sent from now on. */
   readonly roamed: (peer: number, to: Endpoint) => void
-  /** A peer did not answer for so long that what waits for it is not worth its memory. */
-  readonly gaveUp: (peer: number) => void
+  /**
+   * Is called when no more initiations are sent to a peer that did not answer. Packets that wait for it need no care then: the engine drops
+   * them after 12 s.
+   */
+  readonly gaveUp?: (peer: number) => void
   /**
    * An initiation that seems to come from there was not looked at, since there are too many; or it is none that could be answered, and a
    * peer's own may have found no place beside it.
@@ -353,7 +356,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       return
     }
     peer.wantedAt = undefined
-    parts.gaveUp(peer.number)
+    parts.gaveUp?.(peer.number)
   }
 
   function work(now: number): void {

@@ -157,7 +157,6 @@ export function createKeeper(options: KeeperOptions): Keeper {
       }
     },
     roamed: (number, to) => move(byNumber.get(number), to),
-    gaveUp: () => {},
     // Whoever forges the address may say any port.
     overlooked: ({ address }, now) => renew(address, () => true, now),
   })

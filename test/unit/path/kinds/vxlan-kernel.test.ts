@@ -5,6 +5,7 @@ import { prepareKernelVxlan } from '../../../../src/path/kinds/vxlan-kernel.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 
@@ -122,4 +123,72 @@ it('takes the report of its own change for no news, and that of anybody else for
     ['10.0.3.0 dev eth0 lladdr 02:99:00:00:00:03 REACHABLE ', false],
   ] as const)
     expect([line, matters(line)]).toEqual([line, isNews])
+})
+
+it('looks again at a direct route that the kernel refuses later: the tunnel takes the peer until it is taken again', async () => {
+  const peers = [lease(1), lease(2)]
+  const [kernel, errors] = [createKernel(), [] as string[]]
+  /** The hosts that are beyond a router now. */
+  const beyond = new Set<string>()
+  const routes = new Map<string, { gateway: string; dev: string }>()
+  const shown = (): string => JSON.stringify([...routes].map(([dst, hop]) => ({ dst, ...hop })))
+  const run: Run = async (file, args, options) => {
+    const text = [file, ...args].join(' ')
+    if (text === 'ip -j address show dev eth0') {
+      const addr_info = [{ family: 'inet', local: '172.31.0.1', prefixlen: 16, scope: 'global' }]
+      return JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info }])
+    }
+    if (text.includes('route show')) return shown()
+    const lines = options?.input?.trimEnd().split('\n') ?? []
+    if (text.includes('route get') || lines.some((line) => line.startsWith('route get'))) {
+      const hosts = lines.length > 0 ? lines.map((line) => line.split(' ').at(-1)!) : [args.at(-1)!]
+      return hosts
+        .map((dst) => JSON.stringify([{ dst, dev: 'eth0', ...(beyond.has(dst) ? { gateway: '172.31.0.254' } : {}) }]))
+        .join('\n')
+    }
+    if (text.includes('-j') && lines[0]?.startsWith('route show'))
+      return lines
+        .map((line) => line.split(' ').at(-1)!)
+        .map((dst) => JSON.stringify(routes.has(dst) ? [{ dst, ...routes.get(dst) }] : []))
+        .join('\n')
+    const own = lines.length > 0 ? lines : [args.join(' ')]
+    if (!own.some((line) => line.startsWith('route '))) return kernel.run(file, args, options)
+    let isRefused = false
+    for (const line of own) {
+      const [, verb, dst = '', , gateway = '', , dev = ''] = line.split(' ')
+      if (verb === 'del') routes.delete(dst)
+      else if (dev === 'eth0' && beyond.has(gateway)) isRefused = true
+      else routes.set(dst, { gateway, dev })
+    }
+    if (isRefused) throw new WeftError('COMMAND', 'Nexthop has invalid gateway', { cause: { code: 2, stdout: '' } })
+    return ''
+  }
+  const config = parseNetworkConfig('{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan","DirectRouting":true}}')
+  const address = { ipv4: parseIpv4('172.31.0.1')! }
+  const setup = {
+    ...{ names: { ipv4: 'flannel.1' }, options: readSettings('vxlan', config.backend), port: 8472 },
+    ...{ mtus: { ipv4: 1450, ipv6: 1430 }, macs: { ipv4: '02:ff:ff:ff:ff:ff' } },
+    external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: {}, publicIp: {} } },
+  }
+  const heard = { ...log, error: (line: string) => void errors.push(line) }
+  const carrier = await prepareKernelVxlan(() => setup, { config, run, log: heard })
+  const own = { ...lease(200), expiresAt: 0, revision: 1n }
+  const dataPath = await carrier.open({ ...own, subnet: { ipv4: parseIpv4Net('10.200.0.0/24')! } }, new Map())
+  await dataPath.apply(new Map(peers.map((each) => [each.key, each])), own.key)
+  const direct = { gateway: '172.16.0.1', dev: 'eth0' }
+  expect(routes.get('10.0.1.0/24')).toEqual(direct)
+  expect(kernel.neighbours.has('10.0.1.0')).toBe(false)
+  // The address goes with its routes, and what comes back has another netmask.
+  routes.clear()
+  beyond.add('172.16.0.1')
+  await dataPath.resync()
+  expect(routes.get('10.0.1.0/24')).toEqual({ gateway: '10.0.1.0', dev: 'flannel.1' })
+  expect([kernel.neighbours.get('10.0.1.0'), kernel.forwarding.get(mac(1))]).toEqual([mac(1), '172.16.0.1'])
+  expect(routes.get('10.0.2.0/24')).toEqual({ gateway: '172.16.0.2', dev: 'eth0' })
+  expect(dataPath.peers().map(({ ipv4 }) => ipv4?.way)).toEqual(['kernel', 'direct'])
+  beyond.clear()
+  await dataPath.resync()
+  expect(routes.get('10.0.1.0/24')).toEqual(direct)
+  expect(kernel.neighbours.has('10.0.1.0')).toBe(false)
+  expect(errors).toEqual([expect.stringContaining('Error adding route to 10.0.1.0/24 via 172.16.0.1 dev eth0')])
 })

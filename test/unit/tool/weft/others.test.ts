@@ -170,6 +170,6 @@ describe('a store of others', () => {
 
 it('says in the doctor what it could not look at, and why', async () => {
   const { out } = await weft(['doctor', '--status-socket', '/nowhere', '--lease-dir', '/nowhere'])
-  expect(out).toMatch(/^drops +unknown {2}no weftd answers$/m)
+  expect(out).toMatch(/^drops +unknown {2}only a running weftd knows this, and it does not answer$/m)
   expect(out).toMatch(/; \d+ checks could not be made \(.*\bdrops\)\n$/)
 })

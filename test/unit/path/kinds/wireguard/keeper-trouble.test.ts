@@ -106,7 +106,7 @@ function peer(): { readonly lease: Lease; readonly answer: () => void } {
   const handshakes: Handshakes = createHandshakes({
     ...{ privateKey: new SecretBytes(keyOf()), indexSecret: 1, random: systemRandomness, keptTick: -1 },
     engine: { send: (_to, datagram) => void sent.push(Buffer.from(datagram)), setKeys: () => {} },
-    ...{ wall: () => Date.now(), keepTick: () => {}, roamed: () => {}, gaveUp: () => {}, overlooked: () => {} },
+    ...{ wall: () => Date.now(), keepTick: () => {}, roamed: () => {}, overlooked: () => {} },
   })
   const lease = leaseOf(handshakes.publicKey)
   return {

@@ -60,7 +60,7 @@ function idle(key: Uint8Array): Handshakes {
     random: systemRandomness,
     wall: () => WALL,
     keptTick: -1,
-    ...{ keepTick: () => {}, roamed: () => {}, gaveUp: () => {}, overlooked: () => {} },
+    ...{ keepTick: () => {}, roamed: () => {}, overlooked: () => {} },
   })
 }
 
@@ -144,7 +144,7 @@ function run(seed: number): number {
       wall: () => WALL + now + node.wallOffset,
       keptTick: node.kept,
       keepTick: (tick) => (node.kept = tick),
-      ...{ roamed: () => {}, gaveUp: () => {}, overlooked: () => {} },
+      ...{ roamed: () => {}, overlooked: () => {} },
     })
     node.handshakes.setPeers([{ number: 5, publicKey: publicKeys[1 - who]!, psk, endpoint: other.place }])
   }
