@@ -26,7 +26,6 @@ const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
   ['tool/doctor/chain-walk.ts', 'a protocol of IP'],
   ['tool/doctor/filter-walk.ts', 'a protocol of IP'],
   ['tool/doctor/nft-walk.ts', 'a protocol of IP'],
-  ['tool/doctor/peers.ts', 'the protocol of a port, in a remedy'],
   ['tool/measure/conversation.ts', 'a protocol of IP'],
   ['tool/measure/listener.ts', 'a protocol of IP'],
   ['tool/measure/run.ts', 'a protocol of IP'],
