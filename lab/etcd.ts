@@ -69,6 +69,7 @@ async function launch(args: readonly string[], enter: readonly string[] = []): P
       lines.push(line)
       if (/serving (insecure )?client/.test(line)) resolve()
     })
+    child.once('error', reject)
     child.once('exit', () => reject(new Error(`etcd ended:\n${lines.slice(-5).join('\n')}`)))
   })
   return child

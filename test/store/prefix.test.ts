@@ -4,12 +4,16 @@ import { afterAll, beforeAll, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { Secret } from '../../src/base/secret.ts'
+import { ETCD, needs } from '../support/needs.ts'
 
 let etcd: Etcd
+const lacks = needs(...ETCD)
+
 beforeAll(async () => {
+  if (lacks) return
   etcd = await startEtcd()
 })
-afterAll(() => etcd.close())
+afterAll(() => etcd?.close())
 
 it.each(['/a/b', '/a/b/', '//a//b//'])('of keys below /a/b may be written %j', async (prefix) => {
   const config = '{"Network":"10.5.0.0/16"}'
