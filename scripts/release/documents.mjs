@@ -14,7 +14,7 @@ export function documents(root) {
   const below = readdirSync(join(root, 'docs'), { recursive: true, encoding: 'utf8' }).filter((name) =>
     name.endsWith('.md'),
   )
-  const names = [...TOP, ...below.map((name) => join('docs', name))].toSorted()
+  const names = [...TOP, ...below.map((name) => join('docs', name))].toSorted((a, b) => (a < b ? -1 : 1))
   return Object.fromEntries(names.map((name) => [join(FOLDER, name), readFileSync(join(root, name), 'utf8')]))
 }
 

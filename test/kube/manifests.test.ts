@@ -415,7 +415,7 @@ describe('deploy/charts/weft', () => {
       { serviceAccount: { name: 'other' } },
       { terminationGracePeriodSeconds: -1 },
     ])
-      expect(() => render({ weft: weft as Values })).toThrow()
+      expect(() => render({ weft })).toThrow()
     const monitored = { monitoring: { enabled: true }, statusIp: '0.0.0.0' }
     expect(() => render({ flannel: { healthz: { port: 0 } }, weft: monitored })).toThrow(/needs flannel\.healthz\.port/)
     expect(() => render({ flannel: { image: { pullPolicy: 'Sometimes' } } })).toThrow(/pullPolicy/)
