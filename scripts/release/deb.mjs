@@ -15,6 +15,7 @@ import {
 import { dirname, join } from 'node:path'
 import { gzipSync } from 'node:zlib'
 import { date } from './archive.mjs'
+import { isPublic } from './documents.mjs'
 
 /** What Node.js and the addon are linked to, and the program by which weft makes devices. */
 const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
@@ -52,7 +53,7 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
       ...['Package: weft', `Version: ${version}`, `Architecture: ${architecture.debian}`, `Installed-Size: ${size}`],
       ...[`Depends: ${DEPENDS}`, `Recommends: ${RECOMMENDS}`, 'Section: net', 'Priority: optional'],
       `Maintainer: ${publisher.maintainer}`,
-      `Homepage: ${publisher.repository}`,
+      ...(isPublic(publisher.repository) ? [`Homepage: ${publisher.repository}`] : []),
       'Description: drop-in replacement for flanneld',
       ' Leases a subnet to each container host, and carries packets between hosts inside UDP, without vxlan in the kernel.',
       '',

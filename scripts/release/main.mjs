@@ -7,12 +7,14 @@ import { execFileSync, spawnSync } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
 import { createProgress } from '../progress.mjs'
 import { TASKS } from '../tasks.mjs'
 import { buildAddon } from './addon.mjs'
 import { sha256 } from './archive.mjs'
 import { bundle } from './bundle.mjs'
 import { buildDeb } from './deb.mjs'
+import { documents } from './documents.mjs'
 import { buildExecutable } from './executable.mjs'
 import { imageBase } from './image-base.mjs'
 import { buildImage } from './image.mjs'
@@ -28,8 +30,27 @@ const release = join(root, 'release')
 /** Where it is made: what is in release/ is whole, whenever somebody looks. */
 const out = join(root, 'build/release/new')
 const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
-const publisher = JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8'))
+const publisher = { ...JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8')), ...wanted() }
 const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
+
+/** What the command line says in place of publisher.json: `--image REGISTRY/weft`, by which the manifest and the chart name the image. */
+function wanted() {
+  const fail = (message) => {
+    process.stderr.write(`release: ${message}; write --image REGISTRY/weft, such as --image ghcr.io/somebody/weft\n`)
+    process.exit(2)
+  }
+  let image
+  try {
+    ;({ image } = parseArgs({ options: { image: { type: 'string' } } }).values)
+  } catch (error) {
+    fail(error.message)
+  }
+  if (image === undefined) return {}
+  // A tag is the version, which is put behind it (distribution/reference).
+  if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
+    fail(`${JSON.stringify(image)} is no name of an image without a tag`)
+  return { image }
+}
 
 /** The part of the changelog about this version. */
 function releaseNotes() {
@@ -113,6 +134,7 @@ try {
     'usr/share/fish/vendor_completions.d/weft.fish': tool('completion', 'fish'),
     'usr/share/doc/weft/changelog.gz': read('CHANGELOG.md'),
     'usr/share/doc/weft/copyright': licences(packages),
+    ...documents(root),
   }
   const builds = ARCHITECTURES.map((architecture) => {
     const work = join(root, 'build/release', architecture.name)

@@ -6,6 +6,7 @@ import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'no
 import { dirname, join } from 'node:path'
 import { gzipSync } from 'node:zlib'
 import { date } from './archive.mjs'
+import { isPublic } from './documents.mjs'
 
 const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
 /** What has another place there than Debian has for it. */
@@ -42,7 +43,8 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
   const put = (path, content, mode = '0644', kind = '') => {
     mkdirSync(dirname(join(tree, path)), { recursive: true })
     if (content !== undefined) writeFileSync(join(tree, path), content)
-    files.push(`%attr(${mode},root,root) ${kind}/${path}`)
+    const isDocument = path.startsWith('usr/share/doc/')
+    files.push(`%attr(${mode},root,root) ${isDocument ? '%doc ' : kind}/${path}`)
   }
   put('usr/bin/weftd', undefined, '0755')
   copyFileSync(executable, join(tree, 'usr/bin/weftd'))
@@ -57,7 +59,8 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
   writeFileSync(
     spec,
     [
-      ...['Name: weft', `Version: ${version}`, 'Release: 1', 'License: Apache-2.0', `URL: ${publisher.repository}`],
+      ...['Name: weft', `Version: ${version}`, 'Release: 1', 'License: Apache-2.0'],
+      ...(isPublic(publisher.repository) ? [`URL: ${publisher.repository}`] : []),
       ...[`Packager: ${publisher.maintainer}`, 'Summary: drop-in replacement for flanneld', 'AutoReqProv: no'],
       ...[
         'Requires: glibc >= 2.28, libstdc++, libgcc, util-linux, (iproute or iproute2)',

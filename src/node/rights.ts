@@ -36,7 +36,9 @@ export async function requireRights(
   const status = await host.status().catch(() => '')
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   if (effective !== undefined && (BigInt(`0x${effective}`) & NET_ADMIN) === 0n)
-    throw noNetAdmin('this process may not make network devices and routes: it lacks the capability CAP_NET_ADMIN')
+    throw noNetAdmin(
+      'this process may not make network devices and routes (EPERM): it lacks the capability CAP_NET_ADMIN',
+    )
   if ((tunNames ?? []).length === 0) return
   try {
     await host.openTun()

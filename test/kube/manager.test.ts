@@ -182,7 +182,13 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
   it('waits for a podCIDR that comes late, and tells the node by an Event', async () => {
     const manager = await managerOf('node1')
     const obtaining = obtain(manager, attrs('192.168.77.1'))
-    await eventually(() => expect(lines.join()).toContain('node "node1" is not there'))
+    // Of a node that nobody registered it is not said what gives it a podCIDR.
+    await eventually(() =>
+      expect(lines.join()).toMatch(
+        /node "node1" is not there: waiting for it; a kubelet registers it; NODE_NAME must be/,
+      ),
+    )
+    expect(lines.join()).not.toContain('--allocate-node-cidrs')
     await api.admin.addNode('node1')
     await eventually(async () =>
       expect(await api.admin.events()).toContainEqual(

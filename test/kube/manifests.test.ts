@@ -1,11 +1,12 @@
 // manifests.test.ts - the manifest, the chart, what they ask of a cluster, and what of a host.
 
 import { spawnSync } from 'node:child_process'
-import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, chownSync, cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { parse, parseAllDocuments, stringify } from 'yaml'
+import { execute } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { configSchema } from '../../src/control/config/keys.ts'
@@ -114,6 +115,36 @@ describe('deploy/kubernetes/weft.yaml', () => {
   it('asks for the rights that weftd uses and for no power beyond NET_ADMIN', () => {
     holds(objects)
     expect(podOf(objects).containers[0].securityContext['capabilities']).toEqual({ drop: ['ALL'], add: ['NET_ADMIN'] })
+  })
+  it('copies into a folder that is another user’s, as kubespray has it, and root without that power does not', async ({
+    skip,
+  }) => {
+    skip(process.getuid?.() !== 0, 'only root gives powers away')
+    const { capabilities } = podOf(objects).initContainers[0]!.securityContext as { capabilities: { add: string[] } }
+    const place = mkdtempSync(join(tmpdir(), 'weft-cni-'))
+    try {
+      chownSync(place, 1000, 1000)
+      chmodSync(place, 0o755)
+      const copy = async (added: readonly string[]): Promise<number | null> => {
+        const bounding = ['-all', ...added.map((each) => `+${each.toLowerCase()}`)].join(',')
+        const words = [
+          '--bounding-set',
+          bounding,
+          '--inh-caps',
+          '-all',
+          'cp',
+          '-f',
+          '/bin/true',
+          join(place, 'flannel'),
+        ]
+        return (await execute(['setpriv', ...words])).code
+      }
+      expect(capabilities.add).toEqual(['DAC_OVERRIDE'])
+      expect(await copy([])).toBe(1)
+      expect(await copy(capabilities.add)).toBe(0)
+    } finally {
+      rmSync(place, { recursive: true })
+    }
   })
   it("has flannel's names, so that it takes the place of flannel's objects", () => {
     const names = objects.map(({ kind, metadata: { name, namespace } }) => `${kind} ${namespace ?? ''}/${name}`)
@@ -352,6 +383,48 @@ describe('deploy/charts/weft', () => {
     })
     // Without a port nobody asks it, and the pod is told ready by itself all the same.
     holds(render({ flannel: { healthz: { port: 0 } } }))
+  })
+
+  it('has more of its pods and of its account, as it is told to', () => {
+    const objects = render({
+      flannel: { image: { pullPolicy: 'Always' }, flannel_cni: { image: { pullPolicy: 'Never' } } },
+      weft: {
+        podLabels: { team: 'net', 'example.com/a': '1' },
+        serviceAccount: { annotations: { 'example.com/role': 'arn:1' } },
+        startupProbe: { failureThreshold: 5, exec: { command: ['true'] } },
+        terminationGracePeriodSeconds: 10,
+      },
+    })
+    holds(objects)
+    const pod = podOf(objects)
+    const policies = [...pod.initContainers, ...pod.containers].map(
+      (each) => (each as unknown as { imagePullPolicy: string }).imagePullPolicy,
+    )
+    expect(policies).toEqual(['Never', 'Always', 'Always'])
+    const { template } = (find(objects, 'DaemonSet') as unknown as { spec: { template: { metadata: object } } }).spec
+    expect(template.metadata).toMatchObject({ labels: { app: 'flannel', team: 'net', 'example.com/a': '1' } })
+    expect(find(objects, 'ServiceAccount').metadata).toMatchObject({ annotations: { 'example.com/role': 'arn:1' } })
+    expect(pod).toMatchObject({ terminationGracePeriodSeconds: 10 })
+    expect(pod.containers[0].startupProbe).toEqual({
+      ...{ exec: { command: ['weft', 'ready', '--wait=50'] }, failureThreshold: 5 },
+      ...{ periodSeconds: 1, timeoutSeconds: 60 },
+    })
+    for (const weft of [
+      { podLabels: { app: 'other' } },
+      { podLabels: { team: 1 } },
+      { serviceAccount: { name: 'other' } },
+      { terminationGracePeriodSeconds: -1 },
+    ])
+      expect(() => render({ weft })).toThrow()
+    const monitored = { monitoring: { enabled: true }, statusIp: '0.0.0.0' }
+    expect(() => render({ flannel: { healthz: { port: 0 } }, weft: monitored })).toThrow(/needs flannel\.healthz\.port/)
+    expect(() => render({ flannel: { image: { pullPolicy: 'Sometimes' } } })).toThrow(/pullPolicy/)
+  })
+
+  it('says after an installation how to look at it, and that a ConfigMap alone restarts nothing', () => {
+    const notes = readFileSync(join(chart, 'templates/NOTES.txt'), 'utf8')
+    expect(notes).toContain('rollout restart daemonset/kube-flannel-ds')
+    expect(parse(readFileSync(join(chart, 'Chart.yaml'), 'utf8'))).toMatchObject({ kubeVersion: '>=1.19.0-0' })
   })
 
   it('keeps a pre-shared key in a Secret, or takes the whole configuration from one', () => {

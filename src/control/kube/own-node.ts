@@ -183,7 +183,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
             throw new WeftError('CONFIG', why, {
               remedy: 'delete the node and let it register again with other pod CIDRs',
             })
-          calm.error(`${why}: waiting for it; ${WITHOUT_SUBNET}`)
+          calm.error(`${why}: waiting for it; ${present ? WITHOUT_SUBNET : WITHOUT_NODE}`)
           await changed(version, signal)
           continue
         }
@@ -276,6 +276,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
 
 const WORD = { ipv4: 'IPv4', ipv6: 'IPv6' } as const
 const annotationsOf = ({ metadata }: NodeObject): Readonly<Record<string, string>> => metadata?.annotations ?? {}
+const WITHOUT_NODE = 'a kubelet registers it; NODE_NAME must be its name as `kubectl get nodes` has it'
 const WITHOUT_SUBNET = 'kube-controller-manager gives it with --allocate-node-cidrs and --cluster-cidr'
 
 /** Now, as Kubernetes writes a time. */

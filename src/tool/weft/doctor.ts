@@ -33,7 +33,7 @@ const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => f
 export const doctorCommand = command({
   name: 'doctor',
   does: 'find out what is wrong on this host, and what to do about it',
-  more: 'Changes nothing. Exits with 3 when it finds a failure. docs/doctor.md lists everything that it can find.',
+  more: 'Changes nothing. Exits with 3 when it finds a failure. docs/doctor.md (of a package below /usr/share/doc/weft) lists everything that it can find.',
   flags: {
     ...JSON_FLAG,
     ...SOCKET_FLAG,

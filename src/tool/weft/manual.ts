@@ -252,6 +252,12 @@ export function manual(
   return `${lines.join('\n')}\n`
 }
 
+/** Where the documents are that messages name, such as docs/operating.md. */
+const DOCUMENTS = [
+  ...['.SH FILES', '.TP', '.I docs/', 'Documents: below /usr/share/doc/weft of the Debian and the RPM package,'],
+  'in the folder of the npm package, and in the repository.',
+]
+
 /** A flag of weftd's, as it is described. */
 interface DaemonFlag {
   readonly default: unknown
@@ -295,6 +301,7 @@ export function daemonManual(
     ...['.SH EXIT STATUS', '.TP', '.B 0', paragraph('It was stopped, or another weftd has taken over.')],
     ...['.TP', '.B 1', paragraph('It could not start, or go on; the last line of its log says why.')],
     ...['.TP', '.B 2', paragraph('The command line cannot be read.')],
+    ...DOCUMENTS,
     ...['.SH SEE ALSO', String.raw`.BR weft (8)`],
   ]
   return `${lines.join('\n')}\n`

@@ -21,6 +21,7 @@ import { execute, output } from '../../../lab/command.ts'
 import { packageRoot } from '../../../lab/lab.ts'
 import { inAscii } from '../../../scripts/release/bundle.mjs'
 import { buildDeb } from '../../../scripts/release/deb.mjs'
+import { documents } from '../../../scripts/release/documents.mjs'
 import { ARCHITECTURES } from '../../../scripts/release/inputs.mjs'
 import { debianPackages, library } from '../../../scripts/release/materials.mjs'
 import { buildRpm } from '../../../scripts/release/rpm.mjs'
@@ -82,6 +83,28 @@ describe('a release that somebody makes', () => {
     },
   )
 
+  it.each([
+    ['weft', 'is no name of an image'],
+    ['ghcr.io/Somebody/weft', 'is no name of an image'],
+    ['ghcr.io/somebody/weft:1', 'is no name of an image'],
+    ['docker://ghcr.io/somebody/weft', 'is no name of an image'],
+    ['', 'is no name of an image'],
+  ])('is refused where its image cannot be one, before anything is built: %j', async (image, why) => {
+    const { code, stderr } = await execute([
+      ...[process.execPath, join(folder, 'scripts/release/main.mjs'), '--image', image],
+    ])
+    expect([code, stderr]).toEqual([2, expect.stringContaining(why)])
+    expect(stderr).toContain('--image ghcr.io/somebody/weft')
+  })
+
+  it.each(['ghcr.io/somebody/weft', 'registry.example:5000/a/b-c/weft'])('may have its image at %s', async (image) => {
+    const { code, stderr } = await execute([
+      ...['env', 'SOURCE_DATE_EPOCH=yesterday', process.execPath, join(folder, 'scripts/release/main.mjs')],
+      ...['--image', image],
+    ])
+    expect([code, stderr]).toEqual([1, expect.stringContaining('SOURCE_DATE_EPOCH is not seconds')])
+  })
+
   it('in a folder of somebody else says who has to remove what', async ({ skip }) => {
     if (process.getuid?.() !== 0) skip('only root makes a folder of somebody else')
     chmodSync(folder, 0o755)
@@ -137,7 +160,10 @@ describe('a package', () => {
   const from = () => ({
     ...{ root: packageRoot, work: join(folder, 'work 100%d'), version: '0.1.0' },
     ...{ architecture: ARCHITECTURES[0]!, publisher: { maintainer: 'a <a@b>', repository: 'https://a' } },
-    ...{ executable: join(folder, 'package.json'), texts: { 'usr/share/doc/weft/copyright': 'a' } },
+    ...{
+      executable: join(folder, 'package.json'),
+      texts: { 'usr/share/doc/weft/copyright': 'a', ...documents(packageRoot) },
+    },
   })
   beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01: the clock is behind
   afterEach(() => vi.unstubAllEnvs())
@@ -149,6 +175,11 @@ describe('a package', () => {
     buildDeb({ ...from(), target })
     const listing = (await output(['dpkg-deb', '--contents', target])).trim().split('\n')
     expect(listing.filter((line) => !line.includes(' 2100-01-01 '))).toEqual([])
+    expect(listing.join('\n')).toMatch(/\.\/usr\/share\/doc\/weft\/docs\/doctor\.md$/m)
+    expect(listing.join('\n')).toMatch(/\.\/usr\/share\/doc\/weft\/docs\/kubernetes\/talos\.md$/m)
+    expect(await output(['dpkg-deb', '--field', target, 'Homepage'])).toBe('https://a\n')
+    buildDeb({ ...from(), publisher: { maintainer: 'a <a@b>', repository: 'https://localhost/weft' }, target })
+    expect((await output(['dpkg-deb', '--field', target, 'Homepage'])).trim()).toBe('')
   })
 
   it('and RPM, with nothing of whoever builds it', async ({ skip }) => {
@@ -160,6 +191,8 @@ describe('a package', () => {
     const format = '%{vendor}\\n[%{filemtimes}\\n]'
     const told = await output(['rpm', '-qp', '--queryformat', format, join(folder, name)])
     expect([...new Set(told.trim().split('\n'))]).toEqual(['(none)', '4102444800'])
+    const docs = await output(['rpm', '-qp', '--docfiles', join(folder, name)])
+    expect(docs.split('\n')).toContain('/usr/share/doc/weft/docs/doctor.md')
   })
 })
 
@@ -193,4 +226,17 @@ describe('what is said to be inside', () => {
       'pkg:deb/debian/libdb5.3t64@1%3A2%2Bb1?arch=amd64&distro=debian-13',
     ])
   })
+})
+
+it('has each document that a message or a help text names', () => {
+  const names = new Set<string>()
+  for (const name of readdirSync(join(packageRoot, 'src'), { recursive: true, encoding: 'utf8' }).filter((each) =>
+    each.endsWith('.ts'),
+  ))
+    for (const line of readFileSync(join(packageRoot, 'src', name), 'utf8').split('\n'))
+      if (!/^\s*(\/\/|\/?\*)/.test(line)) for (const [found] of line.matchAll(/docs\/[\w/-]+\.md/g)) names.add(found)
+  expect(names.size).toBeGreaterThan(1)
+  expect(Object.keys(documents(packageRoot))).toEqual(
+    expect.arrayContaining([...names].map((name) => `usr/share/doc/weft/${name}`)),
+  )
 })
