@@ -161,7 +161,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
         ...{ expiresAt: null, nodeState: null, name: null },
       },
     ])
-    expect((await run('lease', 'ls')).out.split('\n')[1]).toBe('-     10.5.7.0/24  192.0.2.7  -     reserved  never  -')
+    expect((await run('lease', 'ls')).out.split('\n')[1]).toBe('-     10.5.7.0/24  192.0.2.7  udp   reserved  never  -')
     expect(await json('lease', 'show', '10.5.7.0-24')).toMatchObject({ publicIp: '192.0.2.7' })
     expect(await run('lease', 'reserve', '10.5.7.0/24')).toMatchObject({ code: 0 })
     for (const [words, problem] of [
@@ -210,8 +210,8 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
       const end = expect.stringMatching(kind === 'etcd' ? /^in 1[12]\d min$/ : /^in 2[34] h$/)
       expect(rows.slice(0, 3)).toEqual([
         ['NAME', 'SUBNET', 'NODE', 'TYPE', 'KIND', 'ENDS', 'NODE IS'],
-        ['-', '10.5.6.0/24', '192.0.2.6', '-', 'lease', end, 'this node'],
-        ['-', '10.5.7.0/24', '192.0.2.7', '-', 'lease', end, 'silent'],
+        ['-', '10.5.6.0/24', '192.0.2.6', 'udp', 'lease', end, 'this node'],
+        ['-', '10.5.7.0/24', '192.0.2.7', 'udp', 'lease', end, 'silent'],
       ])
       const told = JSON.parse((await weft([...words, '--json'])).out) as { expiresAt: string; nodeState: string }[]
       expect(told.map(({ nodeState }) => nodeState)).toEqual(['this node', 'silent'])
@@ -265,7 +265,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     for (const each of ['10.5.7.0/24', 'fd00:5:0:7::/64', name, key, '10.5.7.0-24'])
       expect(await json('lease', 'show', each)).toEqual(shown)
     expect((await run('lease', 'ls')).out.split('\n')[1]).toBe(
-      `-     ${name}  192.0.2.7,fd77::7  -     reserved  never  -`,
+      `-     ${name}  192.0.2.7,fd77::7  udp   reserved  never  -`,
     )
     expect(await run('lease', 'reserve', 'fd00:5:0:8::/64', 'fd77::8')).toMatchObject({ code: 0 })
     for (const [words, problem] of [
