@@ -21,7 +21,9 @@ import { manualLines } from '../support/manual.ts'
 import { HOSTS, KUBE_APISERVER, needs } from '../support/needs.ts'
 
 const P = 'flannel.alpha.coreos.com'
-const IMAGE = 'registry.example/weft:0.1.0'
+const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
+/** The manifest's own tag is the version: release:cut writes both. */
+const IMAGE = `registry.example/weft:${version}`
 const PODS = '/api/v1/namespaces/kube-flannel/pods'
 const macOf = (host: Host): string => `02:00:00:00:00:0${host.address.at(-1)}`
 
@@ -180,7 +182,10 @@ describe('docs/kubernetes.md', () => {
     // weft's own manifest, with its rights and variables.
     await step(release)
     expect(await step(own)).toMatch(/daemonset.apps\/kube-flannel-ds configured/)
-    for (const host of [a, b]) await step(replace, host)
+    for (const host of [a, b]) {
+      await step(replace, host)
+      expect([images.get(host.name), daemons.has(host.name)]).toEqual([IMAGE, true])
+    }
     await reach(podA.namespace, podB.address)
     const rights = await admin.call('GET', '/apis/rbac.authorization.k8s.io/v1/clusterroles/flannel')
     const mineNow = manifestObjects().find(({ kind }) => kind === 'ClusterRole') as unknown as { rules: unknown }
