@@ -92,7 +92,7 @@ export const FINDINGS = {
   'no-default-route': {
     ...{ check: 'families', level: 'warning' },
     means:
-      'this host has a default route of one of IPv4 and IPv6 alone: by the other containers reach nothing outside the network, and weftd, when it starts again, waits ten seconds for a route of it',
+      'this host has a default route for only one of IPv4 and IPv6: over the other family containers reach nothing outside the network, and weftd waits ten seconds for such a route when it starts again',
     fix: 'give it a default route of that family on the same interface, or name the interface with --iface',
   },
   'forwarding-off': {
