@@ -1,9 +1,9 @@
-// causes.ts - what the daemons of a lab say is wrong, each cause once.
+// causes.ts - lists the errors that the daemons of a lab logged, each once.
 
 /** At most this number of causes is shown. */
 const MOST = 3
 
-/** The errors in the lines of several daemons, else the warnings: without klog's header, and each once, the one of most daemons first. */
+/** Returns the errors in the logs of several daemons, or the warnings if there are no errors. Errors that most daemons logged come first. */
 export function causesIn(logs: readonly (readonly string[])[]): string[] {
   for (const level of ['E', 'W']) {
     const times = new Map<string, number>()

@@ -193,7 +193,7 @@ export function whyNoHosts() {
 
 /** The bits of the capabilities that root needs to make hosts (linux/capability.h). */
 const NEEDED = { CAP_NET_ADMIN: 12n, CAP_SYS_ADMIN: 21n }
-const IN_CONTAINER = 'in a container, run that one with `docker run --privileged`, or run this on the host'
+const IN_CONTAINER = 'start the container with `docker run --privileged`, or run this on the host'
 
 /** A user's way to namespaces, as lab/unprivileged.ts goes it. */
 export const AS_ROOT_OF_OWN = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--']

@@ -1,11 +1,11 @@
 // run.mjs - `npm run NAME` for what needs something of the machine: sets that up, then runs the commands of tasks.mjs.
 //
 // It ends with the exit code of what failed first, and nothing is run after that: a shell would go on after a $(...) that
-// failed, and what was asked for would be skipped. Names of files must be of files that are there: vitest takes them for parts
-// of names, and is content when some fit nothing.
+// failed, and what was asked for would be skipped. Words that a task does not accept are refused before anything is set up. vitest takes
+// names of files for parts of paths and ignores those that fit nothing, so each of them must fit a test file.
 
 import { spawn } from 'node:child_process'
-import { existsSync } from 'node:fs'
+import { existsSync, readdirSync } from 'node:fs'
 import { constants } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -24,6 +24,38 @@ function fail(message, code = 1) {
 const task = Object.hasOwn(TASKS, name)
   ? TASKS[name]
   : fail(`no such task; there is ${Object.keys(TASKS).join(', ')}`, 2)
+const { usage, accepts } = task
+// Words after `--` are a command of the user's own (test:vm).
+const own = words.includes('--') ? words.slice(0, words.indexOf('--')) : words
+const isHelp = own.some((word) => /^(-h|--help)$/.test(word))
+if (usage !== undefined) {
+  const line = `Usage: npm run ${name}${usage === '' ? '' : ` -- ${usage}`}`
+  if (isHelp) {
+    process.stdout.write(`${line}\nCONTRIBUTING.md says what it does.\n`)
+    process.exit(0)
+  }
+  const strange = accepts && words.find((word) => !accepts.test(word))
+  if (strange !== undefined)
+    fail(`${JSON.stringify(strange)} is ${usage === '' ? 'too much: it accepts no words' : 'not accepted'}\n${line}`, 2)
+}
+if ((task.commands.at(-1)[0] === 'vitest' || name === 'test:vm') && words[0] !== '--') {
+  const files = readdirSync(join(root, 'test'), { recursive: true, encoding: 'utf8' })
+    .filter((path) => path.endsWith('.test.ts'))
+    .map((path) => `test/${path}`)
+  // A word after an option may be its value.
+  const isFilter = (word, at) => !word.startsWith('-') && !(words[at - 1] ?? '').startsWith('-')
+  const strange = words.filter(isFilter).find((word) => {
+    const part = word.replace(/:\d+$/, '').replace(`${root}/`, '').replace(/^\.\//, '')
+    return !files.some((path) => path.includes(part))
+  })
+  if (strange !== undefined)
+    fail(
+      /\.test\.ts(:\d+)?$/.test(strange)
+        ? `there is no ${strange}`
+        : `no test file has ${JSON.stringify(strange)} in its path`,
+      2,
+    )
+}
 const commands = task.commands.map((command, index) =>
   index === task.commands.length - 1 ? [...command, ...words] : command,
 )
@@ -64,7 +96,7 @@ if (name === 'test' || name === 'test:whole') {
   else process.stdout.write(`${forecast(root, name === 'test:whole')}\n`)
 }
 // What cannot run is said before anything is installed and built for it.
-const hindrance = task.makesHosts && !words.includes('--help') ? whyNoDemo() : undefined
+const hindrance = task.makesHosts && !isHelp ? whyNoDemo() : undefined
 if (hindrance !== undefined) fail(hindrance)
 await run(node('scripts/setup.mjs', ...task.setup))
 for (const [variable, path] of Object.entries(task.made ?? {})) {

@@ -13,19 +13,29 @@ const LONG = { ...ASKED, WEFT_LONG: '1' }
  * @typedef {object} Task
  * @property {readonly string[]} setup For which kinds of machine.mjs; what `test` alone needs may be missing, all else not.
  * @property {readonly (readonly string[])[]} commands One after another, to the first that fails.
+ * @property {string} [usage] The words that its own script accepts, for `--help`; tasks without it hand `--help` to their last command.
+ * @property {RegExp} [accepts] Matches each word that it accepts; its script checks the words itself if this is missing.
  * @property {boolean} [makesHosts] Whether it is of no use where no hosts can be made: that is said before anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
  * @property {Readonly<Record<string, string>>} [made] Variables whose value a script prints that makes what it names; not where they are set.
  */
 
+/** For a task that accepts no words. */
+const NO_WORDS = { usage: '', accepts: /^$/ }
+
 /** @type {Readonly<Record<string, Task>>} */
 export const TASKS = {
-  build: { setup: ['build'], commands: [['tsc', '-p', 'tsconfig.json'], script('scripts/build-page.mjs')] },
+  build: {
+    ...NO_WORDS,
+    setup: ['build'],
+    commands: [['tsc', '-p', 'tsconfig.json'], script('scripts/build-page.mjs')],
+  },
   'build:native': { setup: ['build'], commands: [['node-gyp', 'build']] },
   demo: { setup: ['demo'], makesHosts: true, commands: [script('dist/lab/demo.js')] },
   bench: { setup: ['bench'], commands: [script('dist/bench/main.js')] },
   'bench:compare': { setup: ['bench'], commands: [script('dist/bench/main.js', 'compare')] },
   'lint:ts': {
+    ...NO_WORDS,
     setup: ['lint'],
     commands: [
       ['tsc', '-p', 'tsconfig.json', '--noEmit'],
@@ -35,13 +45,22 @@ export const TASKS = {
       ['oxfmt', '--check'],
     ],
   },
-  'lint:native': { setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
-  format: { setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
+  'lint:native': {
+    ...{ usage: '[--fix]', accepts: /^--fix$/ },
+    ...{ setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
+  },
+  format: { ...NO_WORDS, setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
   // The tests that test/selection.json chooses; and all of them.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
-  'test:all': { setup: ['test', 'stubborn'], commands: [script('scripts/test-all.mjs')] },
-  'test:stubborn': { setup: ['test', 'stubborn'], env: ASKED, commands: [script('scripts/stubborn.mjs')] },
+  'test:all': {
+    ...{ usage: '[--again]', accepts: /^--again$/ },
+    ...{ setup: ['test', 'stubborn'], commands: [script('scripts/test-all.mjs')] },
+  },
+  'test:stubborn': {
+    usage: '[N] [FILE...]',
+    ...{ setup: ['test', 'stubborn'], env: ASKED, commands: [script('scripts/stubborn.mjs')] },
+  },
   'test:soak': {
     setup: ['test', 'soak'],
     env: LONG,
@@ -58,12 +77,17 @@ export const TASKS = {
   },
   'test:paths': { setup: ['test', 'paths'], env: LONG, commands: [vitest('test/netns/paths.test.ts')] },
   'test:fuzz': {
+    usage: '[SECONDS] [--processes=N] [--keep]',
+    accepts: /^(?!0+$)\d+$|^--processes=[1-9]\d*$|^--keep$/,
     setup: ['fuzz'],
     env: LONG,
     commands: [vitest('test/native/core.test.ts'), script('scripts/fuzz.mjs')],
   },
-  'test:arch': { setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
-  'test:vm': { setup: ['test', 'vm'], env: ASKED, commands: [script('scripts/test-vm.mjs')] },
+  'test:arch': { ...NO_WORDS, setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
+  'test:vm': {
+    usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
+    ...{ setup: ['test', 'vm'], env: ASKED, commands: [script('scripts/test-vm.mjs')] },
+  },
   'test:kube': {
     setup: ['test', 'kube'],
     env: LONG,
@@ -76,7 +100,10 @@ export const TASKS = {
     made: { WEFT_KUBELET: 'scripts/kubelet.mjs' },
     commands: [vitest('--project', 'kubelet')],
   },
-  'test:mutants': { setup: ['mutants'], commands: [script('scripts/mutants.mjs')] },
+  'test:mutants': {
+    usage: '[ROOM...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',
+    ...{ setup: ['mutants'], commands: [script('scripts/mutants.mjs')] },
+  },
   'test:page': { setup: ['test', 'page'], env: { ...ASKED, WEFT_PAGE: '1' }, commands: [vitest('--project', 'page')] },
   'test:broken': {
     setup: ['test', 'broken'],
@@ -84,6 +111,7 @@ export const TASKS = {
     commands: [vitest('--project', 'broken')],
   },
   release: {
+    ...NO_WORDS,
     setup: ['release'],
     // Two at once would write into each other's files: the second waits.
     commands: [['flock', '--no-fork', 'scripts/release', ...script('scripts/release/main.mjs')]],

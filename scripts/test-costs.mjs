@@ -12,7 +12,7 @@
 //   functions  how many named functions of src/ only this file calls, among all test files; C++ is not counted
 //   why        what the choice rests on, if the figures do not show it; by hand
 //
-// Run it on a quiet machine. It runs the files one after another, each in a vitest of its own, and needs what `npm run test:whole`
+// A file without a line gets one, with `in` "whole". Run it on a quiet machine. It runs the files one after another, each in a vitest of its own, and needs what `npm run test:whole`
 // needs. WEFT_COSTS makes test/support/record-cost.ts write down the CPU seconds; NODE_V8_COVERAGE makes Node.js write down the calls.
 
 import { spawnSync } from 'node:child_process'
@@ -121,8 +121,14 @@ const wanted = process.argv.slice(2).map((path) => path.replace(/^test\//, ''))
 const files = testFiles()
 const unknown = wanted.find((file) => !files.includes(file))
 if (unknown !== undefined) {
-  process.stderr.write(`test-costs: there is no test/${unknown}\n`)
-  process.exit(2)
+  const isHelp = /^(-h|--help)$/.test(unknown)
+  const why = unknown.startsWith('unit/')
+    ? 'the files of test/unit are measured together: name unit'
+    : `there is no test/${unknown}`
+  const usage =
+    'Usage: node scripts/test-costs.mjs [FILE...], such as test/netns/ipip.test.ts; without FILE, every test file\n'
+  process[isHelp ? 'stdout' : 'stderr'].write(`${isHelp ? '' : `test-costs: ${why}\n`}${usage}`)
+  process.exit(isHelp ? 0 : 2)
 }
 const measured = wanted.length > 0 ? wanted : files
 const progress = createProgress('test-costs', { total: measured.length, pace: 'even' })
@@ -153,7 +159,9 @@ const rows = contractRows()
 const table = files
   .filter((file) => known.has(file))
   .map((file) => {
-    const { why, functions: before, ...entry } = known.get(file)
+    const { why, functions: before, rows: old, ...entry } = known.get(file)
+    // Lines of files that were not named stay as they were.
+    const alone = wanted.length > 0 && !wanted.includes(file) ? old : file === 'unit' ? undefined : rows.get(file)
     // What only one file calls can be told when all files were measured in one run.
     const only =
       wanted.length > 0
@@ -163,9 +171,13 @@ const table = files
           ).length
     return {
       ...entry,
-      ...(rows.has(file) && file !== 'unit' && { rows: rows.get(file) }),
+      ...(alone && { rows: alone }),
       ...(only !== undefined && { functions: only }),
       ...(why !== undefined && { why }),
     }
   })
-writeFileSync(TABLE, `[\n${table.map((entry) => `  ${JSON.stringify(entry)}`).join(',\n')}\n]\n`)
+const text = (entry) =>
+  `  {${Object.entries(entry)
+    .map(([key, value]) => `${JSON.stringify(key)}: ${JSON.stringify(value)}`)
+    .join(', ')}}`
+writeFileSync(TABLE, `[\n${table.map(text).join(',\n')}\n]\n`)

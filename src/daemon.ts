@@ -76,7 +76,7 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepNames, // the names of other hosts, which they write beside their leases
   watchConfig, // a network configuration that is no longer the one in use is named
   keepDataPath, // the device is kept right, and the data path opened again when it died or the node moved
-  keepFirewall, // the firewall's rules are set, and kept right
+  keepFirewall, // sets the firewall's rules and repairs them
   keepSubnetEnv, // subnet.env is kept right
   watchForwarding, // a kernel that does not forward is noticed
   keepReady, // the subnet manager hears that the node is in the network
@@ -96,8 +96,8 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
 const REGISTERING = 'Error registering network: '
 
 /**
- * A part of the start that failed for an operator to repair, or for the host, is tried again after the first time, up to the second one, as
- * long as this process forwards as last known.
+ * The first and the longest pause before weftd tries a part of the start again. It does so while it forwards with the last known
+ * configuration, if the failure is one that an operator or the host can repair.
  */
 const RETRY_MIN_MS = 1_000
 const RETRY_MAX_MS = 30_000
@@ -131,7 +131,7 @@ export async function startManager(start: Start, succession: Succession<Resumed>
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
     const served = await whileForwarding(start, () => serveStatus(options, health, succession, log, stopping))
-    // What is said again and again while it is tried.
+    // A repeated error is logged seldom.
     const calm = seldom(log)
     try {
       return await whileForwarding(
@@ -148,8 +148,8 @@ export async function startManager(start: Start, succession: Succession<Resumed>
 }
 
 /**
- * Does a part of the start. While this process forwards as last known, what fails by a WeftError is said and tried again: a running node
- * survives as much, and packets would stop with this process.
+ * Runs a part of the start. While this process forwards with the last known configuration, it logs a WeftError and tries again, because
+ * packets would stop if it ended. A running node survives such errors too.
  */
 export async function whileForwarding<T>(
   { possession, log, stopping: { signal } }: Pick<Start, 'possession' | 'log' | 'stopping'>,
@@ -170,7 +170,7 @@ export async function whileForwarding<T>(
   }
 }
 
-/** Returns what tells, until there is a node, what this process waits for. */
+/** Returns a function that reports what this process waits for; it is used until there is a node. */
 function tellOf(
   { stopping, notifier, possession }: Start,
   manager: NodeParts['manager'],
@@ -246,7 +246,7 @@ async function startNode(
   }
 }
 
-/** What was last known of the store that the flags name. */
+/** Reads the last known state of the store that the flags name. */
 async function knownOf(options: DaemonOptions): Promise<LastKnown | undefined> {
   const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false } // begin.ts has said what is wrong with it
   const known = await readLastKnown(lastKnownFile(options), silent)

@@ -91,7 +91,8 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   }
   if (denied !== undefined) {
     return new WeftError('PERMISSION', message, {
-      remedy: 'run as root or with the capability CAP_NET_ADMIN',
+      remedy:
+        'run as root or with the capability CAP_NET_ADMIN: in a container, `docker run --cap-add NET_ADMIN`; in a unit, CapabilityBoundingSet=CAP_NET_ADMIN',
       cause: error,
     })
   }

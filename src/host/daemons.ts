@@ -22,7 +22,7 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
     const command = await readFile(`${proc}/${pid}/cmdline`, 'utf8').catch(() => '') // the process ended
     const name = daemonName(command.split('\0'))
     if (name === undefined) continue
-    // A process of another user, whose namespace this one may not see, counts as here; a process that has ended is nowhere.
+    // If this process may not see the namespace of another user's process, that process counts as one of this host. An ended process does not.
     const there = await readlink(`${proc}/${pid}/ns/net`).catch((error: NodeJS.ErrnoException) =>
       error.code === 'ENOENT' || error.code === 'ESRCH' ? undefined : here,
     )

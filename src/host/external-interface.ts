@@ -71,7 +71,7 @@ export interface Earlier {
   readonly isOwn: (link: Link) => boolean
 }
 
-/** Nothing is known of an earlier life. */
+/** For a node that knows nothing of an earlier life. */
 const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 /** Remembers which addresses the node was started with, and since when the one in use has been gone. */
@@ -88,7 +88,7 @@ export class AddressHold {
     return this.#home[family]
   }
 
-  /** Makes this address the node's: a better one than it had. */
+  /** Makes this address the one to which the node returns, because it is better than the one before. */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
   }
@@ -185,7 +185,7 @@ function isOfHost(address: Address): boolean {
 const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
   (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
 
-/** An address without a network around it, as virtual IPs have. */
+/** True for an address with the prefix length of one host (/32 or /128), as virtual IPs have it. */
 const isBare = ({ address, prefixLength }: LinkAddress): boolean => prefixLength >= ADDRESS_BITS[familyOf(address)]
 
 /** The order of addresses: the lower, the better. A lifetime, as of an address by DHCP, is no reason against an address. */
@@ -458,7 +458,7 @@ const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) =
 /** The families of the network, whether or not the interface has an address of each. */
 const familiesFor = ({ families, address }: ExternalInterface): readonly Family[] => families ?? familiesOf(address)
 
-/** The same as `currentExternal`, and of each family whose address is missing for the moment what is gone. */
+/** Returns what `currentExternal` returns, with a text for each family whose address is missing for the moment. */
 export async function seeExternal(
   run: Run,
   before: ExternalInterface,
@@ -483,7 +483,7 @@ export async function seeExternal(
   return { now, gone: goneOf(now, link) }
 }
 
-/** Says of each family of the network what is gone of it. */
+/** Returns a text for each family of the network: what the interface lacks now, such as its address. */
 function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<string> {
   const { name, address } = external
   const reasonFor = (family: Family): string | undefined => {
@@ -502,7 +502,7 @@ function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<s
   )
 }
 
-/** The address of a family that the interface had none of. A link-local one is none: others cannot send to it. */
+/** Returns an address of a family of which the interface had none. Link-local addresses do not count, because other nodes cannot send to them. */
 function addressThatCame(
   { hold }: ExternalInterface,
   link: Link,
@@ -513,15 +513,15 @@ function addressThatCame(
   const home = hold?.home(family)
   if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
     return home
-  // The address of before may come back in a moment.
+  // The node's own address may come back in a moment.
   if (address === undefined || isLinkLocal(address) || (home !== undefined && !hold?.isGoneForGood(home)))
     return undefined
   return address
 }
 
 /**
- * The address by which a node that has `known` goes on. The node returns to the address that it was started with, and leaves a makeshift
- * or a deprecated address for a better one. An address that is gone it leaves for another only after a while.
+ * Returns the address that the node uses from now on; `known` is its address so far. The node returns to the address that it was started
+ * with, and leaves a makeshift or a deprecated address for a better one. If `known` is gone, the node waits a while before it takes another.
  */
 function follow(
   { named, hold }: ExternalInterface,
@@ -532,7 +532,7 @@ function follow(
   const family = familyOf(known)
   if (named.address[family]) return known
   const all = addressesOf(link, family)
-  // A tentative address is this host's still, as while a cable is out.
+  // A tentative address still belongs to this host; addresses become tentative when a cable is unplugged.
   const there = all.find(({ address, duplicate }) => address === known && !duplicate)
   const isReady = ({ deprecated, tentative }: LinkAddress): boolean => !deprecated && !tentative
   const home = all.find((entry) => entry.address === hold?.home(family) && isReady(entry))
@@ -707,7 +707,7 @@ function linkOf(links: readonly Link[], name: string): Link {
   throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }
 
-/** As it is written into a file: addresses as text. */
+/** The interface as text for a file, with its addresses as text. */
 export function externalText({ hold, ...external }: ExternalInterface): object {
   const text = (addresses: Addresses): object =>
     Object.fromEntries(listed(addresses).map((address) => [familyOf(address), formatAddress(address)]))
@@ -715,7 +715,7 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
   return { ...external, address: text(external.address), publicIp: text(external.publicIp), home: text(home) }
 }
 
-/** The interface in a text of `externalText`; undefined if it is none. */
+/** Reads an interface from a text that `externalText` wrote; undefined if the text is not such. */
 export function readExternalText(value: unknown): ExternalInterface | undefined {
   const isRecord = (of: unknown): of is Readonly<Record<string, unknown>> => typeof of === 'object' && of !== null
   if (!isRecord(value)) return undefined

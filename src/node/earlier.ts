@@ -1,5 +1,5 @@
-// earlier.ts - what a node that starts knows of its earlier life: its addresses, its own devices, and which lease is its own although it
-// stands under another address.
+// earlier.ts - what a node that starts knows of its earlier life: its addresses, its own devices, and which lease is its own although
+// that lease has another address.
 
 import { hostname } from 'node:os'
 import { pause } from '../host/bell.ts'
@@ -24,21 +24,21 @@ import { KINDS, type Kind } from '../path/kinds.ts'
 import { askPatiently } from './loops/lease.ts'
 import type { LastKnown } from './restart/last-known.ts'
 
-/** The time in which a host that has an address answers an echo request, and how often it is asked. */
+/** How long to wait for the answer to an echo request, and the number of requests. */
 const ANSWER_MS = 1_000
 const REQUESTS = 3
-/** Names that many hosts have. */
+/** Host names that many hosts share, so that they identify none. */
 const NO_NAME = /^(localhost(\..*)?|\(none\)|)$/
 
 export interface EarlierParts {
   readonly manager: SubnetManager
   /** The subnets in subnet.env. */
   readonly subnet: Nets
-  /** What was last known of the same store, if anything was. */
+  /** The last known state of the same store, if there is one. */
   readonly known: Pick<LastKnown, 'lease' | 'external'> | undefined
   readonly log: Log
   readonly signal: AbortSignal
-  /** True if another host answers to this address; asked of the network where it is left out. */
+  /** True if another host answers to this address; by default by echo requests. */
   readonly answers?: (address: Address) => Promise<boolean>
   readonly name?: string
 }
@@ -69,7 +69,7 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
       const claims = await askPatiently("this host's name", ask, log, signal)
       return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
     })())
-  /** Who has an address by the store: this host, another one, or nobody knows. */
+  /** The host that has an address according to the store; undefined if the store does not say. */
   async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
     const owner = (await namesOf()).get(formatAddress(address))
     if (owner === undefined || NO_NAME.test(owner)) return undefined
@@ -112,7 +112,7 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
   return { earlier, isMine }
 }
 
-/** Asks an address whether a host has it. Of one that cannot be asked nobody knows, and it counts as another's. */
+/** True if a host answers echo requests to this address. If no requests can be sent, the address counts as another host's. */
 async function isAnswered(address: Address): Promise<boolean> {
   const answered = new Set<Address>()
   try {
@@ -123,7 +123,7 @@ async function isAnswered(address: Address): Promise<boolean> {
         try {
           echo.send(address, sequence)
         } catch (error) {
-          if ((error as NodeJS.ErrnoException).code === undefined) throw error // else no way leads there
+          if ((error as NodeJS.ErrnoException).code === undefined) throw error // else there is no route to the address
         }
         await pause(new AbortController().signal, ANSWER_MS)
       }

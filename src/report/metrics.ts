@@ -106,7 +106,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_working',
-    '1 while weftd forwards, as last known too; 0 while it starts or leaves, or its data path, one family of two, or its firewall rules are not right, or packets leave past the data path.',
+    '1 while weftd forwards, also if it does so with its last known configuration. 0 while it starts or leaves, while its data path, its firewall rules or one of two families are not right, and while packets leave past the data path.',
     (status) => one(readingOf(status).working),
   ),
   gauge(

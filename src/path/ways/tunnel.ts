@@ -511,7 +511,7 @@ export async function openTunnel(
     })
     beginSessions() // of the engine that runs on them
   }
-  /** Has the engine join received packets as the device's switches say now, and logs a change. */
+  /** Makes the engine join received packets as the device's offload switches say, and logs a change. */
   function followSwitches(): void {
     const before = engine.offloads
     engine.followSwitches?.()

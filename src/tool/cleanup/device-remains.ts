@@ -44,7 +44,7 @@ export async function findHostRouteRemains(run: Run, networks: ReadonlySet<strin
     const net = parseNet(network)
     if (!net) continue
     const found = await routesWithin(run, net).catch((error: unknown) => {
-      if (isWeftError(error, 'COMMAND')) return [] // a kernel without the family
+      if (isWeftError(error, 'COMMAND')) return [] // the kernel lacks this family
       throw error
     })
     const toHosts = found.filter(({ type, protocol, gateway, destination, metric, device }) => {
@@ -52,7 +52,7 @@ export async function findHostRouteRemains(run: Run, networks: ReadonlySet<strin
       const isMadeByHand = protocol === undefined || protocol === 'boot'
       const isPart = (parseNet(destination)?.prefixLength ?? 0) > net.prefixLength
       const isUsual = metric === USUAL_METRIC[familyOf(net)]
-      const isOfDevice = DEVICES.some(([, pattern]) => isNamedBy(pattern, device)) // goes with the device
+      const isOfDevice = DEVICES.some(([, pattern]) => isNamedBy(pattern, device)) // is removed with the device
       return (
         type === 'unicast' &&
         isMadeByHand &&

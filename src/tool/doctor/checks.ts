@@ -196,7 +196,7 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-/** The routes of the main table, and what the kernel makes of them by all tables and rules. */
+/** Checks the routes of the main table, and where the kernel sends packets by all tables and rules. */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
   return found && [...found, ...checkWays(facts, found.length > 0)]
@@ -206,7 +206,7 @@ function peersHere(facts: Facts): Finding[] | undefined {
   return checkPeers(facts, isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts))
 }
 
-/** The peers by the status alone: the page carries no more code than it needs. */
+/** Checks the peers with the status only, because the page contains no more code than it needs. */
 const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
 
 /** True if the kernel of this host refuses to send packets to other nodes. */
@@ -238,7 +238,7 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   const { recent, device, features = [] } = status?.dataPath ?? {}
   if (!recent) return undefined
   const { drops, packets, seconds } = recent
-  // Where the kernel takes joined UDP, and the device's switch holds it back.
+  // The kernel accepts joined UDP, but the switch of the device is off.
   const mayJoin = features.includes('tun-uso') && !features.includes('coalesce-udp')
   const advice = mayJoin
     ? `; if it is UDP, \`ethtool -K ${device} rx-udp-gro-forwarding on\` has weftd join it, so that less is lost, and packet filters here then judge several datagrams as one`
@@ -248,10 +248,10 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
     const isTelling = number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
     return isTelling ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
   }
-  // Whoever has a key is a node: what is not known of it is the source alone.
+  // A sender that has a key is a node; only the source address of its packets is unknown.
   const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
   const outside = provesSender ? telling('rx_drop_unknown_sender') : undefined
-  // A folder that is not shared is a network of its own, beside which nothing else is wrong.
+  // If the hosts do not share the folder, each is a network of its own, and packets of unknown senders are the only sign of that.
   const unknown = !provesSender && status?.store.name === 'directory' ? telling('rx_drop_unknown_sender') : undefined
   return [
     ...TELLING.flatMap((name) => {

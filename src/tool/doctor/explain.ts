@@ -20,6 +20,7 @@ import type { FilteredPacket, Verdict } from './chain-walk.ts'
 import { walkFilter } from './filter-walk.ts'
 import { portPacket, sentBack } from './firewall.ts'
 import { readRuleset } from './nft-walk.ts'
+import { hasOneRoute } from './routes.ts'
 import {
   bridgeOf,
   hostText,
@@ -174,14 +175,17 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   const by = question.byRule === undefined ? '' : ` by the rule "${question.byRule}"`
   const toText = route && `to ${routeText(route)}${by}`
   const refused = refusal(question)
+  // Without a lease that it can use, weftd makes no route to the peer, so the packet takes the host's usual route.
+  const whyNotRight =
+    peer.state === 'stored' && !hasOneRoute(status)
+      ? 'weftd made no route to this node, because it cannot use its lease'
+      : 'another route comes first'
   steps.push({
     step: 'route',
     passes: isRight && refused === undefined,
     says:
       refused ??
-      (toText
-        ? `${toText}${isRight ? '' : `, and not ${wantedText(peer, status)}: another route comes first`}`
-        : 'there is none'),
+      (toText ? `${toText}${isRight ? '' : `, and not ${wantedText(peer, status)}: ${whyNotRight}`}` : 'there is none'),
   })
   steps.push({
     step: 'data path',

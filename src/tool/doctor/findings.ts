@@ -92,7 +92,7 @@ export const FINDINGS = {
   'no-default-route': {
     ...{ check: 'families', level: 'warning' },
     means:
-      'this host has a default route of one of IPv4 and IPv6 alone: by the other containers reach nothing outside the network, and weftd, when it starts again, waits ten seconds for a route of it',
+      'this host has a default route for only one of IPv4 and IPv6: over the other family containers reach nothing outside the network, and weftd waits ten seconds for such a route when it starts again',
     fix: 'give it a default route of that family on the same interface, or name the interface with --iface',
   },
   'forwarding-off': {
@@ -232,7 +232,7 @@ export const FINDINGS = {
   'peer-unusable': {
     ...{ check: 'peers', level: 'failure' },
     means: 'this node cannot use the lease of another one: no packet goes there',
-    fix: 'the log of weftd says why (look for `is not used` or `Ignoring`); all nodes must have the same backend type, and each a key or MAC of its own: release the lease of a node that is gone (`weft lease release SUBNET`)',
+    fix: 'the log of weftd says why (look for `is not used` or `Ignoring`). If the node has another backend type, restart weftd on each node that does not run the backend in the store. If it has the key or MAC of another node, give it a key or MAC of its own. If it is gone, release its lease (`weft lease release SUBNET`)',
   },
   'peer-silent': {
     ...{ check: 'peers', level: 'failure' },

@@ -25,7 +25,7 @@ export interface BaseChain {
   /** `inet firewalld filter_FORWARD`. */
   readonly name: string
   readonly hook: string
-  /** Where it is called, by which devices, and its policy. */
+  /** The hook and devices that call the chain, and its policy. */
   readonly head: string
   /** The chain as it is printed. */
   readonly text: string
@@ -35,7 +35,7 @@ export interface NftVerdict extends Verdict {
   readonly base: BaseChain
 }
 
-/** Tables that iptables shows itself: what it shows of their chains is not said twice. */
+/** Tables that iptables shows itself, so that the walk leaves out their chains if iptables was read. */
 const isOfIptables = (table: string, packet: FilteredPacket): boolean =>
   table === `${familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'} filter`
 
@@ -134,7 +134,7 @@ const statementsOf = (body: string): readonly string[] =>
     .map((rule) => rule.trim())
     .filter((rule) => rule !== '' && !/^(comment "[^"]*"|\})$/.test(rule))
 
-/** Words, texts without their quotes, and what is in braces as one token. */
+/** The tokens of a rule: words, texts without their quotes, and each group in braces as one token. */
 const tokensOf = (rule: string): readonly string[] =>
   (rule.match(/"(?:\\.|[^"\\])*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replace(/^"(.*)"$/s, '$1'))
 
@@ -147,16 +147,16 @@ const listOf = (text: string): readonly string[] =>
 
 const TARGETS: Readonly<Record<string, Target>> = {
   ...{ accept: { to: 'accept' }, drop: { to: 'drop' }, reject: { to: 'drop' }, return: { to: 'return' } },
-  // The packet goes on by another address, which no chain of filters hinders here.
+  // The packet continues with another address; the filter chains read here do not drop it for that.
   ...{ masquerade: { to: 'accept' }, snat: { to: 'accept' }, dnat: { to: 'accept' }, redirect: { to: 'accept' } },
 }
-/** Words that say what is done with a packet that goes on to the next rule, with the number of words that belong to them. */
+/** Statements after which a packet continues to the next rule, with the number of words that belong to them. */
 const STATEMENTS: Readonly<Record<string, number>> = {
   ...{ log: 0, prefix: 1, group: 1, snaplen: 1, level: 1, flags: 1, comment: 1 },
   ...{ notrack: 0, continue: 0, 'queue-threshold': 1 },
 }
 
-/** The number of words of a statement at a place that asks for nothing; 0 if there is none. */
+/** The number of words of a statement that compares nothing; 0 if there is no such statement at this place. */
 function statementAt(words: readonly string[], at: number): number {
   const word = words[at] ?? ''
   // `counter packets 0 bytes 0`, or one with a name.
@@ -167,7 +167,7 @@ function statementAt(words: readonly string[], at: number): number {
   return more === undefined ? 0 : 1 + more
 }
 
-/** True for a word at which no condition goes on. */
+/** True for a word that ends a condition. */
 const endsCondition = (words: readonly string[], at: number): boolean =>
   at >= words.length ||
   ['jump', 'goto', 'queue', 'vmap'].includes(words[at] ?? '') ||
@@ -191,7 +191,7 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
     const target = TARGETS[word]
     if (target) return [{ matches, target }]
     if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]
-    // A program decides.
+    // A program outside the kernel decides.
     if (word === 'queue') return [{ matches: undefined, target: { to: 'drop' } }]
     const statement = statementAt(words, at)
     if (statement > 0) {
@@ -209,14 +209,14 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
   return []
 }
 
-/** Tells whether what a selector reads of the packet is this value; undefined: that is not known. */
+/** Compares the field that a selector reads with a value; undefined if the field of the packet is not known. */
 type Test = (value: string) => Holds
 
 interface Selector {
   /** The number of its words. */
   readonly width: number
   readonly test: Test
-  /** True if a value must follow; of what is not read here a value may follow or not. */
+  /** True if this file knows the selector: then a value must follow. After other selectors a value may follow or not. */
   readonly isRead: boolean
   /** False if the packet has no such header: the rule does not match, whatever is compared. */
   readonly isThere: boolean
@@ -227,7 +227,7 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
   const [first = '', second = ''] = words.slice(at, at + 2)
   const family = familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'
   const of = (width: number, test: Test, isThere = true, isRead = true): Selector => {
-    // Several fields side by side: what they are together is not read.
+    // A concatenation of several fields is not read.
     if (words[at + width] !== '.') return { width, test, isThere, isRead }
     const end = words.findIndex((word, place) => place > at && (/^[{@]/.test(word) || endsCondition(words, place)))
     return { width: end < 0 ? words.length - at : end - at, test: () => undefined, isThere: true, isRead: false }
@@ -294,7 +294,7 @@ function comparedAt(
   const word = words[at]
   const isNot = word === '!='
   const isCompared = word !== undefined && COMPARISONS.has(word)
-  // By order or by bits: not read.
+  // Comparisons by order (<, >) or by bits are not read.
   if (isCompared && !isNot && word !== '==') return { width: 2, holds: undefined }
   const place = isCompared ? at + 1 : at
   const value = words[place]
@@ -306,7 +306,7 @@ function comparedAt(
   return { width: place - at + 1, holds: holds === undefined ? undefined : holds !== isNot }
 }
 
-/** The values of a set; undefined for one whose elements are not known. */
+/** The values of a set; undefined if its elements are not known. */
 const valuesOf = (value: string, sets: Sets['sets']): readonly string[] | undefined =>
   value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
 
@@ -323,7 +323,7 @@ function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true |
     if (holds === false || !target) continue
     const matches = holds && before
     outcomes.push({ matches, target })
-    // A packet has one value.
+    // A packet has only one value for a selector, so one match decides.
     if (holds) break
   }
   return outcomes

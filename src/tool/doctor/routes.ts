@@ -26,11 +26,15 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
 }
 
+/**
+ * True if one route leads to the whole network. It is so for each backend that weftd carries itself; a backend that the kernel carries has
+ * that route, or a route to each peer.
+ */
+export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
+  dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
+
 function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, routes: readonly Route[]): Finding[] {
-  // A path that weftd carries itself has one route to the whole network; one that the kernel carries has that, or one
-  // to each peer.
-  const isOneRoute =
-    status.dataPath?.engine !== 'kernel' || kindOf(status.config?.backendType ?? '')?.routes === 'network'
+  const isOneRoute = hasOneRoute(status)
   const peers = (status.peers?.list ?? []).flatMap((peer) => {
     const { subnet: net, publicIp, state, way } = sideIn(peer, family)
     return net ? [{ net: formatNet(net), publicIp, state, way }] : []

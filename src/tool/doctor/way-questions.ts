@@ -33,11 +33,11 @@ export interface KernelWays {
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True for a backend whose routes are weft's matter. */
+/** True for a backend whose routes weft makes. */
 const isRouted = ({ dataPath }: Status): boolean =>
   dataPath !== null && dataPath.engine !== null && dataPath.engine !== 'none'
 
-/** The packets whose ways are to be asked for. `marks` are those that a firewall here gives to packets. */
+/** Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets. */
 export function waysToAsk(status: Status, links: readonly Link[], marks: readonly string[]): readonly WayTo[] {
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {

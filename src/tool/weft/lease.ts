@@ -53,7 +53,7 @@ function read(entry: StoreEntry): Read {
 const addressesText = (addresses: Addresses): string =>
   listed(addresses).map(formatAddress).join(',') || addressText(addresses)
 
-/** The backend of a lease's node: of a lease that publishes no type, the usual one that publishes none (or alloc, which carries nothing). */
+/** The backend type of a lease, for people. `udp` and `alloc` publish no type; such a lease is shown as `udp`. */
 const typeText = (published: string): string => published || DEFAULT_TYPE
 
 /** What programs get of one: by what it is known, and what it has of IPv6. */
@@ -175,7 +175,7 @@ export const leaseShowCommand = command({
     }),
 })
 
-/** A value for a person: the type of a lease that publishes none is told all the same. */
+/** A value as people see it: a lease that publishes no type is shown with the default type. */
 const textOf = (key: string, value: unknown): string => (key === 'type' ? typeText(String(value)) : String(value))
 
 /** The node that would lose its subnet, as far as this host knows: one that answers. */

@@ -152,6 +152,47 @@ describe('npm run', () => {
   })
 })
 
+describe('the words of a task', () => {
+  const OWN = Object.entries(TASKS).flatMap(([name, { usage }]) => (usage === undefined ? [] : [name]))
+
+  it.concurrent.each(OWN)('%s --help says them, and nothing is set up or run', async (name) => {
+    const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name, '--help'))
+    expect({ code, stderr }).toEqual({ code: 0, stderr: '' })
+    expect(stdout.split('\n')[0]).toMatch(new RegExp(`^Usage: npm run ${name}( -- \\S.*)?$`))
+  })
+
+  it.concurrent.each(Object.entries(TASKS).flatMap(([name, { accepts }]) => (accepts ? [name] : [])))(
+    '%s refuses a word that it does not know, before anything is set up',
+    async (name) => {
+      const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name, 'nonsense'))
+      expect({ code, stdout }).toEqual({ code: 2, stdout: '' })
+      expect(stderr).toMatch(new RegExp(`^${name}: "nonsense" is .*\nUsage: npm run ${name}.*\n$`))
+    },
+  )
+
+  it.concurrent.each([
+    ['test', 'nonsense'],
+    ['test:soak', 'nonsense'],
+    ['test:vm', 'nonsense'],
+    ['test:kube', 'kube/faults', 'nonsense'],
+  ])('%s refuses a part of a path that no test file has: %s', async (name, ...words) => {
+    const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name, ...words))
+    expect({ code, stdout, stderr }).toEqual({
+      ...{ code: 2, stdout: '', stderr: `${name}: no test file has "nonsense" in its path\n` },
+    })
+  })
+
+  it.concurrent.each([
+    ['test:all', '--again'],
+    ['test:fuzz', '60', '--keep', '--processes=2'],
+    ['test:kube', 'kube/faults', 'test/kube/hosts.test.ts:10', '-t', 'no file is called so'],
+    ['test:vm', '--', 'uname', '--help'],
+  ])('%s accepts its words: %s', async (name, ...words) => {
+    const { code, stderr } = await runIn({ PATH: folder }, ...task(name, ...words))
+    expect({ code, stderr }).toEqual({ code: 1, stderr: expect.stringMatching(/^setup: this machine lacks /) })
+  })
+})
+
 describe('where there is no program', () => {
   it.concurrent.each(ASKED)('%s ends with 1 and names what is missing, and its packages', async (name) => {
     const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name))

@@ -110,7 +110,7 @@ it.each([
   expect(logged(/^W .* does not name IPv6, which containers cannot have now$/)).toBe(subnets.length === 1)
 })
 
-it('leaves out a family that is lacking for ten seconds, and names it again when it is carried', async () => {
+it('leaves out a family after it was not carried for ten seconds, and names it again when it is carried', async () => {
   startBoth(1472, { ipv6: 'it is off here' })
   await ready()
   expect(names()).toHaveLength(2)

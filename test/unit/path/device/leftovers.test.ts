@@ -1,5 +1,5 @@
-// leftovers.test.ts - what a host has of another backend is found and removed, and what is somebody else's stays: every two backends, of
-// one family and of both, on a host that exists as a list of links and routes.
+// leftovers.test.ts - weftd removes the devices and routes that another backend left, and keeps those of others. Each pair of backends is
+// tried, with one family and with both. The hosts are simulated: each is a list of links and routes.
 
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -48,7 +48,7 @@ interface FakeRoute {
   readonly metric?: number
 }
 
-/** A host; `ip` shows it and removes from it. */
+/** A simulated host, with an `ip` that shows and removes its links and routes. */
 class FakeHost {
   links: FakeLink[] = []
   routes: FakeRoute[] = []
@@ -118,7 +118,7 @@ interface Carried {
   readonly type: BackendType
   readonly kind: string | undefined
   readonly names: Readonly<Partial<Record<Family, string>>>
-  /** The routes to peers, where it has one to each. */
+  /** Whether it has one route to the network, a route to each peer by its device, or a route to each peer by the peer's host. */
   readonly routes: 'network' | 'peers' | 'hosts' | 'none'
 }
 /** Each backend with each type of device that the table has for it, and direct routing, which is a way of its own. */
@@ -152,7 +152,7 @@ const CARRIED: readonly Carried[] = [
   },
 ]
 
-/** Puts on a host what a backend makes there for these families. */
+/** Adds the devices and routes that a backend makes for these families. */
 function make(host: FakeHost, { kind, names, routes }: Carried, families: readonly Family[]): void {
   for (const family of families) {
     const [name, network, own] = [names[family], NETWORKS[family]!, OWN[family]!]
@@ -171,7 +171,7 @@ function make(host: FakeHost, { kind, names, routes }: Carried, families: readon
     }
   }
 }
-/** Puts on a host what nobody may touch. */
+/** Adds devices and routes that weftd must not touch. */
 function addOthers(host: FakeHost): void {
   host.links.push(
     { name: 'eth0', kind: '', addresses: ['192.0.2.1', '2001:db8::1'] },
@@ -204,7 +204,7 @@ describe.each([
   const pairs = CARRIED.flatMap((from) => CARRIED.map((to) => [from.label, to.label, from, to] as const))
   const withLeftovers = pairs.filter(([, , , { type }]) => type !== 'extension')
   it.each(withLeftovers)('%s leaves nothing to %s', async (_from, _to, from, to) => {
-    // A device that both have by name is the backend's own to make right.
+    // If both backends have a device of the same name, the new backend repairs it itself.
     const host = new FakeHost()
     const wanted = new FakeHost()
     for (const each of [host, wanted]) {
@@ -218,7 +218,7 @@ describe.each([
     const routesToHosts = to.routes === 'hosts' || to.routes === 'none'
     for (const route of old.routes) {
       const isReplaced = own.includes(route.dev) || wanted.routes.some(({ dst }) => dst === route.dst)
-      // A route of a family that the network has no more is named at the start (warnOfRoutesLeft): no lease tells whose it was.
+      // If the network no longer has a family, no lease shows which node a route of that family led to: warnOfRoutesLeft only logs such routes.
       const isOfOther =
         !(now as readonly Family[]).includes(route.dst.includes(':') ? 'ipv6' : 'ipv4') && from.routes === 'hosts'
       if (!isReplaced && !isOfOther && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
@@ -268,7 +268,7 @@ describe('a device', () => {
     ],
   ])('%s', async (_what, link, routes, expected) => expect(await found(withDevice(link, ...routes))).toEqual(expected))
 
-  it('is never taken from a daemon that runs for the same network, or for one that nobody can tell', async () => {
+  it('stays if its daemon runs for the same network, or for an unknown network', async () => {
     const running = (networks: Nets | undefined) => async () => [{ name: 'flanneld', pid: 7, networks }]
     expect(await found(withDevice(), running(NETWORKS))).toEqual(['flannel.1: flanneld runs (pid 7)'])
     expect(await found(withDevice(), running(undefined))).toEqual(['flannel.1: flanneld runs (pid 7)'])
@@ -278,7 +278,7 @@ describe('a device', () => {
     expect(await found(withDevice(), running(netsOf([parseNet('10.6.0.0/16')!])))).toEqual(GOES)
   })
 
-  it('that cannot be removed is told with the reason, and one that is gone already is no failure', async () => {
+  it('that cannot be removed is reported with the reason, and one that is gone already is no failure', async () => {
     const host = withDevice()
     host.refuses = /link del/
     const { leftovers } = await findLeftovers(host.run, about, NOBODY)
@@ -289,7 +289,7 @@ describe('a device', () => {
     expect(await removeLeftovers(gone, leftovers, () => {})).toEqual([])
   })
 
-  it('of the kernel in the way of the own route goes, and one of another network does not', async () => {
+  it('of the kernel that comes before the own route is removed, and one of another network is not', async () => {
     const host = withDevice({ name: 'flannel-wg', kind: 'wireguard' })
     await removeKernelDevice(host.run, 'flannel-wg', NETWORKS)
     expect(host.removed).toEqual(['link del dev flannel-wg'])
@@ -398,7 +398,7 @@ describe('policy routing', () => {
     }
   const USUAL = [0, 32_766, 32_767]
 
-  it('is asked for by what the kernel does with packets to peers, where there are rules beside the usual', async () => {
+  it('is checked by looking up the way of packets to peers, if there are rules beside the usual ones', async () => {
     expect(await findDiverted(kernel([...USUAL, 5270], 'tailscale0'), about)).toEqual([
       { family: 'ipv4', route: '10.5.2.0/24 to tailscale0, by a rule of `ip rule`', isOfOwn: false },
     ])

@@ -44,7 +44,7 @@ it('takes a peer that `ip` said nothing of for one without a way only where `ip`
   await expect(createDirectHops(after(null), 'ipv4').look(peers)).rejects.toMatchObject({ code: 'COMMAND' })
 })
 
-it('replaces no route of a bridge: it is named once, the peer counts as not set, and gets its route when that is gone', async () => {
+it('replaces no route of a bridge: the log names it once, and the peer gets its route when the route of the bridge is gone', async () => {
   const [lines, batches]: [string[], string[]] = [[], []]
   const bridge = { dst: '10.5.2.0/24', dev: 'cni0', protocol: 'kernel', scope: 'link', prefsrc: '10.5.2.1' }
   let routes: object[] = [bridge, { dst: '10.5.3.0/24', gateway: '192.0.2.9', dev: 'eth0' }]

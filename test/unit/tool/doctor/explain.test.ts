@@ -189,6 +189,27 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     ['route false: to eth1 via 192.0.2.9, and not via 192.0.2.2: another route comes first'],
   ],
   [
+    'route',
+    {
+      status: {
+        ...status,
+        config: { ...status.config!, backendType: 'vxlan' },
+        dataPath: { ...path, engine: 'kernel', device: 'flannel.1' },
+        peers: countPeers([{ ...soundPeer, state: 'stored', type: 'wireguard' }], 10),
+      },
+    },
+    ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
+    [
+      'route false: to eth0 via 192.0.2.254, and not flannel.1: weftd made no route to this node, because it cannot use its lease',
+    ],
+  ],
+  [
+    'route',
+    withPeer({ state: 'stored' }),
+    ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
+    ['route false: to eth0 via 192.0.2.254, and not flannel0: another route comes first'],
+  ],
+  [
     'data path',
     withPeer({ state: 'stored' }),
     OUT,

@@ -82,7 +82,7 @@ it('takes the files of the environment if an older daemon names none', async () 
   })
 })
 
-it('takes all from the file of the flags if no daemon answers', async () => {
+it('takes the whole store from /etc/default/weftd if no daemon answers', async () => {
   writeFileSync(
     places.defaults,
     ['FLANNELD_ETCD_ENDPOINTS=https://192.0.2.8:2379', 'FLANNELD_ETCD_CAFILE=/ca', 'FLANNELD_IP_MASQ=true'].join('\n'),
