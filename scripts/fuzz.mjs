@@ -2,8 +2,7 @@
 //
 // Starts from the corpus in test/native/corpus, and from random batches and superpackets (test/support/packet-model.ts), with
 // one process a core. What it finds worth keeping stays in build/fuzz/corpus for the next run, and `--keep` puts the least of
-// it that reaches as much into test/native/corpus. An input that fails is printed and left in build/fuzz. Where clang or its
-// libFuzzer is not there, g++ and test/native/fuzz_driver.cc stand in for it: the same checks, but blind to what an input reaches.
+// it that reaches as much into test/native/corpus. An input that fails is printed and left in build/fuzz.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -128,15 +127,8 @@ async function mustRun(command, args) {
   const end = await runAloud(command, args, { cwd: folder }).catch((error) => error.message)
   if (end === 0) return
   if (typeof end === 'string') process.stderr.write(`fuzz: ${end}\n`)
-  process.stderr.write(`fuzz: ${command} failed; an input that made it fail is in ${folder}\n`)
+  process.stderr.write(`fuzz: ${command} failed; if an input made it fail, it is in ${folder}\n`)
   process.exit(1)
-}
-
-/** Whether it can be built with libFuzzer; why not is not asked. */
-async function buildGuided(args) {
-  const unheard = { write: () => true }
-  const guided = ['-fsanitize=fuzzer,address,undefined', ...args]
-  return (await runAloud('clang++', guided, { cwd: folder, stdout: unheard, stderr: unheard }).catch(() => null)) === 0
 }
 
 writeSeeds()
@@ -154,22 +146,16 @@ const build = [
 ]
 const building = createProgress('test:fuzz', { total: 1 })
 building.now('build')
-const isGuided = await buildGuided(build)
-if (!isGuided)
-  await mustRun('g++', ['-fsanitize=address,undefined', join(root, 'test/native/fuzz_driver.cc'), ...build])
+await mustRun('clang++', ['-fsanitize=fuzzer,address,undefined', ...build])
 building.end()
 
 const fuzzing = createProgress('test:fuzz', { total: seconds, pace: 'seconds' })
-fuzzing.now(isGuided ? 'by libFuzzer' : 'by mutation alone', seconds)
+fuzzing.now('by libFuzzer', seconds)
 const corpora = existsSync(kept) ? [corpus, kept] : [corpus]
-if (isGuided) {
-  const limits = [`-max_total_time=${seconds}`, '-max_len=8192', '-timeout=10', '-rss_limit_mb=4096']
-  // All of these first: -fork begins by leaving out those that crash, and says nothing of it.
-  await mustRun(program, ['-runs=0', ...limits, ...corpora])
-  await mustRun(program, [`-fork=${options.processes}`, '-ignore_crashes=0', ...limits, ...corpora])
-} else {
-  await mustRun(program, [String(seconds), join(folder, 'crash'), ...corpora])
-}
+const limits = [`-max_total_time=${seconds}`, '-max_len=8192', '-timeout=10', '-rss_limit_mb=4096']
+// First every known input: -fork leaves out those that crash, without a word.
+await mustRun(program, ['-runs=0', ...limits, ...corpora])
+await mustRun(program, [`-fork=${options.processes}`, '-ignore_crashes=0', ...limits, ...corpora])
 fuzzing.end()
 if (options.keep) {
   const all = join(folder, 'all')
@@ -179,6 +165,4 @@ if (options.keep) {
   rmSync(kept, { recursive: true, force: true })
   renameSync(all, kept)
 }
-process.stdout.write(
-  `fuzz: ${seconds} s ${isGuided ? 'by libFuzzer' : 'by mutation alone, without libFuzzer'}, nothing found\n`,
-)
+process.stdout.write(`fuzz: ${seconds} s by libFuzzer, nothing found\n`)

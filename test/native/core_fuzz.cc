@@ -367,7 +367,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) {
       for (const auto& [pair, version] : {std::pair(&lane, 4), std::pair(&known, 6)}) {
-        expect_packets(pair->outside.get(), [&](std::span<uint8_t> packet) {
+        // clang 14 cannot capture a structured binding by itself.
+        expect_packets(pair->outside.get(), [&, version = version](std::span<uint8_t> packet) {
           if constexpr (HasSessions<Encap>) packet = keys.open(packet);
           return packet.empty() || packet[0] >> 4 != version ? std::span<uint8_t>() : packet;
         });
