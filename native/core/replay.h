@@ -78,12 +78,14 @@ class ReplayWindow {
   }
 
   /// Moves the words to more memory. If there is none, the window stays as wide as it is: it may refuse what is late,
-  /// and accepts nothing twice.
+  /// and accepts nothing twice, also after it found memory later.
   void grow(uint64_t size) {
     std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());
     if (!more) return;
     const uint64_t end = (next_ + 63) / 64, begin = end > size_ ? end - size_ : 0;
     for (uint64_t word = begin; word < end; word++) more[word % size] = words()[word % size_];
+    // The window has forgotten which counters of earlier words arrived: it must refuse them all.
+    for (uint64_t word = end > size ? end - size : 0; word < begin; word++) more[word % size] = ~uint64_t{0};
     more_ = std::move(more);
     size_ = size;
   }

@@ -1137,6 +1137,12 @@ static void test_families() {
   }
 }
 
+/// False while `new (std::nothrow)` of arrays finds no memory.
+static bool has_memory = true;
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+  return has_memory ? ::operator new[](size) : nullptr;
+}
+
 /// A window accepts each counter once, and refuses only what is too old: as a set of all that arrived does. Whatever is
 /// within kWindow of the greatest counter is recent enough, also while the window is still small.
 static void test_replay() {
@@ -1219,6 +1225,22 @@ static void test_replay_memory() {
       refused.load(odd);
       CHECK(!odd.is_whole());
     }
+  }
+}
+
+/// A window that found no memory to grow, and finds some later, accepts no counter twice: of those that it forgot
+/// meanwhile it cannot know whether they arrived.
+static void test_replay_without_memory() {
+  for (const uint64_t upto : {1'100u, 5'000u, 100'000u, 2'000'000u}) {
+    ReplayWindow window;
+    has_memory = false;
+    for (uint64_t counter = 0; counter < upto; counter++) CHECK(window.accept(counter));
+    CHECK(window.grown_bytes() == 0);
+    has_memory = true;
+    CHECK(window.accept(upto) && window.grown_bytes() > 0);
+    for (uint64_t counter = 0; counter <= upto; counter++) CHECK(!window.accept(counter));
+    for (uint64_t counter = upto + 1; counter < upto + 5'000; counter++) CHECK(window.accept(counter));
+    CHECK(!window.accept(upto / 2));
   }
 }
 
@@ -3394,6 +3416,7 @@ static void test_threads() {
   test_replay();
   test_replay_lanes();
   test_replay_memory();
+  test_replay_without_memory();
   if (Aead::create(Aead::Way::kSeal)) {
     test_aead();
     test_session();
