@@ -295,7 +295,7 @@ export async function runNode(
   }
   try {
     await clearLeftovers(node)
-    await raiseOrLate(node)
+    await raiseOrLate(node, resumed !== undefined)
     await publish(node)
     succession.settle()
     if (!parts.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))

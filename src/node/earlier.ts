@@ -2,6 +2,7 @@
 // that lease has another address.
 
 import { hostname } from 'node:os'
+import { describeError, isWeftError } from '../base/errors.ts'
 import { pause } from '../host/bell.ts'
 import { run } from '../host/command.ts'
 import { openEcho } from '../host/echo.ts'
@@ -61,12 +62,17 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
   let addresses: Promise<readonly Address[]> | undefined
   let names: Promise<ReadonlyMap<string, string>> | undefined
 
-  /** The names of hosts in the store, by their addresses as text. */
+  /** The names of hosts in the store, by their addresses as text; none if the store refuses to list them. */
   const namesOf = (): Promise<ReadonlyMap<string, string>> =>
     (names ??= (async () => {
       if (!manager.claims) return new Map<string, string>()
       const ask = async (till: AbortSignal) => manager.claims?.(undefined, till)
-      const claims = await askPatiently("this host's name", ask, log, signal)
+      // A user of etcd that was made for flanneld may read the leases and nothing beside them.
+      const claims = await askPatiently("this host's name", ask, log, signal).catch((error: unknown) => {
+        signal.throwIfAborted()
+        if (!isWeftError(error)) throw error
+        log.warn(`This node may not recognise its lease if its address changed: ${describeError(error)}`)
+      })
       return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
     })())
   /** The host that has an address according to the store; undefined if the store does not say. */

@@ -225,8 +225,16 @@ export async function waitForInterface(
     const now = performance.now()
     try {
       const found = await chooseExternalInterface(run, wishes, families, quiet, undefined, earlier)
-      const same = await asBefore(await known(), families, found)
-      if (same !== 'gone' || now >= end) return same === undefined || same === 'gone' ? found : same
+      const before = await known()
+      const same = await asBefore(before, families, found)
+      if (same === undefined || (same === 'gone' && now >= end)) return found
+      if (same !== 'gone') {
+        // The line above says what would be chosen without what was known.
+        if (!isDeepStrictEqual(same.address, found.address))
+          once(`Going on with ${textOf(same)}, as this node did before`)
+        return same
+      }
+      once(`Waiting some seconds for ${textOf(before ?? found)}, which this node used before`)
     } catch (error) {
       if (!isWeftError(error, 'INTERFACE')) throw error
       const same = await asBefore(await known(), families)
@@ -242,9 +250,7 @@ export async function waitForInterface(
             })
           : undefined
       if (some) {
-        log.warn(
-          `${error.message}; going on with ${some.name} and ${listed(some.address).map(formatAddress).join(' and ')}`,
-        )
+        log.warn(`${error.message}; going on with ${textOf(some)}`)
         return some
       }
       if (now >= end) throw error
@@ -254,6 +260,9 @@ export async function waitForInterface(
     await pause(signal, Math.min(Math.max(0, end - now), SETTLE_MS))
   }
 }
+
+const textOf = ({ name, address }: ExternalInterface): string =>
+  `${name} and ${listed(address).map(formatAddress).join(' and ')}`
 
 /**
  * The interface of before as a running node would see it now; `gone` if all its addresses are gone for the moment. Undefined if there was

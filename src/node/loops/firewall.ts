@@ -108,10 +108,19 @@ async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, end
   }
 }
 
-/** Begins to set the rules for the first time, and waits for that for a moment: then all else goes on, and the loop waits. */
-export async function raiseOrLate(node: Node): Promise<void> {
-  node.raising = raiseFirewall(node)
+/**
+ * Begins to set the rules for the first time, and waits for that for a moment: then all else goes on, and the loop waits. As flanneld, it
+ * rejects if the rules cannot be set. A node that forwards already, as last known or since the moment is over, logs that, and tries again.
+ */
+export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
+  let isPatient = forwardsAlready
+  node.raising = raiseFirewall(node).catch((error: unknown) => {
+    if (!isPatient || !isWeftError(error)) throw error
+    node.log.error(describeError(error))
+    node.rulesTrouble = describeError(error)
+  })
   await tellingLate(LATE_MS, (late) => Promise.race([node.raising, late]))
+  isPatient = true
 }
 
 export async function keepFirewall(node: Node): Promise<never> {

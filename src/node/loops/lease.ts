@@ -231,7 +231,7 @@ const gainedFamilies = ({ config, lease, attrs, manager }: Node): readonly Famil
 
 async function renewOrReplace(node: Node): Promise<void> {
   const { log, signal } = node
-  if (gainedFamilies(node).length > 0) return replaceLease(node)
+  if (gainedFamilies(node).length > 0 && (await isExtended(node))) return
   const holder = node.manager.holder(node.config)
   let retryMs = RENEW_RETRY_MIN_MS
   for (;;) {
@@ -258,11 +258,27 @@ async function renewOrReplace(node: Node): Promise<void> {
   }
 }
 
-/** Takes the same subnet again if it is free, and moves the node to another one if it is not. */
-async function replaceLease(node: Node): Promise<void> {
+/** Leases a subnet of a family that the node gained. Returns false if that cannot be had: the lease must be renewed as it is. */
+async function isExtended(node: Node): Promise<boolean> {
+  try {
+    await replaceLease(node, false)
+    return true
+  } catch (error) {
+    node.signal.throwIfAborted()
+    if (!isWeftError(error)) throw error
+    node.log.error(`This node keeps the subnets that it has: ${describeError(error)}`)
+    return false
+  }
+}
+
+/**
+ * Takes the same subnet again if it is free, and moves the node to another one if it is not. Rejects only if not `isRunning`, as obtainLease
+ * does.
+ */
+async function replaceLease(node: Node, isRunning = true): Promise<void> {
   const { log } = node
   const before = node.lease
-  node.lease = await obtainLease(node, node.attrs, before.subnet, true)
+  node.lease = await obtainLease(node, node.attrs, before.subnet, isRunning)
   node.learnt.ring()
   if (node.lease.key === before.key) return log.info(`Lease of ${netsText(before.subnet)} acquired again`)
   const kept = listed(before.subnet).every((net) =>

@@ -29,7 +29,12 @@ export function createNftables(options: FirewallOptions): Firewall {
   const { run, log, masq, forward, plainPorts } = options
   const parts = partsOf(options)
   let probing: Promise<boolean> | undefined
-  const randomFully = async (): Promise<boolean> => !plainPorts && (await (probing ??= knowsFullyRandom(run, log)))
+  const randomFully = async (): Promise<boolean> => {
+    if (plainPorts) return false
+    probing ??= knowsFullyRandom(run, log)
+    probing.catch(() => (probing = undefined)) // asked again: nft gave no answer
+    return probing
+  }
   // As flanneld's, both tables are there whatever the families are.
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
@@ -89,8 +94,8 @@ function createTable(
 
   async function ensure(wish: FamilyWish): Promise<readonly string[]> {
     const wanted = `${formatNet(wish.subnet)}\n`
-    const randomFully = await isFullyRandom()
     const { own, others } = splitNftTable(await read(), ours)
+    const randomFully = await isFullyRandom() // nft works, as it has listed the table: what it refuses now it does not know
     if (shown === wanted + own) return []
     const input = nftInput({ ...wish, randomFully }, others)
     const put = (all: string): Promise<string> => run('nft', ['-f', '-'], { input: all })
@@ -114,14 +119,15 @@ function createTable(
 const countNftRules = (text: string): number =>
   text.match(/^\s+(ip6?|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
 
-/** Asked of IPv4's table for both families, as flanneld does. */
+/** Asked of IPv4's table for both families, as flanneld does. Rejects if nft gave no answer. */
 async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   const input =
     'table ip masqueradeTest { chain test { type nat hook postrouting priority srcnat; masquerade fully-random; }; }\n'
   try {
     await run('nft', ['-c', '-f', '-'], { input })
     return true
-  } catch {
+  } catch (error) {
+    if (!isRefusal(error)) throw error
     log.warn('nftables: random fully unsupported')
     return false
   }

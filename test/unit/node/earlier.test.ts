@@ -1,6 +1,7 @@
 // earlier.test.ts - the addresses, devices and leases that a node that starts knows as its own.
 
 import { expect, it, vi } from 'vitest'
+import { WeftError } from '../../../src/base/errors.ts'
 import type { Link } from '../../../src/host/links.ts'
 import { parseLeaseKey, type Lease } from '../../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
@@ -65,6 +66,23 @@ it('a name that many hosts have tells nothing', async () => {
     { name: 'localhost' },
   )
   expect(await earlier.addresses()).toEqual([])
+})
+
+it('a store that does not let it list the names of hosts ends no start: the names are not known', async () => {
+  const lines: string[] = []
+  const told = { ...log, warn: (line: string) => void lines.push(line) }
+  const leases = [leaseOf('10.5.1.0-24', '10.0.0.1'), leaseOf('10.5.2.0-24', '10.0.0.2')]
+  const manager = {
+    source: { list: async () => ({ cursor: 0, entries: leases.map((lease) => ({ key: lease.key, lease })) }) },
+    claims: async () => {
+      throw new WeftError('STORE', 'etcd denied access: permission denied')
+    },
+  } as unknown as SubnetManager
+  const { earlier, isMine } = life([], {}, { manager, log: told, ...lasts('10.5.1.0-24', '10.0.0.1') })
+  expect(texts(await earlier.addresses())).toEqual(['10.0.0.1', '10.0.0.1'])
+  expect(await isMine(parseAddress('10.0.0.1')!)).toBe(true)
+  expect(await isMine(parseAddress('10.0.0.2')!)).toBe(false)
+  expect(lines).toEqual([expect.stringContaining('permission denied')])
 })
 
 it.each<

@@ -5,7 +5,7 @@ import { EVENT_MS } from '../../../lab/lab.ts'
 import { parseFlags } from '../../../src/base/go-flags.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
 import { createBell } from '../../../src/host/bell.ts'
-import type { ExternalInterface } from '../../../src/host/external-interface.ts'
+import { AddressHold, type ExternalInterface } from '../../../src/host/external-interface.ts'
 import { netsOf, parseNet, type Family } from '../../../src/net/address.ts'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
@@ -19,15 +19,21 @@ import {
   warnOfRoutesLeft,
 } from '../../../src/node/start.ts'
 
-const host = vi.hoisted(() => ({ hasRoute: false, looks: 0, routes6: [] as object[], hasIpv6: true }))
+const host = vi.hoisted(() => ({
+  hasRoute: false,
+  looks: 0,
+  routes6: [] as object[],
+  hasIpv6: true,
+  addresses: ['192.0.2.7'],
+}))
 vi.mock('../../../src/host/command.ts', () => ({
   run: async (_file: string, args: readonly string[]): Promise<string> => {
     if (!host.hasIpv6) throw new WeftError('COMMAND', 'Address family not supported by protocol')
     if (args.includes('-6')) return JSON.stringify(host.routes6)
     if (args.includes('route')) return JSON.stringify(host.hasRoute ? [{ dst: 'default', dev: 'eth0' }] : [])
     host.looks++
-    const address = { family: 'inet', local: '192.0.2.7', prefixlen: 24, scope: 'global' }
-    return JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: [address] }])
+    const addresses = host.addresses.map((local) => ({ family: 'inet', local, prefixlen: 24, scope: 'global' }))
+    return JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: addresses }])
   },
 }))
 
@@ -59,6 +65,7 @@ beforeEach(() => {
   host.hasRoute = false
   host.looks = 0
   host.routes6 = []
+  host.addresses = ['192.0.2.7']
   warnings = []
 })
 afterEach(() => vi.useRealTimers())
@@ -125,6 +132,32 @@ describe('the external interface', () => {
     expect(warnings.at(-1)).toMatch(/unable to find default route; going on with eth0, which this node used before$/)
     host.hasRoute = true
     expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
+  })
+
+  it('says which address of before it goes on with, or waits for', async () => {
+    host.hasRoute = true
+    const { options } = parseFlags(FLAGS, [])
+    const lines: string[] = []
+    const told = { ...log, info: (line: string) => void lines.push(line) }
+    const named = { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: false, ipv6: false } }
+    const usedBefore = (text: string): ExternalInterface => {
+      const address = { ipv4: parseIpv4(text)! }
+      const hold = new AddressHold(address)
+      return { ...{ name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'] }, hold }
+    }
+    const waitWith = (before: ExternalInterface) =>
+      waitForInterface(options, ['ipv4'], createBell(), told, signal, { known: async () => before })
+    const gone = waitWith(usedBefore('192.0.2.1'))
+    await vi.waitFor(() =>
+      expect(lines).toContain('Waiting some seconds for eth0 and 192.0.2.1, which this node used before'),
+    )
+    await vi.advanceTimersByTimeAsync(11_000)
+    expect((await gone).address).toEqual({ ipv4: parseIpv4('192.0.2.7') })
+    expect(lines.filter((line) => line.startsWith('Waiting some'))).toHaveLength(1)
+    lines.length = 0
+    host.addresses = ['192.0.2.7', '192.0.2.8']
+    expect((await waitWith(usedBefore('192.0.2.8'))).address).toEqual({ ipv4: parseIpv4('192.0.2.8') })
+    expect(lines).toContain('Going on with eth0 and 192.0.2.8, as this node did before')
   })
 
   it.each<[families: readonly Family[], passedOver: string]>([

@@ -4,17 +4,19 @@ import { existsSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { createBell } from '../../../../src/host/bell.ts'
+import { createBell, pause } from '../../../../src/host/bell.ts'
 import {
   installRig,
   dataPaths,
   ended,
   lines,
+  log as rigLog,
   logged,
   nodeStatus,
   possession,
   readiness,
   ready,
+  restart,
   start,
   stopping,
   store,
@@ -22,7 +24,7 @@ import {
   until,
   value,
 } from '../../../support/node-rig.ts'
-import { firewallFor, raiseFirewall } from '../../../../src/node/loops/firewall.ts'
+import { firewallFor, raiseFirewall, raiseOrLate } from '../../../../src/node/loops/firewall.ts'
 import type { Node } from '../../../../src/node/node.ts'
 import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
 import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
@@ -138,6 +140,48 @@ it('delays nothing while the rules cannot be set: peers, subnet.env and readines
   set()
   await vi.advanceTimersByTimeAsync(2_000)
   expect(JSON.stringify(await nodeStatus())).not.toContain(`the firewall's rules are not set yet`)
+})
+
+it('ends a node that starts, and no node that forwards already, if the rules cannot be set', async () => {
+  const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
+  const failures = [failure]
+  let canBeSet = false
+  const ensure = async () => ({ mended: [], failures: canBeSet ? [] : failures })
+  const raise = async (): Promise<never> => {
+    throw failure
+  }
+  start({ firewall: { rules: { raise, ensure }, resyncMs: 1000 } })
+  expect(await ended).toBe(failure)
+
+  // Everything else has gone on by the time at which this one fails.
+  const raiseLate = () => pause(stopping.signal, 2_000).then(raise)
+  restart()
+  start({ firewall: { rules: { raise: raiseLate, ensure }, resyncMs: 1000 } })
+  await ready()
+  await until(() => logged(/^E no nftables support/), 5_000)
+  await vi.advanceTimersByTimeAsync(2_000)
+  expect(stopping.signal.aborted).toBe(false)
+  expect(JSON.stringify(await nodeStatus())).toContain('no nftables support')
+  canBeSet = true
+  await vi.advanceTimersByTimeAsync(2_000)
+  expect(JSON.stringify(await nodeStatus())).not.toContain('"no nftables support')
+  expect(dataPaths.at(-1)!.closed).toBe(false)
+})
+
+it.each([true, false])('a node that forwards as last known (%s) is as patient as one that runs', async (forwards) => {
+  const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
+  const raise = async (): Promise<never> => {
+    throw failure
+  }
+  const rules = { raise, ensure: async () => ({ mended: [], failures: [failure] }) }
+  const node = {
+    firewall: { rules, resyncMs: 1000 },
+    ...{ lease: { subnet: {} }, log: rigLog, signal: stopping.signal },
+  } as unknown as Node
+  const raising = raiseOrLate(node, forwards)
+  if (forwards) await raising
+  else await expect(raising).rejects.toBe(failure)
+  expect(node.rulesTrouble).toBe(forwards ? failure.message : undefined)
 })
 
 it('ends with the daemon though the rules are never set', async () => {

@@ -14,6 +14,7 @@ import {
   possession,
   ready,
   start,
+  stopping,
   store,
   subnetFile,
   until,
@@ -309,4 +310,26 @@ it('leases a subnet of a family when the node gets an address of it, and keeps t
   )
   expect(store.entries.size).toBe(1)
   expect(logged(/containers on the old subnet must be started again/)).toBe(false)
+})
+
+it('renews the lease that it has when there is no subnet left of a family that it gained', async () => {
+  const { config, backend: ofBoth } = ofFamilies('ipv4', 'ipv6')
+  let hasIpv4 = false
+  const prepare: typeof ofBoth.prepare = async (signal) => {
+    const attrs = await ofBoth.prepare(signal)
+    return hasIpv4 ? attrs : { ...attrs, publicIp: { ipv6: attrs.publicIp.ipv6 } }
+  }
+  for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
+  start({ config, backend: { ...ofBoth, prepare } })
+  await ready()
+  const before = own()
+  hasIpv4 = true
+  dataPaths[0]!.die('eth0 has an IPv4 address now')
+  await until(() => logged(/^E This node keeps the subnets that it has: out of subnets/), 5_000)
+  await until(() => logged(/Lease renewed/), 5_000)
+  const renewals = (): number => lines.filter((line) => line.includes('Lease renewed')).length
+  const first = renewals()
+  await vi.advanceTimersByTimeAsync(2 * LEASE_TTL_MS)
+  expect(renewals()).toBeGreaterThan(first)
+  expect([own(), stopping.signal.aborted]).toEqual([before, false])
 })

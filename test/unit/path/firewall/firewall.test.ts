@@ -450,6 +450,21 @@ describe('nftables', () => {
     const probes = host.calls.filter(({ args }) => args[0] === '-c')
     expect(probes).toHaveLength(plainPorts ? 0 : 1)
   })
+
+  it.each([
+    ['hangs', 'nft', late()],
+    ['refuses everything', 'nft', refused('no nf_tables')],
+    ['hangs when it is asked', 'nft -c -f -', late()],
+  ])('an nft that %s tells nothing about fully-random: it is asked again', async (_how, command, trouble) => {
+    const host = fakeHost({ nft: '', 'nft --version': 'nftables v1.0.6', [command]: trouble })
+    const firewall = createNftables(host.options({}))
+    await expect(firewall.raise(SUBNET)).rejects.toMatchObject({ code: 'COMMAND' })
+    host.answers['nft'] = ''
+    if (command !== 'nft') delete host.answers[command]
+    expect((await firewall.ensure(SUBNET)).failures).toEqual([])
+    expect(host.inputs('nft').find((text) => text.includes('chain postrtg'))).toContain('masquerade fully-random\n')
+    expect(host.lines.filter((line) => line.includes('random fully unsupported'))).toEqual([])
+  })
 })
 
 describe('the firewall', () => {
