@@ -96,7 +96,7 @@ async function findInTable(
     routesByOthers: backend.routesByOthers === true,
     external: backend.external?.name,
     ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
-    leases: view.values(),
+    leases: [...view.values()], // an iterator would be empty for the second family
   }
   const found = await findLeftovers(run, surroundings, others)
   if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }

@@ -56,7 +56,7 @@ export interface Surroundings {
   readonly external?: string | undefined
   /** The range from which subnets are leased, by family; left out if another program gives out the subnets. */
   readonly ranges?: ByFamily<SubnetRange | undefined>
-  readonly leases: Iterable<Lease>
+  readonly leases: readonly Lease[]
 }
 
 /** The subnets that may be leased, by their length, and by the first and the last of them. */

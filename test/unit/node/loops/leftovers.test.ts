@@ -6,7 +6,8 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
-import { parseNet } from '../../../../src/net/address.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { netsOf, parseNet } from '../../../../src/net/address.ts'
 import type { Ipv4Net } from '../../../../src/net/ipv4.ts'
 import { clearLeftovers } from '../../../../src/node/loops/leftovers.ts'
 import type { Node } from '../../../../src/node/node.ts'
@@ -200,6 +201,55 @@ describe('a route that only more leases could explain, while the store is away',
   it('keeps a node from being ready that knows no lease, and none that goes on as last known', async () => {
     expect(await judged(new Map())).toEqual(['routes into the network cannot be judged yet'])
     expect(await judged(new Map([[known.key, known]]))).toEqual([])
+  })
+})
+
+describe('what is asked of each family, and of the kernel', () => {
+  const lease = (number: number): Lease => ({
+    key: `10.5.${number}.0-24`,
+    subnet: netsOf([parseNet(`10.5.${number}.0/24`)!, parseNet(`fd00:5:0:${number}::/64`)!]),
+    attrs: { publicIp: { ipv4: 0xc0_00_02_00 + number }, backendType: '' },
+  })
+  const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
+  /** The words of a node that follows two leases, on a host whose `ip` prints this. */
+  async function said(ip: (command: string) => object[]): Promise<readonly string[]> {
+    const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+    const [own, other] = [lease(1), lease(2)]
+    const node = {
+      ...{ backend: sealed, config: both, lease: own, log, options: {}, pastPath: [], isReady: true },
+      leftovers: {
+        ...leftovers,
+        run: async (_file: string, args: readonly string[], options?: { input?: string }) =>
+          JSON.stringify(ip(`${args.join(' ')} ${options?.input ?? ''}`)),
+      },
+      view: new Map([own, other].map((each) => [each.key, each])),
+      possession: { state: { is: 'forwarding' }, dataPath: {} },
+      following: { listedAt: 1 },
+      signal: new AbortController().signal,
+    } as unknown as Node
+    await clearLeftovers(node)
+    return node.pastPath.map(({ line }) => line)
+  }
+
+  it('is answered by the leases for IPv6 as for IPv4', async () => {
+    for (const [flag, dst] of [
+      ['-4', '10.5.2.0/24'],
+      ['-6', 'fd00:5:0:2::/64'],
+    ])
+      expect(
+        await said((command) =>
+          command.startsWith(`-j ${flag} route show`) ? [{ dst, dev: 'eth9', protocol: 'static' }] : [],
+        ),
+      ).toEqual([expect.stringContaining(`unencrypted: by routes that weft did not make: ${dst} to eth9`)])
+  })
+
+  it('is answered by the leases where the kernel has rules of policy routing', async () => {
+    expect(
+      await said((command) => {
+        if (command.includes('rule show')) return [{ priority: 100 }]
+        return command.includes('route get 10.5.2.0') ? [{ dst: '10.5.2.0', dev: 'eth9' }] : []
+      }),
+    ).toEqual([expect.stringContaining('10.5.2.0/24 to eth9, by a rule of `ip rule`')])
   })
 })
 
