@@ -1,4 +1,4 @@
-// events.ts - hears from the kernel that a link, an address or a route changed, by `ip monitor`.
+// events.ts - hears from the kernel that a link, an address, a route or a rule of routing changed, by `ip monitor`.
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -24,9 +24,9 @@ export interface Watched {
   readonly matters?: (line: string) => boolean
 }
 
-const OBJECTS = ['monitor', 'link', 'address', 'route']
+const OBJECTS = ['monitor', 'link', 'address', 'route', 'rule']
 
-/** Links, and the addresses and routes of these families. */
+/** Links, and the addresses, routes and rules of routing of these families. */
 export function changesOf(families: readonly Family[]): Watched {
   // By IPv4 alone nobody hears what routers advertise.
   if (!families.includes('ipv6')) return { monitor: ['ip', '-4', ...OBJECTS] }

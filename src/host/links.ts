@@ -1,7 +1,7 @@
 // links.ts - network interfaces, their addresses and routes, by iproute2's JSON.
 
 import { readFile } from 'node:fs/promises'
-import { isWeftError, WeftError } from '../base/errors.ts'
+import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
 import {
   ADDRESS_BITS,
   familyOf,
@@ -241,10 +241,18 @@ export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
   return (await ipJson<JsonRoute>(run, [ipFlag(network), 'route', 'show', 'root', formatNet(network)])).map(toRoute)
 }
 
-/** True if the kernel asks other tables than those that every host has: then the main table does not tell where a packet goes. */
+/**
+ * True if the kernel asks other tables than those that every host has: then the main table does not tell where a packet goes. A kernel that
+ * is built without policy routing, or without the family, asks no other table.
+ */
 export async function hasPolicyRules(run: Run, family: Family): Promise<boolean> {
-  const rules = await ipJson<{ priority?: number }>(run, [ipFlag(family), 'rule', 'show'])
-  return rules.some(({ priority = 0 }) => !USUAL_RULES.has(priority))
+  try {
+    const rules = await ipJson<{ priority?: number }>(run, [ipFlag(family), 'rule', 'show'])
+    return rules.some(({ priority = 0 }) => !USUAL_RULES.has(priority))
+  } catch (error) {
+    if (isRefusal(error) && /not supported/i.test(messageOf(error))) return false
+    throw error
+  }
 }
 /** The priorities of the rules for the tables local, main and default (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c). */
 const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
@@ -265,8 +273,9 @@ export async function routesFor(run: Run, family: Family, addresses: readonly st
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
   const text = await run('ip', ['-j', ipFlag(family), '-force', '-batch', '-'], { input }).catch((error: unknown) => {
-    if (!isWeftError(error, 'COMMAND') || !isRefusal(error)) throw error
-    return (error.cause as { readonly stdout?: string }).stdout ?? '' // there is no way to one of them
+    // There is no way to one of them; of one that a rule prohibits `ip` says that permission is denied.
+    if (!isWeftError(error) || !isRefusal(error)) throw error
+    return (error.cause as { readonly stdout?: string }).stdout ?? ''
   })
   const command = `ip -j ${ipFlag(family)} -force -batch -`
   return new Map(parseLines<JsonRoute>(text, command).map((json) => [json.dst ?? '', toRoute(json)]))

@@ -2,6 +2,7 @@
 
 import type { Backend } from '../path/backend.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
+import type { OtherDaemon } from '../path/device/leftovers.ts'
 import type { Firewall } from '../path/firewall/firewall.ts'
 import { createBell, type Bell } from '../host/bell.ts'
 import type { OpenEcho } from '../host/echo.ts'
@@ -47,8 +48,13 @@ export interface NodeParts {
   readonly isMine?: IsMine
   /** The rules, how often they are looked at, and a promise that resolves when no process before this one changes them any more. */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
-  /** What to know of an earlier run to remove what other backends left; nothing is looked for where it is left out. */
-  readonly leftovers?: { readonly earlier: Nets; readonly run: Run } | undefined
+  /**
+   * What to know of an earlier run to remove what other backends left; nothing is looked for where it is left out. `others` lists the other
+   * daemons, those of this host if it is left out.
+   */
+  readonly leftovers?:
+    | { readonly earlier: Nets; readonly run: Run; readonly others?: () => Promise<readonly OtherDaemon[]> }
+    | undefined
   /** Peers are not asked whether they answer where it is left out. */
   readonly openEcho?: OpenEcho
   /** Reads the kernel's settings, which are not looked at where it is left out. */

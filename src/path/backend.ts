@@ -39,6 +39,8 @@ export interface Backend {
   readonly devices?: readonly string[]
   /** True if routes to peers' subnets by way of their hosts are its own, or are made by others on purpose. */
   readonly routesToHosts?: boolean
+  /** True if other programs make all routes to the network, those to this node's own subnet too. */
+  readonly routesByOthers?: boolean
   /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
   readonly isSealed?: boolean
   /** The external interface as of the last `prepare`; left out where none is known. */

@@ -284,6 +284,50 @@ describe('a route past wireguard that weft did not make', () => {
     expect(await isReady(host)).toBe('200')
   })
 
+  it.each<[string, (own: string, theirs: string, via: string) => readonly [add: string, remove: string]]>([
+    [
+      'a rule for what containers send',
+      (own, theirs, via) => [
+        `ip route add ${theirs} via ${via} table 100; ip rule add from ${own} lookup 100 pref 100`,
+        'ip rule del pref 100; ip route flush table 100',
+      ],
+    ],
+    [
+      'a rule for their bridge',
+      (_own, theirs, via) => [
+        `ip route add ${theirs} via ${via} table 100; ip rule add iif cni0 lookup 100 pref 100`,
+        'ip rule del pref 100; ip route flush table 100',
+      ],
+    ],
+    [
+      'an address of another interface',
+      (_own, theirs) => [
+        `ip link add eth9 type veth peer name eth9b; ip address add ${theirs.replace('.0/', '.200/')} dev eth9; ip link set eth9 up; ip link set eth9b up`,
+        'ip link del eth9',
+      ],
+    ],
+  ])('is seen if it is %s', async (_what, commands) => {
+    const [host, other] = hosts
+    const [add, remove] = commands(subnetOf(host), subnetOf(other), other.address)
+    await host.output(['sh', '-c', add])
+    await eventually(async () => expect(await isBypassed(host)).toBe(true))
+    await host.output(['sh', '-c', remove])
+    await eventually(async () => expect(await isBypassed(host)).toBe(false))
+    await reach(pods![0].namespace, pods![1].address)
+  })
+
+  it('is none if it is a rule by which the network goes as ever, as VPNs have it', async () => {
+    const [host, other] = hosts
+    const rules = [
+      `ip route add default via ${other.address} table 101`,
+      'ip rule add pref 100 lookup main suppress_prefixlength 0',
+      'ip rule add pref 101 not fwmark 0xca6c lookup 101',
+    ]
+    await host.output(['sh', '-c', rules.join('; ')])
+    await WAYS['is restarted'](host, bed) // which is ready only if there is none
+    await host.output(['sh', '-c', 'ip rule del pref 100; ip rule del pref 101; ip route flush table 101'])
+  })
+
   it('keeps one that starts from being ready until it is gone', async () => {
     const [host] = hosts
     await running.get(host)!.stop()

@@ -389,6 +389,9 @@ it('removes the routes to other nodes by their hosts, of either family, and none
     'route add 10.5.2.0/24 via 192.0.2.2 dev eth0 proto static metric 7',
     'route add 10.5.1.0/25 via 192.0.2.2 dev eth0 proto static',
     'route add 10.5.0.0/16 via 192.0.2.2 dev eth0',
+    'route add 10.5.1.128/25 via 192.0.2.9 dev eth0',
+    'route add 10.5.9.9 via 192.0.2.9 dev eth0',
+    'route add 10.5.128.0/17 via 192.0.2.9 dev eth0',
   ]
   for (const each of foreign) await ip(each)
   const before = await state()

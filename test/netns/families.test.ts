@@ -121,11 +121,11 @@ const FAMILIES_OF = { both: BOTH, ipv6: ['ipv6'] } as const
 function listeners({ process: { pid } }: Daemon): string[] {
   const pids = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean)
   const commands = pids.map((each) => readFileSync(`/proc/${each}/cmdline`, 'utf8').replaceAll('\0', ' ').trim())
-  return commands.filter((command) => command.endsWith('monitor link address route'))
+  return commands.filter((command) => command.endsWith('monitor link address route rule'))
 }
 const LISTENS = {
-  both: 'ip -o monitor link address route',
-  ipv6: 'ip -o -6 monitor link address route',
+  both: 'ip -o monitor link address route rule',
+  ipv6: 'ip -o -6 monitor link address route rule',
 }
 
 describe.each(KINDS)('%s', (_name, backend, mtus) => {

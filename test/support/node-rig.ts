@@ -80,7 +80,7 @@ export let possession: Possession
 
 /** The network has four subnets of which three can be leased: 10.5.0.64/26, .128 and .192. */
 const CONFIG = '{"Network":"10.5.0.0/24"}'
-const config = parseNetworkConfig(CONFIG)
+export const config = parseNetworkConfig(CONFIG)
 export const value = (publicIp: string): string => `{"PublicIP":"${publicIp}","PublicIPv6":null}`
 export const ours = value('192.0.2.1')
 

@@ -28,7 +28,7 @@ type Leftovers = NonNullable<Node['leftovers']>
  * does. Only a node that forwards looks: a successor may have made devices already.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
-  const { backend, leftovers, log, possession } = node
+  const { backend, leftovers, possession } = node
   if (!leftovers || !backend.devices) return true
   const { run } = leftovers
   const { dataPath } = possession
@@ -39,11 +39,14 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     // What was seen may be a successor's by now.
     if (!isOurs()) return node.pastPath.length === 0
     const first = found.leftovers
-    const failures = await removeLeftovers(run, first, (what) =>
-      log.info(`Removed ${what}, which another backend left`),
-    )
+    // Somebody may put it back each time.
+    const calm = calmOf(node)
+    const removed = (what: string): void => calm.info(`Removed ${what}, which another backend left`)
+    const tried = await removeLeftovers(run, first, removed, isOurs)
     if (first.length > 0) found = await find(node, leftovers)
     if (!isOurs()) return node.pastPath.length === 0
+    const left = new Set(found.leftovers.map(({ what }) => what))
+    const failures = tried.filter(([what]) => left.has(what))
     const known = new Set(failures.map(([what]) => what))
     const back = found.leftovers
       .filter(({ what }) => !known.has(what))
@@ -77,19 +80,24 @@ async function find(node: Node, leftovers: Leftovers): Promise<Found> {
 
 async function findInTable(
   node: Node,
-  { earlier, run }: Leftovers,
+  {
+    earlier,
+    run,
+    others = () => otherDaemons(handoverLock({ 'subnet-file': node.options['subnet-file'] })),
+  }: Leftovers,
 ): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
-  const { backend, config, lease, options, possession, view } = node
+  const { backend, config, lease, possession, view } = node
   const surroundings: Surroundings = {
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
     earlier,
     ownDevices: [...(backend.devices ?? []), ...(possession.dataPath?.tunNames ?? [])],
     routesToHosts: backend.routesToHosts === true,
-    leases: view.values(),
+    routesByOthers: backend.routesByOthers === true,
+    external: backend.external?.name,
+    ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
+    leases: [...view.values()], // an iterator would be empty for the second family
   }
-  const lock = handoverLock({ 'subnet-file': options['subnet-file'] })
-  const others = () => otherDaemons(lock)
   const found = await findLeftovers(run, surroundings, others)
   if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }
   const listed = await listLeases(node)
@@ -120,14 +128,20 @@ function note(
   const { backend, following } = node
   const own = bypasses.filter(({ isOfOwn }) => isOfOwn)
   const past = backend.isSealed ? bypasses.filter(({ isOfOwn }) => !isOfOwn) : []
-  const isUnjudged = backend.isSealed === true && needsLeases && following.listedAt === undefined && past.length === 0
+  // What is last known judges as well as a running node whose store is away.
+  const isKnown = following.listedAt !== undefined || [...node.view.keys()].some((key) => key !== node.lease.key)
+  const isUnjudged = backend.isSealed === true && needsLeases && !isKnown && past.length === 0
   const lines = [
-    ...held.map(
-      ({ device, by }) =>
-        `A device of another backend is in the way: ${device}, which was made for this network, stays, since ${by}; ` +
-        `stop that process, or remove the device with \`ip link del ${device}\``,
-    ),
-    ...failures.map(([what, why]) => `What another backend left cannot be removed: ${what}: ${why}`),
+    ...held
+      .slice(0, NAMED)
+      .map(({ device, by, command }) =>
+        command !== undefined
+          ? `A route of another backend is in the way: ${device} stays, since ${by}; stop that process, or remove the route with \`${command}\``
+          : `A device of another backend is in the way: ${device}, which was made for this network, stays, since ${by}; ` +
+            `stop that process, or remove the device with \`ip link del ${device}\``,
+      ),
+    ...failures.slice(0, NAMED).map(([what, why]) => `What another backend left cannot be removed: ${what}: ${why}`),
+    failures.length > NAMED && `What another backend left cannot be removed: ${failures.length - NAMED} more`,
     own.length > 0 &&
       `Packets to this node's own containers leave this host: by routes that weft did not make: ${routesText(own)}; ` +
         'remove them with `ip route del`',

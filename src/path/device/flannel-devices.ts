@@ -45,10 +45,22 @@ export async function findDevices(run: Run): Promise<FlannelDevice[]> {
   return (await Promise.all(links.map(deviceOf))).flat()
 }
 
-/** The same with the addresses of each device, less the link-local IPv6 address that the kernel gives every device. */
-export async function findAddressedDevices(
-  run: Run,
-): Promise<(FlannelDevice & { readonly addresses: readonly Address[] })[]> {
+export interface AddressedDevice extends FlannelDevice {
+  /** Less the link-local IPv6 address that the kernel gives every device. */
+  readonly addresses: readonly Address[]
+}
+
+/** The kernel's types of a bridge. */
+const BRIDGES = new Set(['bridge', 'openvswitch'])
+
+/** The devices of a host: flannel's or weft's with their addresses, and the names of all bridges. */
+export interface Devices {
+  readonly flannels: readonly AddressedDevice[]
+  readonly bridges: ReadonlySet<string>
+}
+
+/** Lists the devices of this host. */
+export async function listDevices(run: Run): Promise<Devices> {
   const links = await ipJson<JsonLink>(run, ['-d', 'address', 'show'])
   const found = await Promise.all(
     links.map(async (link) => {
@@ -57,5 +69,6 @@ export async function findAddressedDevices(
       return (await deviceOf(link)).map((device) => ({ ...device, addresses }))
     }),
   )
-  return found.flat()
+  const bridges = links.filter(({ linkinfo }) => BRIDGES.has(linkinfo?.info_kind ?? ''))
+  return { flannels: found.flat(), bridges: new Set(bridges.map(({ ifname = '' }) => ifname)) }
 }

@@ -13,7 +13,7 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
   return {
     name: 'alloc',
     devices: [],
-    routesToHosts: true,
+    routesByOthers: true,
     async prepare() {
       external = await currentExternal(run, external)
       return { publicIp: external.publicIp, backendType: '' }

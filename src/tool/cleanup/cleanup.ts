@@ -57,7 +57,7 @@ export async function removeRemains(
   const iptables = await findIptablesRemains(run, networks, true)
   const remains = [
     ...(await findDeviceRemains(run)),
-    ...(await findHostRouteRemains(run, networks)),
+    ...(await findHostRouteRemains(run, networks, subnets)),
     ...(await findBlackholeRemains(run, subnets)),
     ...iptables.remains,
     ...(await findNftablesRemains(run)),

@@ -36,13 +36,24 @@ export async function findDeviceRemains(run: Run): Promise<Remains[]> {
 
 /**
  * Routes to other nodes' subnets by way of their hosts, as host-gw and direct routing make them: within one of `networks` (as `ip` writes
- * them), by a gateway outside it, and made without a protocol's name. No lease is known here that would tell more.
+ * them), as long as one of this node's `subnets`, by a gateway outside the network, and made without a protocol's name. No lease is known here
+ * that would tell more; routes to longer or shorter parts of the network are an operator's.
  */
-export async function findHostRouteRemains(run: Run, networks: ReadonlySet<string>): Promise<Remains[]> {
+export async function findHostRouteRemains(
+  run: Run,
+  networks: ReadonlySet<string>,
+  subnets: ReadonlySet<string>,
+): Promise<Remains[]> {
   const remains: Remains[] = []
+  const own = [...subnets].flatMap((each) => parseNet(each) ?? [])
   for (const network of networks) {
     const net = parseNet(network)
     if (!net) continue
+    const lengths = new Set(
+      own
+        .filter((subnet) => familyOf(subnet) === familyOf(net) && netContains(net, subnet.address))
+        .map(({ prefixLength }) => prefixLength),
+    )
     const found = await routesWithin(run, net).catch((error: unknown) => {
       if (isWeftError(error, 'COMMAND')) return [] // the kernel lacks this family
       throw error
@@ -50,13 +61,14 @@ export async function findHostRouteRemains(run: Run, networks: ReadonlySet<strin
     const toHosts = found.filter(({ type, protocol, gateway, destination, metric, device }) => {
       const to = gateway === undefined ? undefined : parseAddress(gateway)
       const isMadeByHand = protocol === undefined || protocol === 'boot'
-      const isPart = (parseNet(destination)?.prefixLength ?? 0) > net.prefixLength
+      const length = parseNet(destination)?.prefixLength ?? 0
+      const isSubnet = length > net.prefixLength && lengths.has(length)
       const isUsual = metric === USUAL_METRIC[familyOf(net)]
       const isOfDevice = DEVICES.some(([, pattern]) => isNamedBy(pattern, device)) // is removed with the device
       return (
         type === 'unicast' &&
         isMadeByHand &&
-        isPart &&
+        isSubnet &&
         isUsual &&
         !isOfDevice &&
         to !== undefined &&

@@ -116,5 +116,14 @@ export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boo
 export const isState = ({ state }: FilteredPacket, states: readonly string[]): Holds =>
   state === undefined ? undefined : states.some((each) => each.toLowerCase() === state)
 
+/**
+ * True if the address has one of these types of routing (ip-route(8)). What comes in is for an address of this host, and what goes out is
+ * from one; each other address is a host's elsewhere, and none is a group's.
+ */
+export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
+  const isLocal = chain === (end === 'source' ? 'OUTPUT' : 'INPUT')
+  return types.some((type) => type.toLowerCase() === (isLocal ? 'local' : 'unicast'))
+}
+
 /** The echo requests by which peers are probed. */
 export const echoOf = (family: Family): string => (family === 'ipv4' ? 'icmp' : 'ipv6-icmp')

@@ -3,6 +3,7 @@
 import {
   allOf,
   isInterface,
+  isOfType,
   isProtocol,
   isState,
   isWithin,
@@ -41,7 +42,7 @@ export function walkFilter(text: string, packet: FilteredPacket): Verdict {
 
 /** Matches whose options are read below; any other may hold or not. */
 const READ_MATCHES = new Set([
-  ...['comment', 'udp', 'tcp', 'icmp', 'icmp6', 'multiport', 'conntrack', 'state', 'iprange'],
+  ...['comment', 'udp', 'tcp', 'icmp', 'icmp6', 'multiport', 'conntrack', 'state', 'iprange', 'addrtype'],
 ])
 const DECIDED: Readonly<Record<string, Target>> = {
   ACCEPT: { to: 'accept' },
@@ -99,6 +100,10 @@ function matchOf(
       case '--ctstate':
       case '--state':
         say(isState(packet, value.split(',')))
+        break
+      case '--src-type':
+      case '--dst-type':
+        say(isOfType(packet, word === '--src-type' ? 'source' : 'destination', value.split(',')))
         break
       case '-i':
         say(packet.from === undefined ? undefined : isInterface(packet.from, value, '+'))

@@ -40,7 +40,8 @@ function isWrong(
   if ('refused' in answer) return true
   const { device, gateway, type } = answer.way
   if (direction === 'in') return type === 'unicast' && bridge !== undefined && device !== bridge
-  const isToHost = gateway !== undefined && parseAddress(gateway) === peer.publicIp
+  // Past the tunnel only the peers are reached that the data path itself routes to.
+  const isToHost = peer.way === 'direct' && gateway !== undefined && parseAddress(gateway) === peer.publicIp
   return type !== 'unicast' || !(isOwnDevice(status, peer.family, device) || isToHost)
 }
 

@@ -7,6 +7,7 @@ import { familyOf } from '../../net/address.ts'
 import {
   allOf,
   isInterface,
+  isOfType,
   isProtocol,
   isState,
   isWithin,
@@ -262,6 +263,10 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
     // Packets are walked by the addresses that they have: no rule translated those.
     case 'ct status':
       return of(2, (value) => (packet.state === 'new' && /^[sd]nat$/.test(value) ? false : undefined))
+    case 'fib saddr':
+    case 'fib daddr':
+      if (words[at + 2] !== 'type') break
+      return of(3, (value) => isOfType(packet, second === 'saddr' ? 'source' : 'destination', [value]))
     case 'l4proto':
       return of(2, protocol)
     case 'nfproto':

@@ -61,7 +61,8 @@ export function waysToAsk(status: Status, links: readonly Link[], marks: readonl
         return [
           of('host', { to: there }),
           ...(out ? [of('out', out), ...marks.slice(0, ASKED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
-          ...(out && device ? [of('in', { to: here, from: there, iif: device })] : []),
+          // A packet of a peer that is routed directly comes by another interface, which the strict rp_filter asks for.
+          ...(out && device && peer.way !== 'direct' ? [of('in', { to: here, from: there, iif: device })] : []),
         ]
       })
   })

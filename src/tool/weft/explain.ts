@@ -89,10 +89,13 @@ function hostAddress(status: Status, name: string, like: Address | undefined): A
 
 /** The interface by which a packet from this source comes in; undefined for the host's own, and if that is not known. */
 function entryOf(source: Address, status: Status, facts: Facts): string | undefined {
-  const { kind } = sideOf(source, status, facts)
+  const side = sideOf(source, status, facts)
+  const { kind } = side
   const family = familyOf(source)
   if (kind === 'host' || !status.node) return undefined
   const { device, devices } = status.dataPath ?? {}
+  // A packet of a peer that is routed directly comes by the interface to that peer's host.
+  if (side.kind === 'peer' && side.peer.way === 'direct') return undefined
   if (kind === 'peer') return devices?.[family] ?? (family === 'ipv4' ? device : undefined) ?? undefined
   const { subnet } = placeIn(status.node, family)
   return subnet && bridgeOf(facts.links, subnet, status)

@@ -112,9 +112,9 @@ it('remembers no more addresses than a host can have, and takes one for new that
 })
 
 it.each([
-  [['ipv4'], 'ip -4 monitor link address route'],
-  [['ipv4', 'ipv6'], 'ip -o monitor link address route'],
-  [['ipv6'], 'ip -o -6 monitor link address route'],
+  [['ipv4'], 'ip -4 monitor link address route rule'],
+  [['ipv4', 'ipv6'], 'ip -o monitor link address route rule'],
+  [['ipv6'], 'ip -o -6 monitor link address route rule'],
 ] as const)('hears of %s by %s', (families, command) => {
   expect(changesOf(families).monitor.join(' ')).toBe(command)
 })

@@ -5,8 +5,15 @@ import { beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { createBell } from '../../../../src/host/bell.ts'
+import type { Lease } from '../../../../src/control/lease/lease.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { netsOf, parseNet } from '../../../../src/net/address.ts'
+import type { Ipv4Net } from '../../../../src/net/ipv4.ts'
+import { clearLeftovers } from '../../../../src/node/loops/leftovers.ts'
+import type { Node } from '../../../../src/node/node.ts'
 import {
   backend,
+  config,
   installRig,
   inTurns,
   lines,
@@ -60,7 +67,7 @@ const run: Run = async (_file, args) => {
   routes = routes.filter((route) => route.dst !== dst && route.dev !== device)
   return ''
 }
-const leftovers = { earlier: {}, run }
+const leftovers = { earlier: {}, run, others: async () => [] }
 const sealed = { ...backend, devices: ['fake0'], isSealed: true }
 /** A route to the peer in .192 by its host, as host-gw makes it, or as a network manager does. */
 const toPeer = (protocol?: string): HostRoute => ({
@@ -122,6 +129,37 @@ describe('what another backend left', () => {
     await inTurns(() => routes.length === 0)
   })
 
+  it('is told seldom while somebody puts it back again and again', async () => {
+    const doubt = createBell()
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    start({ backend: sealed, leftovers }, doubt)
+    await ready()
+    const removals = (): number => commands.filter((command) => /route del/.test(command)).length
+    for (let times = 1; times <= 6; times++) {
+      routes.push(toPeer())
+      doubt.ring()
+      await inTurns(() => removals() >= times)
+    }
+    expect(removals()).toBe(6)
+    expect(lines.filter((line) => /Removed the route/.test(line)).length).toBeLessThan(3)
+  })
+
+  it('stays, if it is a route, while another daemon runs that may have made it, and keeps the node from being ready', async () => {
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    routes.push(toPeer())
+    let running = [{ name: 'flanneld', pid: 7, networks: { ipv4: config.ipv4!.network } }]
+    start({ backend: sealed, leftovers: { ...leftovers, others: async () => running } })
+    await inTurns(() =>
+      logged(
+        /^E A route of another backend is in the way: 10\.5\.0\.192\/26 via 192\.0\.2\.2 to eth0 stays, since flanneld runs \(pid 7\); stop that process, or remove the route with `ip -4 route del 10\.5\.0\.192\/26 via 192\.0\.2\.2 dev eth0`/,
+      ),
+    )
+    expect([readiness(), commands]).toEqual([false, []])
+    running = []
+    await inTurns(() => readiness())
+    expect(routes).toEqual([])
+  })
+
   it('is not touched by one that has a successor, which may have made it meanwhile', async () => {
     const doubt = createBell()
     start({ backend: sealed, leftovers }, doubt)
@@ -136,6 +174,82 @@ describe('what another backend left', () => {
     doubt.ring()
     await vi.advanceTimersByTimeAsync(20_000)
     expect([commands, links]).toEqual([[], [expect.objectContaining({ ifname: 'flannel.1' })]])
+  })
+})
+
+describe('a route that only more leases could explain, while the store is away', () => {
+  const lease = {
+    key: '10.5.0.64-26',
+    subnet: { ipv4: parseNet('10.5.0.64/26') as Ipv4Net },
+    attrs: { publicIp: {}, backendType: '' },
+  }
+  const known = { ...lease, key: '10.5.0.192-26', subnet: { ipv4: parseNet('10.5.0.192/26') as Ipv4Net } }
+  const judged = async (view: ReadonlyMap<string, Lease>): Promise<readonly string[]> => {
+    routes = [{ dst: '10.5.0.128/27', dev: 'eth0', gateway: '192.0.2.77', protocol: 'static' }]
+    const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+    const node = {
+      ...{ backend: sealed, leftovers, config, lease, view, log, options: {}, pastPath: [], isReady: false },
+      possession: { state: { is: 'forwarding' }, dataPath: {} },
+      following: { listedAt: undefined },
+      signal: new AbortController().signal,
+      manager: { source: { list: async () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away')) } },
+    } as unknown as Node
+    await clearLeftovers(node)
+    return node.pastPath.map(({ what }) => what)
+  }
+
+  it('keeps a node from being ready that knows no lease, and none that goes on as last known', async () => {
+    expect(await judged(new Map())).toEqual(['routes into the network cannot be judged yet'])
+    expect(await judged(new Map([[known.key, known]]))).toEqual([])
+  })
+})
+
+describe('what is asked of each family, and of the kernel', () => {
+  const lease = (number: number): Lease => ({
+    key: `10.5.${number}.0-24`,
+    subnet: netsOf([parseNet(`10.5.${number}.0/24`)!, parseNet(`fd00:5:0:${number}::/64`)!]),
+    attrs: { publicIp: { ipv4: 0xc0_00_02_00 + number }, backendType: '' },
+  })
+  const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
+  /** The words of a node that follows two leases, on a host whose `ip` prints this. */
+  async function said(ip: (command: string) => object[]): Promise<readonly string[]> {
+    const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+    const [own, other] = [lease(1), lease(2)]
+    const node = {
+      ...{ backend: sealed, config: both, lease: own, log, options: {}, pastPath: [], isReady: true },
+      leftovers: {
+        ...leftovers,
+        run: async (_file: string, args: readonly string[], options?: { input?: string }) =>
+          JSON.stringify(ip(`${args.join(' ')} ${options?.input ?? ''}`)),
+      },
+      view: new Map([own, other].map((each) => [each.key, each])),
+      possession: { state: { is: 'forwarding' }, dataPath: {} },
+      following: { listedAt: 1 },
+      signal: new AbortController().signal,
+    } as unknown as Node
+    await clearLeftovers(node)
+    return node.pastPath.map(({ line }) => line)
+  }
+
+  it('is answered by the leases for IPv6 as for IPv4', async () => {
+    for (const [flag, dst] of [
+      ['-4', '10.5.2.0/24'],
+      ['-6', 'fd00:5:0:2::/64'],
+    ])
+      expect(
+        await said((command) =>
+          command.startsWith(`-j ${flag} route show`) ? [{ dst, dev: 'eth9', protocol: 'static' }] : [],
+        ),
+      ).toEqual([expect.stringContaining(`unencrypted: by routes that weft did not make: ${dst} to eth9`)])
+  })
+
+  it('is answered by the leases where the kernel has rules of policy routing', async () => {
+    expect(
+      await said((command) => {
+        if (command.includes('rule show')) return [{ priority: 100 }]
+        return command.includes('route get 10.5.2.0') ? [{ dst: '10.5.2.0', dev: 'eth9' }] : []
+      }),
+    ).toEqual([expect.stringContaining('10.5.2.0/24 to eth9, by a rule of `ip rule`')])
   })
 })
 

@@ -54,9 +54,15 @@ class FakeHost {
   routes: FakeRoute[] = []
   refuses: RegExp | undefined
   removed: string[] = []
+  batches = 0
 
-  readonly run: Run = async (_file, args) => {
+  readonly run: Run = async (_file, args, options) => {
     const command = args.join(' ')
+    if (args.includes('-batch')) {
+      this.batches++
+      for (const line of (options?.input ?? '').trim().split('\n')) await this.run('ip', [args[0]!, ...line.split(' ')])
+      return ''
+    }
     if (command === '-j -d address show') return JSON.stringify(this.links.map(linkOf))
     const [, flag, network = ''] = /^-j -([46]) route show root (\S+)$/.exec(command) ?? []
     if (flag) return JSON.stringify(this.routes.filter(({ dst }) => isWithin(dst, network)))
@@ -300,13 +306,18 @@ describe('a device', () => {
 })
 
 describe('a route', () => {
-  const judged = async (route: FakeRoute, part: Partial<Surroundings> = {}) => {
+  const judged = async (route: FakeRoute, part: Partial<Surroundings> = {}, others = NOBODY) => {
     const host = new FakeHost()
     host.routes.push(route)
-    const found = await findLeftovers(host.run, surroundings({ ownDevices: ['flannel-wg'], ...part }), NOBODY)
-    const { leftovers, bypasses, needsLeases } = found
+    host.links.push({ name: 'virbr0', kind: 'bridge', addresses: ['192.168.122.1'] })
+    const about = surroundings({ ownDevices: ['flannel-wg'], external: 'eth0', ...part })
+    const { leftovers, held, bypasses, needsLeases } = await findLeftovers(host.run, about, others)
     const kinds = bypasses.map(({ isOfOwn }) => (isOfOwn ? 'own' : 'peers'))
-    return [...leftovers.map(({ command }) => command.join(' ')), ...kinds, ...(needsLeases ? ['leases?'] : [])]
+    return [
+      ...leftovers.map(({ command }) => command.join(' ')),
+      ...held.map(({ device, by: holder, command }) => `${device}: ${holder}: ${command}`),
+      ...[...kinds, ...(needsLeases ? ['leases?'] : [])],
+    ]
   }
   const by = (dst: string, gateway?: string, more: Partial<FakeRoute> = {}): FakeRoute => ({
     ...{ dst, dev: 'eth0', ...(gateway === undefined ? {} : { gateway }) },
@@ -353,8 +364,43 @@ describe('a route', () => {
     ],
     [
       'to the own subnet by anybody goes',
-      by('10.5.1.0/24', '192.0.2.99', { protocol: 'static' }),
+      by('10.5.1.0/24', '192.0.2.99'),
       ['-4 route del 10.5.1.0/24 via 192.0.2.99 dev eth0'],
+    ],
+    [
+      'to the own subnet that a routing daemon or a network manager made is named',
+      by('10.5.1.0/24', '192.0.2.2', { protocol: 'bird' }),
+      ['own'],
+    ],
+    [
+      'to the own subnet by another interface than the external one is named',
+      by('10.5.1.0/24', '198.51.100.7', { dev: 'eth1' }),
+      ['own'],
+    ],
+    [
+      'to the own subnet by way of a virtual machine of this host is right',
+      by('10.5.1.0/24', '192.168.122.5', { dev: 'virbr0' }),
+      [],
+    ],
+    [
+      'to a part of the own subnet by way of a virtual machine is right',
+      by('10.5.1.128/25', '192.168.122.5', { dev: 'virbr0', protocol: 'static' }),
+      [],
+    ],
+    [
+      'that the kernel made for an address of an interface is named',
+      by('10.5.2.0/24', undefined, { dev: 'eth1', protocol: 'kernel' }),
+      ['peers', 'leases?'],
+    ],
+    [
+      'that the kernel made for an address of IPv6 in the whole network is named',
+      by('fd00:5::/48', undefined, { protocol: 'kernel', metric: 256 }),
+      ['peers', 'leases?'],
+    ],
+    [
+      'that the kernel made for a bridge is right',
+      by('10.5.2.0/24', undefined, { dev: 'virbr0', protocol: 'kernel' }),
+      [],
     ],
     [
       'to the own subnet of IPv6 goes',
@@ -377,6 +423,85 @@ describe('a route', () => {
     expect(await judged(by('10.5.1.0/24', '192.0.2.2'), part)).toEqual([
       '-4 route del 10.5.1.0/24 via 192.0.2.2 dev eth0',
     ])
+  })
+
+  it('is never judged by a backend that leaves all routes to others', async () => {
+    for (const route of [
+      by('10.5.1.0/24', '192.0.2.2'),
+      by('10.5.1.64/26', '192.0.2.99'),
+      by('10.5.2.0/24', '192.0.2.2'),
+    ])
+      expect(await judged(route, { routesByOthers: true })).toEqual([])
+  })
+
+  it('to what no node can be leased is an operator’s, unless a lease has it', async () => {
+    const ipv4 = {
+      subnetLength: 24,
+      subnetMin: parseNet('10.5.1.0/24')!.address,
+      subnetMax: parseNet('10.5.99.0/24')!.address,
+    }
+    const part = { ranges: { ipv4 } }
+    expect(await judged(by('10.5.200.0/24', '192.0.2.2'), part)).toEqual(['leases?'])
+    expect(await judged(by('10.5.99.0/24', '192.0.2.2'), part)).toEqual([
+      '-4 route del 10.5.99.0/24 via 192.0.2.2 dev eth0',
+    ])
+    const lease = { ...peer(2), key: '10.5.200.0-24', subnet: netsOf([parseNet('10.5.200.0/24')!]) }
+    expect(await judged(by('10.5.200.0/24', '192.0.2.2'), { ...part, leases: [lease] })).toEqual([
+      '-4 route del 10.5.200.0/24 via 192.0.2.2 dev eth0',
+    ])
+    // Without a range another program gives out the subnets.
+    const none = { ipv4: { subnetLength: 0, subnetMin: 0, subnetMax: 0 } }
+    expect(await judged(by('10.5.200.0/24', '192.0.2.2'), { ranges: none })).toHaveLength(1)
+  })
+
+  it('of a daemon that runs for the same subnets stays, and is named', async () => {
+    const running = (networks: Nets | undefined) => async () => [{ name: 'flanneld', pid: 7, networks }]
+    const held = (dst: string) => [
+      `${dst} via 192.0.2.2 to eth0: flanneld runs (pid 7): ip -4 route del ${dst} via 192.0.2.2 dev eth0`,
+    ]
+    const removed = (dst: string) => [`-4 route del ${dst} via 192.0.2.2 dev eth0`]
+    const [leased, free] = ['10.5.2.0/24', '10.5.66.0/24']
+    for (const dst of [leased, free]) {
+      const route = by(dst, '192.0.2.2')
+      expect(await judged(route, {}, running(netsOf([parseNet('10.5.0.0/16')!])))).toEqual(held(dst))
+      expect(await judged(route, {}, running(netsOf([parseNet('10.6.0.0/16')!])))).toEqual(removed(dst))
+    }
+    expect(await judged(by(free, '192.0.2.2'), {}, running(netsOf([parseNet('10.5.64.0/20')!])))).toEqual(held(free))
+    expect(await judged(by(leased, '192.0.2.2'), {}, running(netsOf([parseNet('10.5.64.0/20')!])))).toEqual(
+      removed(leased),
+    )
+    // Of a daemon whose network cannot be read.
+    expect(await judged(by(free, '192.0.2.2'), {}, running(undefined))).toEqual(held(free))
+    expect(await judged(by(leased, '192.0.2.2'), {}, running(undefined))).toEqual(removed(leased))
+  })
+
+  it('is removed with thousands of others by one command, and none once the host is another process’s', async () => {
+    const host = new FakeHost()
+    const leases = Array.from({ length: 200 }, (_, at) => peer(at + 2))
+    for (const { subnet, attrs } of leases)
+      for (const family of FAMILIES)
+        host.routes.push({
+          dst: formatNet(subnet[family]!),
+          gateway: formatAddress(attrs.publicIp[family]!),
+          dev: 'eth0',
+          ...(family === 'ipv6' ? { metric: 1024 } : {}),
+        })
+    const about = surroundings({ leases })
+    const { leftovers } = await findLeftovers(host.run, about, NOBODY)
+    expect(leftovers).toHaveLength(400)
+    expect(
+      await removeLeftovers(
+        host.run,
+        leftovers,
+        () => {},
+        () => false,
+      ),
+    ).toEqual([])
+    expect(host.removed).toEqual([])
+    const said: string[] = []
+    expect(await removeLeftovers(host.run, leftovers, (what) => said.push(what))).toEqual([])
+    expect([host.routes, host.batches]).toEqual([[], 2])
+    expect(said[0]).toBe('200 routes to subnets of nodes, such as the route 10.5.2.0/24 via 192.0.2.2 to eth0')
   })
 
   it('is judged by the leases alone, which may not be known yet', async () => {
@@ -408,6 +533,61 @@ describe('policy routing', () => {
       kernel([...USUAL, 5270], 'lo', 'unreachable'),
     ])
       expect(await findDiverted(run, about)).toEqual([])
+  })
+
+  it('is asked for what containers send too: a rule may be for their source, or for their bridge', async () => {
+    const bySource: Run = async (_file, args, options) => {
+      if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
+      if (args.includes('address'))
+        return JSON.stringify([
+          { ifname: 'cni0', addr_info: [{ local: '10.5.1.1', prefixlen: 24 }] },
+          { ifname: 'flannel-wg', addr_info: [{ local: '10.5.1.0', prefixlen: 32 }] },
+          { ifname: 'eth0', addr_info: [{ local: '192.0.2.1', prefixlen: 24 }] },
+        ])
+      return (options?.input ?? '')
+        .split('\n')
+        .flatMap((line) => {
+          const [, dst, from] = /^route get (\S+)(?: from (\S+) iif cni0)?$/.exec(line) ?? []
+          return dst ? [JSON.stringify([{ dst, dev: from === '10.5.1.2' ? 'eth0' : 'flannel-wg' }])] : []
+        })
+        .join('\n')
+    }
+    expect((await findDiverted(bySource, about)).map(({ route }) => route)).toEqual(
+      ['10.5.2.0/24', '10.5.3.0/24'].map((net) => `${net} to eth0, by a rule of \`ip rule\``),
+    )
+  })
+
+  it('is not asked for leases of another network, whose packets go anywhere', async () => {
+    const lease = { ...peer(4), key: '10.6.4.0-24', subnet: netsOf([parseNet('10.6.4.0/24')!]) }
+    const elsewhere: Run = async (_file, args, options) => {
+      if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
+      const asked = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
+      return asked
+        .map((dst) => JSON.stringify([{ dst, dev: dst.startsWith('10.6.') ? 'eth0' : 'flannel-wg' }]))
+        .join('\n')
+    }
+    expect(
+      await findDiverted(elsewhere, surroundings({ ownDevices: ['flannel-wg'], leases: [lease, ...PEERS] })),
+    ).toEqual([])
+  })
+
+  it('that the kernel does not have, and a rule that prohibits, are no failure', async () => {
+    const refusal = (code: 'COMMAND' | 'PERMISSION', words: string, stdout = '') =>
+      new WeftError(code, words, { remedy: '', cause: Object.assign(new Error(words), { code: 2, stdout }) })
+    const without: Run = async () => Promise.reject(refusal('COMMAND', '`ip` failed: Operation not supported'))
+    expect(await findDiverted(without, about)).toEqual([])
+    const prohibits: Run = async (_file, args, options) => {
+      if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
+      if (options?.input === undefined) return ''
+      throw refusal(
+        'PERMISSION',
+        'RTNETLINK answers: Permission denied',
+        JSON.stringify([{ dst: '10.5.3.0', dev: 'eth0' }]),
+      )
+    }
+    expect((await findDiverted(prohibits, about)).map(({ route }) => route)).toEqual([
+      '10.5.3.0/24 to eth0, by a rule of `ip rule`',
+    ])
   })
 })
 

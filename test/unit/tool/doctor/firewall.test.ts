@@ -411,6 +411,46 @@ describe('rules that let in answers alone', () => {
   })
 })
 
+// As ufw makes them, less the chains that only count (Ubuntu, Debian); `mine` are the rules of an operator.
+const ufw = (mine: string): string =>
+  [
+    '-P INPUT DROP',
+    '-A INPUT -j ufw-before-input',
+    '-A INPUT -j ufw-after-input',
+    '-A ufw-before-input -i lo -j ACCEPT',
+    '-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT',
+    '-A ufw-before-input -m conntrack --ctstate INVALID -j ufw-logging-deny',
+    '-A ufw-before-input -m conntrack --ctstate INVALID -j DROP',
+    '-A ufw-before-input -p icmp -m icmp --icmp-type 8 -j ACCEPT',
+    '-A ufw-before-input -p udp -m udp --sport 67 --dport 68 -j ACCEPT',
+    '-A ufw-before-input -j ufw-not-local',
+    '-A ufw-before-input -d 224.0.0.251/32 -p udp -m udp --dport 5353 -j ACCEPT',
+    '-A ufw-before-input -j ufw-user-input',
+    '-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN',
+    '-A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN',
+    '-A ufw-not-local -m addrtype --dst-type BROADCAST -j RETURN',
+    '-A ufw-not-local -m limit --limit 3/min --limit-burst 10 -j ufw-logging-deny',
+    '-A ufw-not-local -j DROP',
+    '-A ufw-after-input -m addrtype --dst-type BROADCAST -j ufw-skip-to-policy-input',
+    '-A ufw-skip-to-policy-input -j DROP',
+    '-A ufw-logging-deny -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix "[UFW BLOCK] "',
+    ...['ufw-user-input', 'ufw-not-local', 'ufw-logging-deny'].map((name) => `-N ${name}`),
+    mine,
+  ].join('\n')
+
+describe('the rules of ufw', () => {
+  it('that let the port in are not at fault if a peer is silent', () => {
+    expect(found({ iptables: ufw('-A ufw-user-input -p udp -m udp --dport 8285 -j ACCEPT'), ...silently() })).toEqual(
+      [],
+    )
+  })
+
+  it('that do not are named by what drops', () => {
+    const [policy] = found({ iptables: ufw(''), ...silently() }) ?? []
+    expect(policy).toMatch(/^port-dropped: -P INPUT DROP/)
+  })
+})
+
 it('walks the packets of each silent peer: a rule may be for one of them', () => {
   const other = { ...soundPeer, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
   const silent = { ...other, endpoint: '192.0.2.3:8285', state: 'programmed', lossPercent: 100 } as const
@@ -541,7 +581,11 @@ describe('a rule of nftables', () => {
     ['meta mark & 0x00000001 == 0x00000001 drop', 'perhaps accepted'],
     ['meta mark set 0x00000001 drop', 'dropped'],
     ['limit rate over 10/second burst 5 packets drop', 'perhaps accepted'],
-    ['fib daddr type local drop', 'perhaps accepted'],
+    ['fib daddr type local drop', 'dropped'],
+    ['fib daddr type != local drop', 'accepted'],
+    ['fib daddr type { broadcast, multicast } drop', 'accepted'],
+    ['fib saddr type local drop', 'accepted'],
+    ['fib daddr . iif type local drop', 'perhaps accepted'],
     ['fib saddr . mark . iif oif missing drop', 'perhaps accepted'],
     ['fib saddr . iif oif exists accept; drop', 'perhaps dropped'],
     ['jump other', 'dropped'],

@@ -4,7 +4,8 @@ import { describe, expect, it } from 'vitest'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkWays } from '../../../../src/tool/doctor/kernel-ways.ts'
 import { marksIn, waysToAsk } from '../../../../src/tool/doctor/way-questions.ts'
-import { sound, soundDual } from '../../../support/facts.ts'
+import { countPeers } from '../../../../src/report/status.ts'
+import { sound, soundDual, soundPeer } from '../../../support/facts.ts'
 import { waysBy } from '../../../support/ways.ts'
 
 const found = (part: Partial<Facts>, isTold = false): string[] =>
@@ -31,6 +32,11 @@ it('asks for a packet of a container, one of this host, one that comes in, and o
   expect(waysToAsk(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])
   const none = { ...sound.status!, dataPath: { ...sound.status!.dataPath!, engine: 'none' } }
   expect(waysToAsk(none, sound.links, [])).toEqual([])
+})
+
+const direct = { ...sound.status!, peers: countPeers([{ ...soundPeer, way: 'direct' as const }], 10) }
+it('does not ask for packets from a peer that is routed directly: rp_filter asks for the interface by which they come', () => {
+  expect(waysToAsk(direct, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
 })
 
 it('reads the marks that nftables sets', () => {
@@ -106,9 +112,12 @@ describe('a route of the main table', () => {
   })
 
   it('is right to the peer itself, as host-gw has it, and to an address of this host', () => {
-    expect(
-      by({ out: { device: 'eth0', gateway: '192.0.2.2' }, host: { device: 'eth0', gateway: '192.0.2.2' } }),
-    ).toEqual([])
+    const toHost = { device: 'eth0', gateway: '192.0.2.2' }
+    expect(by({ out: toHost, host: toHost }, { status: direct })).toEqual([])
+    // Past a tunnel it is wrong.
+    expect(by({ out: toHost, host: toHost })).toEqual([
+      'foreign-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.2',
+    ])
     expect(by({ in: { device: 'lo', type: 'local', table: 'local' } })).toEqual([])
     expect(by({ out: { device: 'lo', type: 'local', table: 'local' } })).toEqual([
       'foreign-route: 10.5.2.0/24 (from cni0) goes to this host itself, which has that address',

@@ -1,0 +1,51 @@
+// doctor-direct.test.ts - `weft doctor` on hosts that are well, where packets of peers come past the tunnel: by DirectRouting and host-gw,
+// with the strict filter of sources that many distributions set.
+
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest'
+import { createLab, whyNoVxlan, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
+import { reach } from '../../lab/measure.ts'
+import { eventually } from '../support/event.ts'
+import { doctor, statusOf, weft } from '../support/hosts.ts'
+import { HOSTS, needs } from '../support/needs.ts'
+
+const lacks = needs(HOSTS, 'iptables', 'nft')
+
+let lab: Lab
+let daemons: Daemon[] = []
+beforeAll(async () => {
+  if (lacks) return
+  lab = await createLab({ hosts: 2 })
+  mkdirSync(join(lab.folder, 'leases'))
+  for (const host of lab.hosts)
+    await host.output(['sh', '-c', 'for each in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 1 > $each; done'])
+})
+afterAll(() => lab?.close())
+
+beforeEach(async ({ skip }) => {
+  const why = await whyNoVxlan()
+  skip(why !== undefined, why)
+})
+
+it.each([
+  ['vxlan with DirectRouting', { Type: 'vxlan', DataPath: 'kernel', DirectRouting: true }],
+  ['host-gw', { Type: 'host-gw' }],
+])('finds nothing wrong with %s', async (_what, backend) => {
+  await Promise.all(daemons.map((daemon) => daemon.stop()))
+  writeFileSync(join(lab.folder, 'leases/config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
+  const args = ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1']
+  daemons = lab.hosts.map((host) => host.startDaemon({ args }))
+  await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
+  const [first, second] = lab.hosts as [Host, Host]
+  const [here, there] = await Promise.all([first.startPod(), second.startPod()])
+  await reach(here.namespace, there.address)
+  for (const host of lab.hosts)
+    await eventually(async () => expect((await statusOf(host)).peers).toMatchObject({ stored: 1, answering: 1 }))
+  for (const host of lab.hosts) {
+    const { code, names, details } = await doctor(host)
+    expect([code, names, details]).toEqual([0, [], []])
+  }
+  const explained = await weft(first, ['explain', there.address, here.address])
+  expect(explained).toMatchObject({ code: 0, stdout: expect.stringMatching(/it would get through/) })
+})
