@@ -8,6 +8,7 @@
 // one that carried a million 128 KiB.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -45,26 +46,45 @@ class ReplayWindow {
   /// The bytes of memory beside the object itself.
   size_t grown_bytes() const { return more_ ? size_ * sizeof(uint64_t) : 0; }
 
+  /// Nearly all counters of a busy key have arrived, so a run of full words is saved as its length. Otherwise a host
+  /// with a thousand busy peers would copy 256 MiB while nobody forwards.
   void save(SecretWriter& out) const {
     out.put(next_);
     out.put(size_);
-    const uint64_t* all = more_ ? more_.get() : first_.data();
-    out.put_bytes({reinterpret_cast<const uint8_t*>(all), size_ * sizeof(uint64_t)});
+    const uint64_t* const all = more_ ? more_.get() : first_.data();
+    const uint64_t* const end = all + used_words();
+    for (const uint64_t* at = all; at < end;) {
+      const uint64_t* const other = std::find_if(at, end, [](uint64_t word) { return word != kFull; });
+      const uint64_t* const next = std::find(other, end, kFull);
+      out.put(static_cast<uint64_t>(other - at));
+      out.put(static_cast<uint64_t>(next - other));
+      out.put_bytes({reinterpret_cast<const uint8_t*>(other), static_cast<size_t>(next - other) * sizeof(uint64_t)});
+      at = next;
+    }
   }
-  /// Takes over a saved window. `in` refuses a window that no save() wrote.
+  /// Takes over a saved window; this one must be new. `in` refuses a window that no save() wrote.
   void load(SecretReader& in) {
     const auto next = in.get<uint64_t>(), size = in.get<uint64_t>();
     if (size < kFirstWords || size > kMostWords || !std::has_single_bit(size)) return in.refuse();
-    const std::span<const uint8_t> bytes = in.get_bytes(size * sizeof(uint64_t));
-    if (bytes.empty()) return;
     if (size > size_) grow(size);
     if (size != size_) return in.refuse();
-    std::memcpy(words(), bytes.data(), bytes.size());
     next_ = next;
+    for (uint64_t at = 0; at < used_words();) {
+      const uint64_t left = used_words() - at, full = in.get<uint64_t>(), other = in.get<uint64_t>();
+      if (full > left || other > left - full || full + other == 0) return in.refuse();
+      std::fill_n(words() + at, full, kFull);
+      const std::span<const uint8_t> bytes = in.get_bytes(other * sizeof(uint64_t));
+      if (bytes.size() != other * sizeof(uint64_t)) return in.refuse();
+      if (other > 0) std::memcpy(words() + at + full, bytes.data(), bytes.size());
+      at += full + other;
+    }
   }
 
  private:
-  static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64;
+  static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
+
+  /// The words that may have a counter: all of them once the counters have come round.
+  uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
 
@@ -85,7 +105,7 @@ class ReplayWindow {
     const uint64_t end = (next_ + 63) / 64, begin = end > size_ ? end - size_ : 0;
     for (uint64_t word = begin; word < end; word++) more[word % size] = words()[word % size_];
     // The window has forgotten which counters of earlier words arrived: it must refuse them all.
-    for (uint64_t word = end > size ? end - size : 0; word < begin; word++) more[word % size] = ~uint64_t{0};
+    for (uint64_t word = end > size ? end - size : 0; word < begin; word++) more[word % size] = kFull;
     more_ = std::move(more);
     size_ = size;
   }

@@ -1228,6 +1228,36 @@ static void test_replay_memory() {
   }
 }
 
+/// A hand-over copies little of a window: next to nothing if all counters arrived, and no more than it has if some are
+/// missing. A loaded window is the same, however the gaps lie; lengths that no save() wrote are refused.
+static void test_replay_saved_bytes() {
+  for (const uint64_t gap : {0u, 64u, 1'000u, 7u}) {
+    for (const uint64_t upto : {0u, 1u, 63u, 64u, 1'000u, 70'001u, 1'048'576u, 1'048'640u, 3'000'001u}) {
+      ReplayWindow window;
+      const auto arrives = [&](uint64_t counter) { return gap == 0 || counter % gap != 0; };
+      for (uint64_t counter = 0; counter < upto; counter++) CHECK(!arrives(counter) || window.accept(counter));
+      SecretWriter out;
+      window.save(out);
+      SecretBytes saved = out.take();
+      CHECK(saved.size() <= (gap == 0 ? 64 : ReplayWindow::kBits / 8 + upto / 64 * 4 + 128));
+      ReplayWindow loaded;
+      SecretReader in(saved);
+      loaded.load(in);
+      CHECK(in.is_whole());
+      for (uint64_t counter = upto > 200'000 ? upto - 200'000 : 0; counter < upto + 200; counter++)
+        CHECK(loaded.accept(counter) == (counter >= upto || (!arrives(counter) && window.accept(counter))));
+      if (saved.size() < 32) continue;
+      for (const uint64_t odd : {~uint64_t{0}, uint64_t{1} << 61, uint64_t{1} << 20}) {
+        std::memcpy(saved.data() + 2 * sizeof(uint64_t), &odd, sizeof odd);
+        SecretReader wrong(saved);
+        ReplayWindow refused;
+        refused.load(wrong);
+        CHECK(!wrong.is_whole());
+      }
+    }
+  }
+}
+
 /// A window that found no memory to grow, and finds some later, accepts no counter twice: of those that it forgot
 /// meanwhile it cannot know whether they arrived.
 static void test_replay_without_memory() {
@@ -3416,6 +3446,7 @@ static void test_threads() {
   test_replay();
   test_replay_lanes();
   test_replay_memory();
+  test_replay_saved_bytes();
   test_replay_without_memory();
   if (Aead::create(Aead::Way::kSeal)) {
     test_aead();

@@ -10,7 +10,7 @@ import {
   dataPaths,
   ended,
   lines,
-  log,
+  log as rigLog,
   logged,
   nodeStatus,
   possession,
@@ -176,7 +176,7 @@ it.each([true, false])('a node that forwards as last known (%s) is as patient as
   const rules = { raise, ensure: async () => ({ mended: [], failures: [failure] }) }
   const node = {
     firewall: { rules, resyncMs: 1000 },
-    ...{ lease: { subnet: {} }, log, signal: stopping.signal },
+    ...{ lease: { subnet: {} }, log: rigLog, signal: stopping.signal },
   } as unknown as Node
   const raising = raiseOrLate(node, forwards)
   if (forwards) await raising
