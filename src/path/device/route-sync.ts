@@ -74,7 +74,11 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     route?.gateway === gateway && route.device === device
   /** True for a route without a gateway by a device that is not ours, such as that of a bridge: its packets are for this host's link. */
   const isAnothers = (route: Route | undefined): boolean =>
-    route !== undefined && route.gateway === undefined && route.type === 'unicast' && route.device !== ownDevice
+    route !== undefined &&
+    route.gateway === undefined &&
+    !route.isMultipath &&
+    route.type === 'unicast' &&
+    route.device !== ownDevice
   /** Notes which of these destinations are another's, and names those that were not before. */
   function noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = wanted.keys()): void {
     const looked = [...where]

@@ -44,6 +44,20 @@ it('takes a peer that `ip` said nothing of for one without a way only where `ip`
   await expect(createDirectHops(after(null), 'ipv4').look(peers)).rejects.toMatchObject({ code: 'COMMAND' })
 })
 
+it('replaces a route of several gateways to a peer: it is no route of a link', async () => {
+  const batches: string[] = []
+  const nexthops = ['192.0.2.8', '192.0.2.9'].map((gateway) => ({ gateway, dev: 'eth0', weight: 1, flags: [] }))
+  const run: Run = async (_file, args, options) => {
+    if (args.includes('-j')) return JSON.stringify([{ dst: '10.5.2.0/24', nexthops }])
+    batches.push(options?.input ?? '')
+    return ''
+  }
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
+  await sync.apply(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
+  expect(batches.join('')).toContain('route replace 10.5.2.0/24 via 192.0.2.2')
+})
+
 it('replaces no route of a bridge: the log names it once, and the peer gets its route when the route of the bridge is gone', async () => {
   const [lines, batches]: [string[], string[]] = [[], []]
   const bridge = { dst: '10.5.2.0/24', dev: 'cni0', protocol: 'kernel', scope: 'link', prefsrc: '10.5.2.1' }
