@@ -1,8 +1,8 @@
-// vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs, six at once, since
-// much of their time is waiting. Those of the container image and of the page in a browser are there when they are asked for.
+// vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs. Those of the container image and of the page in a browser are there when they are asked for.
 
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
+import { usableCores } from './scripts/forecast.mjs'
 import { isStepAlone } from './test/support/long-step.ts'
 import { filesOf } from './test/support/selection.ts'
 
@@ -40,8 +40,9 @@ export default defineConfig({
         test: {
           name: 'system',
           include: filesOf(['test/native', 'test/store', 'test/kube', 'test/netns']),
-          // By default there is a worker less than cores, which of two leaves one.
-          maxWorkers: 6,
+          // Much of their time is waiting: three files at once for each core that this process may use. More would let the limits of weftd
+          // itself pass, such as six seconds for an answer of etcd.
+          maxWorkers: Math.max(1, Math.round(3 * usableCores())),
           sequence: { groupOrder: 1 },
         },
       },

@@ -43,7 +43,7 @@ function read(path) {
 }
 
 /** The cores that this process may use: a cgroup may allow less than the machine has (cgroups(7): cpu.max, or cpu.cfs_quota_us of version 1). */
-function usableCores() {
+export function usableCores() {
   const own = read('/proc/self/cgroup').split('\n')
   /** @param {RegExp} pattern */
   const folder = (pattern) => own.find((line) => pattern.test(line))?.split(':')[2] ?? '/'

@@ -18,6 +18,8 @@ import { createRepairLog } from '../repairs.ts'
 const STAND_BY_MS = 60_000
 /** After this time the log says that the rules are not set yet, and what they wait for. */
 const RULES_LATE_MS = 3_000
+/** How long a first start waits for the rules, so that on a slow host too the log keeps flanneld's order. */
+const RULES_WAIT_MS = 10_000
 /** How long one command waits for the lock of iptables. It is tried again later. */
 const LOCK_MS = 60_000
 
@@ -109,8 +111,9 @@ async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, end
 }
 
 /**
- * Begins to set the rules for the first time, and waits for that for a moment: then all else goes on, and the loop waits. As flanneld, it
- * rejects if the rules cannot be set. A node that forwards already, as last known or since the moment is over, logs that, and tries again.
+ * Begins to set the rules for the first time. As flanneld, a first start waits for them, and rejects if they cannot be set; it goes on
+ * without them after RULES_WAIT_MS. A node that forwards already waits for LATE_MS only; it logs why the rules cannot be set, and tries
+ * again.
  */
 export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
   let isPatient = forwardsAlready
@@ -119,7 +122,7 @@ export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise
     node.log.error(describeError(error))
     node.rulesTrouble = describeError(error)
   })
-  await tellingLate(LATE_MS, (late) => Promise.race([node.raising, late]))
+  await tellingLate(forwardsAlready ? LATE_MS : RULES_WAIT_MS, (late) => Promise.race([node.raising, late]))
   isPatient = true
 }
 

@@ -130,7 +130,7 @@ it('delays nothing while the rules cannot be set: peers, subnet.env and readines
     ensure: async () => ({ mended: [], failures: [] }),
   }
   start({ firewall: { rules, resyncMs: 1000 } })
-  await until(() => logged(/Running backend/), 2_000)
+  await until(() => logged(/Running backend/), 15_000)
   await ready()
   expect([existsSync(subnetFile()), readiness()]).toEqual([true, true])
   await until(() => logged(/^W The firewall's rules are not set yet.*; everything else goes on without them$/), 5_000)
@@ -154,9 +154,10 @@ it('ends a node that starts, and no node that forwards already, if the rules can
   expect(await ended).toBe(failure)
 
   // Everything else has gone on by the time at which this one fails.
-  const raiseLate = () => pause(stopping.signal, 2_000).then(raise)
+  const raiseLate = () => pause(stopping.signal, 12_000).then(raise)
   restart()
   start({ firewall: { rules: { raise: raiseLate, ensure }, resyncMs: 1000 } })
+  await until(() => logged(/Running backend/), 15_000)
   await ready()
   await until(() => logged(/^E no nftables support/), 5_000)
   await vi.advanceTimersByTimeAsync(2_000)
@@ -189,7 +190,7 @@ it('ends with the daemon though the rules are never set', async () => {
   const reason = new Error('enough')
   const firewall = { rules: { ...rules, raise: () => rejectsWith(stopping.signal) }, resyncMs: 1000 }
   start({ firewall })
-  await until(() => logged(/Running backend/), 5_000)
+  await until(() => logged(/Running backend/), 15_000)
   stopping.abort(reason)
   expect(await ended).toBe(reason)
 })
