@@ -40,7 +40,7 @@ export interface LeaseSource<Cursor> {
   trustedMs?(leases: number): number
 }
 
-/** True if this node had the address. */
+/** Resolves with true if this node has or had the address. */
 export type IsMine = (address: Address) => Promise<boolean>
 
 /** Gets this node its own lease, and keeps it. */
