@@ -156,7 +156,7 @@ interface AdoptOptions {
   readonly isMultiQueue: boolean
 }
 
-/** The kernel's types and the names of all backends' devices. */
+/** The kernel's types and the name patterns of all backends' devices. */
 const DEVICES = Object.values(KINDS).flatMap(({ devices }) => devices as readonly (readonly [string, string])[])
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
@@ -192,7 +192,7 @@ export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: stri
   const types = DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, first.device) ? [type] : []))
   if (types.includes('tun')) await removeIdleTun(run, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {
-    const { removeKernelDevice } = await import('./leftovers.ts') // not before packets pass
+    const { removeKernelDevice } = await import('./leftovers.ts') // loaded only if needed, since packets wait for this code
     await removeKernelDevice(run, first.device, netsOf([to]))
   }
   const foreign = types.length > 0 ? await find() : first

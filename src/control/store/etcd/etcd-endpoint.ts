@@ -80,7 +80,7 @@ const CONNECT_MS = 3_000
 
 /** The listeners of the endpoints to gRPC's log lines. A server's complaint about pings appears only there. */
 const listeners = new Set<(line: string) => void>()
-/** True if the operator requested gRPC's log lines. By default they are hidden: they lack klog's header, and errors of calls repeat them. */
+/** True if the operator requested gRPC's log lines. By default they are hidden: they lack klog's header, and call errors repeat them. */
 const isAskedFor = process.env['GRPC_VERBOSITY'] !== undefined || process.env['GRPC_NODE_VERBOSITY'] !== undefined
 const hear = (line?: unknown, ...more: readonly unknown[]): void => {
   for (const listen of listeners) listen(String(line))
