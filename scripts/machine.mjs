@@ -238,7 +238,7 @@ function readStatus() {
   }
 }
 
-/** What the command says when it fails; undefined when it does not.
+/** Returns the error output of a command that fails; undefined if it succeeds.
  * @param {string[]} command
  * @returns {string | undefined} */
 function tryToRun([file, ...args]) {

@@ -1,8 +1,8 @@
 // run.mjs - `npm run NAME` for what needs something of the machine: sets that up, then runs the commands of tasks.mjs.
 //
 // It ends with the exit code of what failed first, and nothing is run after that: a shell would go on after a $(...) that
-// failed, and what was asked for would be skipped. Words that a task does not accept are refused before anything is set up. vitest takes
-// names of files for parts of paths and ignores those that fit nothing, so each of them must fit a test file.
+// failed, and skip the requested task. Words that a task does not accept are refused before anything is set up. vitest treats file names as
+// parts of paths and ignores names without a match, so each name must match a test file.
 
 import { spawn } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'

@@ -1,7 +1,7 @@
 // stubborn.mjs - runs the tests over and over, also on a busy and on a slow machine: `npm run test:stubborn -- [N] [FILE...]`.
 //
-// Without files it runs `npm test` N times (4): with all cores kept busy by as many endless loops, three times in a row, and then with
-// a quarter of a core. With files it runs these alone N times (20): quiet, busy, with half a core, busy. At the end it lists the runs
+// Without files it runs `npm test` N times (4): three times with an endless loop on each core, and then with a quarter of a core. With
+// files it runs only these N times (20), in four modes by turns: quiet, busy, with half a core, busy. At the end it lists the runs
 // that failed, and the files with their output.
 
 import { spawn } from 'node:child_process'
