@@ -14,7 +14,7 @@ export interface RunningDaemon {
   readonly name: string
 }
 
-/** Lists the daemons other than this process; `proc` is where procfs is mounted. */
+/** Lists the running daemons except this process; `proc` is the mount point of procfs. */
 export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
   const running: RunningDaemon[] = []
   const here = await readlink(`${proc}/self/ns/net`)

@@ -110,7 +110,7 @@ export const isNamedBy = (pattern: string, name: string): boolean => {
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
-/** Runs `ip -j` and parses what it prints. Rejects with WeftError COMMAND for output that is no list. */
+/** Runs `ip -j` and parses its output. Rejects with WeftError COMMAND if the output is not a JSON list. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   return parseList(await run('ip', ['-j', ...args]), `ip -j ${args.join(' ')}`)
 }

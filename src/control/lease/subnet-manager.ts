@@ -47,7 +47,7 @@ export type IsMine = (address: Address) => Promise<boolean>
 export interface LeaseHolder {
   /**
    * A lease for this node: its own from before if there is one, else `previous`, its subnet of an earlier run, if there was one and it
-   * is free. What is odd is said to `log`, again at each try. `isMine` tells whether a lease of `previous` under another public IP is this
+   * is free. Oddities are logged to `log`, again at each try. `isMine` checks whether a lease of `previous` with another public IP is this
    * node's own.
    */
   obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal, isMine?: IsMine): Promise<OwnLease>

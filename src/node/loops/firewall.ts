@@ -16,7 +16,7 @@ import { createRepairLog } from '../repairs.ts'
 
 /** How long this process leaves the rules to a successor that is starting. */
 const STAND_BY_MS = 60_000
-/** After this time the log says that the rules are not set yet, and what they wait for. */
+/** The time after which the log reports that the rules are not set yet, and the reason. */
 const RULES_LATE_MS = 3_000
 /** How long one command waits for the lock of iptables. The command is tried again later. */
 const LOCK_MS = 60_000

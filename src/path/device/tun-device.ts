@@ -182,7 +182,7 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 
 /**
  * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our
- * own is ours. A device with the name and the type of a backend's that nobody forwards through was left by another backend, and goes.
+ * own is ours. An unused device with the name and the type of a backend's device was left by another backend, and is removed.
  */
 export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
   const find = async (): Promise<Route | undefined> =>

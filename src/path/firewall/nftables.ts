@@ -95,7 +95,7 @@ function createTable(
   async function ensure(wish: FamilyWish): Promise<readonly string[]> {
     const wanted = `${formatNet(wish.subnet)}\n`
     const { own, others } = splitNftTable(await read(), ours)
-    const randomFully = await isFullyRandom() // nft has listed the table, so it works, and a refusal means that it does not know the option
+    const randomFully = await isFullyRandom() // nft works, since it listed the table: a refusal means an unknown option
     if (shown === wanted + own) return []
     const input = nftInput({ ...wish, randomFully }, others)
     const put = (all: string): Promise<string> => run('nft', ['-f', '-'], { input: all })
