@@ -229,7 +229,7 @@ export const FAULTS = {
       ])
       return () => last.host.output(['nft', 'delete table inet firewalld'])
     },
-    // The probes are the hosts' own: they are not forwarded.
+    // The hosts themselves send the probes, so the probes are not forwarded.
     there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
     here: {},
   },

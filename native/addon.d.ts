@@ -120,7 +120,7 @@ export interface RunOptions {
   mtu: number
   /** The first peer table, as `setPeers` takes it: packets may be waiting in the descriptors. */
   peers: Uint8Array
-  /** True when the TUN is to choose lanes so that flows with fragments stay in order: native/io/steering.h. Of several lanes alone. */
+  /** True if the TUN must choose lanes so that flows with fragments stay in order (native/io/steering.h). Used only with several lanes. */
   steers?: boolean
   /** True when the sessions that came with the descriptors are gone on with; otherwise they end, for everybody. */
   keepsSessions: boolean
@@ -167,9 +167,9 @@ export interface Mail {
 }
 
 export interface NativeEngine {
-  /** The features in use now, of `featureNames`: granted, less those that failed since, or that the device's switches forbid. */
+  /** The features in use now, of `featureNames`: the granted ones, less those that failed since or that the device's switches forbid. */
   readonly offloads: string[]
-  /** Joins received packets as the device's switches say now (`ethtool -k`: generic-receive-offload, rx-udp-gro-forwarding). */
+  /** Reads the device's switches (`ethtool -k`: generic-receive-offload, rx-udp-gro-forwarding) and joins received packets accordingly. */
   followSwitches(): void
   /**
    * Live counters, `counterNames.length` a loop, loops one after another; written by the loops' threads,
@@ -178,7 +178,7 @@ export interface NativeEngine {
   readonly counters: BigUint64Array
   /** True when it goes on with the sessions that came with the descriptors: they were there, whole, and nobody else's. */
   readonly hasKeptSessions: boolean
-  /** The reason why the TUN does not choose lanes as was asked for. */
+  /** The reason why the TUN does not choose lanes by `steers`; undefined if it does. */
   readonly steeringRefused?: string
   /** The reason why the threads run at the process's priority instead of the one asked for. */
   readonly priorityRefused?: string

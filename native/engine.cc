@@ -147,8 +147,8 @@ void Engine::follow_switches() {
   features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
 }
 
-/// By whoever runs, and not where the TUN is opened: that may have been another process's, of a version that did not
-/// know it. So the feature is not handed on either.
+/// Sets the TUN's choice of lanes. The engine that runs does this, not the code that opens the TUN, because a process
+/// of an older version without steering may have opened it. So the feature is not handed to a successor either.
 void Engine::steer(bool steers) {
   const int tun = descriptors_.loops.front().tun.get();
   if (descriptors_.loops.size() == 1) return;

@@ -19,7 +19,7 @@
 namespace weft {
 
 struct RunOptions {
-  std::string_view encapsulation;  ///< by its name in encap/all.h
+  std::string_view encapsulation;  ///< its name in encap/all.h
   ByFamily<Address> tun_address;   ///< as Path has it, and the next
   ByFamily<Address> network_address;
   FilterOptions filter;
@@ -42,7 +42,7 @@ class Engine {
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
-  /// Joins received packets as the device's switches say now (io/tun.h), from each loop's next batch on.
+  /// Reads the device's switches (io/tun.h) and joins received packets accordingly, from each loop's next batch on.
   void follow_switches();
   Fault& fault() { return fault_; }
   /// Sets the peers, as PeerTables does.
@@ -52,7 +52,7 @@ class Engine {
   Traffic traffic(uint32_t slot) const;
   /// One more than the highest slot that was given.
   uint32_t traffic_slots() const { return traffic_slots_; }
-  /// The reason why lanes are not chosen as was asked for.
+  /// The reason why the TUN does not choose lanes by `steers`.
   const Failure& steering_refused() const { return steering_refused_; }
   /// The reason why the threads have not the priority that was asked for.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }

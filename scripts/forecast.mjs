@@ -1,6 +1,6 @@
-// forecast.mjs - the first line of `npm test`: how long it will take on this machine, what it will skip, and how to get what is missing.
+// forecast.mjs - the first line of `npm test`: its duration on this machine, the tests that it will skip, and how to enable them.
 //
-// The figures of test/selection.json are CPU seconds of one machine. A fixed piece of work tells how much slower this machine is.
+// The figures of test/selection.json are CPU seconds of one machine. A fixed piece of work shows how much slower this machine is.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
@@ -8,9 +8,9 @@ import { availableParallelism, loadavg } from 'node:os'
 import { join } from 'node:path'
 import { find, HOSTS, missingFor, sayLack, whyNoHosts } from './machine.mjs'
 
-/** What `calibrate` returns on the machine on which test/selection.json was measured. */
+/** The result of `calibrate` on the machine on which test/selection.json was measured. */
 const REFERENCE_SECONDS = 0.09
-/** On the reference machine `npm test` took this many times its CPU seconds, divided by the number of cores: tests also wait. */
+/** The duration of `npm test` on the reference machine, divided by its CPU seconds per core. It is above 1 because tests also wait. */
 const WAITING = 1.15
 /** CPU seconds of a complete set-up on the reference machine: Debian packages, npm packages, addon, TypeScript. */
 const SETUP_SECONDS = 70
@@ -22,7 +22,7 @@ const DEVICES = {
   ipip: 'probe type ipip remote 192.0.2.1 local 192.0.2.2',
 }
 
-/** CPU seconds of a fixed piece of work: the least of five rounds, so that a short disturbance does not count. */
+/** Returns the CPU seconds of a fixed piece of work: the minimum of five rounds, so that a short disturbance does not count. */
 function calibrate() {
   const rounds = Array.from({ length: 5 }, () => {
     const before = process.cpuUsage()
@@ -56,7 +56,7 @@ export function usableCores() {
   return Math.min(availableParallelism(), ...limits.filter((limit) => limit > 0))
 }
 
-/** The devices that this kernel cannot make; only root who may make namespaces can find out. */
+/** Lists the devices that this kernel cannot make. Only root with the right to make namespaces can find out. */
 const missingDevices = () =>
   Object.entries(DEVICES).flatMap(([name, words]) => {
     const { status } = spawnSync('unshare', ['--net', 'ip', 'link', 'add', ...words.split(' ')])
@@ -69,12 +69,12 @@ const duration = (seconds) =>
 
 /**
  * @typedef {object} Machine
- * @property {number} slowness How many times as long as on the reference machine a fixed piece of work takes.
- * @property {number} cores That this process may use; 0.25 in a cgroup with a quarter of a core.
- * @property {number} load The processes that want a core already.
+ * @property {number} slowness The duration of a fixed piece of work, divided by its duration on the reference machine.
+ * @property {number} cores The number of cores that this process may use; 0.25 in a cgroup with a quarter of a core.
+ * @property {number} load The number of processes that already compete for a core.
  * @property {boolean} isSetUp
  * @property {boolean} hasHosts Whether tests can make network namespaces and TUN devices.
- * @property {readonly string[]} lacks What the machine lacks, each with the remedy if there is one.
+ * @property {readonly string[]} lacks The missing prerequisites, each with its remedy if there is one.
  */
 
 /** @typedef {{ file: string, cpu: number, part?: number, hosts?: boolean }} Cost One line of test/selection.json. */
@@ -87,7 +87,7 @@ const duration = (seconds) =>
 export function forecastLine(costs, { slowness, cores, load, isSetUp, hasHosts, lacks }) {
   const running = costs.filter(({ hosts }) => hasHosts || !hosts)
   const seconds = running.reduce((sum, { cpu, part }) => sum + (part ?? cpu), 0) * slowness * WAITING
-  // Two processes that never rest leave half of two cores.
+  // With two other busy processes, this process gets half of two cores.
   const share = cores / (1 + load / Math.max(1, cores))
   const setup = isSetUp ? '' : `, with about ${duration((SETUP_SECONDS * slowness) / share)} of set-up before`
   const skips = lacks.length === 0 ? 'Nothing will be skipped.' : `Tests will be skipped: ${lacks.join('; ')}.`
@@ -95,7 +95,7 @@ export function forecastLine(costs, { slowness, cores, load, isSetUp, hasHosts, 
 }
 
 /**
- * The line for `npm test`, or with `isWhole` for `npm run test:whole`.
+ * Returns the line for `npm test`, or with `isWhole` for `npm run test:whole`.
  * @param {string} root The project's folder.
  * @param {boolean} isWhole
  */

@@ -153,7 +153,7 @@ const fuzzing = createProgress('test:fuzz', { total: seconds, pace: 'seconds' })
 fuzzing.now('by libFuzzer', seconds)
 const corpora = existsSync(kept) ? [corpus, kept] : [corpus]
 const limits = [`-max_total_time=${seconds}`, '-max_len=8192', '-timeout=10', '-rss_limit_mb=4096']
-// First every known input: -fork leaves out those that crash, without a word.
+// First run every known input, because -fork silently leaves out inputs that crash.
 await mustRun(program, ['-runs=0', ...limits, ...corpora])
 await mustRun(program, [`-fork=${options.processes}`, '-ignore_crashes=0', ...limits, ...corpora])
 fuzzing.end()

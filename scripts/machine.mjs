@@ -185,7 +185,7 @@ function fuzzerPackage() {
   return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
 }
 
-/** What to do so that tests can make hosts; undefined if they can. */
+/** Returns the remedy if tests cannot make hosts; undefined if they can. */
 export function whyNoHosts() {
   if (process.getuid?.() !== 0) return 'run it as root'
   return whyNoDemo()
@@ -195,12 +195,12 @@ export function whyNoHosts() {
 const NEEDED = { CAP_NET_ADMIN: 12n, CAP_SYS_ADMIN: 21n }
 const IN_CONTAINER = 'start the container with `docker run --privileged`, or run this on the host'
 
-/** A user's way to namespaces, as lab/unprivileged.ts goes it. */
+/** The command by which an unprivileged user gets namespaces; lab/unprivileged.ts uses the same. */
 export const AS_ROOT_OF_OWN = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--']
 
 /**
- * Why the demo cannot make its hosts here, with what to do about it; undefined if it can. Root needs two capabilities, any other user a
- * kernel that gives users namespaces.
+ * Returns the reason why the demo cannot make its hosts here, with the remedy; undefined if it can. Root needs two capabilities. Any other
+ * user needs a kernel that lets users make namespaces.
  * @param {{ isRoot?: boolean, status?: string, openTun?: () => void, unshare?: (command: string[]) => string | undefined }} [machine]
  */
 export function whyNoDemo({
@@ -218,7 +218,7 @@ export function whyNoDemo({
     openTun()
   } catch (error) {
     const { code } = /** @type {NodeJS.ErrnoException} */ (error)
-    // The kernel lets every user open it; the node's mode may not. A TUN made in a namespace of one's own harms nobody.
+    // The kernel lets every user open it, but the file mode may not. A TUN in a user's own namespace cannot harm other users.
     if (!isRoot && code === 'EACCES')
       return 'this user may not open /dev/net/tun; run it as root, or allow it, as root: chmod 0666 /dev/net/tun'
     return `/dev/net/tun cannot be opened (${code}); as root \`modprobe tun\`; a container needs --device /dev/net/tun, or --privileged`
@@ -238,12 +238,12 @@ function readStatus() {
   }
 }
 
-/** What the command says when it fails; undefined when it does not.
+/** Returns the error output of a command that fails; undefined if it succeeds.
  * @param {string[]} command
  * @returns {string | undefined} */
 function tryToRun([file, ...args]) {
   const { status, stderr, error } = spawnSync(file, args, { encoding: 'utf8' })
-  // A program that is not there is installed later, or named then.
+  // A missing program is installed later, or reported then.
   if (error && 'code' in error && error.code === 'ENOENT') return undefined
   return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }

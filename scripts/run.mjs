@@ -1,8 +1,8 @@
 // run.mjs - `npm run NAME` for what needs something of the machine: sets that up, then runs the commands of tasks.mjs.
 //
 // It ends with the exit code of what failed first, and nothing is run after that: a shell would go on after a $(...) that
-// failed, and what was asked for would be skipped. Words that a task does not accept are refused before anything is set up. vitest takes
-// names of files for parts of paths and ignores those that fit nothing, so each of them must fit a test file.
+// failed, and skip the requested task. Words that a task does not accept are refused before anything is set up. vitest treats file names as
+// parts of paths and ignores names without a match, so each name must match a test file.
 
 import { spawn } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
@@ -25,7 +25,7 @@ const task = Object.hasOwn(TASKS, name)
   ? TASKS[name]
   : fail(`no such task; there is ${Object.keys(TASKS).join(', ')}`, 2)
 const { usage, accepts } = task
-// Words after `--` are a command of the user's own (test:vm).
+// The words after `--` are a command that the user supplies (test:vm).
 const own = words.includes('--') ? words.slice(0, words.indexOf('--')) : words
 const isHelp = own.some((word) => /^(-h|--help)$/.test(word))
 if (usage !== undefined) {
@@ -42,7 +42,7 @@ if ((task.commands.at(-1)[0] === 'vitest' || name === 'test:vm') && words[0] !==
   const files = readdirSync(join(root, 'test'), { recursive: true, encoding: 'utf8' })
     .filter((path) => path.endsWith('.test.ts'))
     .map((path) => `test/${path}`)
-  // A word after an option may be its value.
+  // A word that follows an option may be that option's value.
   const isFilter = (word, at) => !word.startsWith('-') && !(words[at - 1] ?? '').startsWith('-')
   const strange = words.filter(isFilter).find((word) => {
     const part = word.replace(/:\d+$/, '').replace(`${root}/`, '').replace(/^\.\//, '')
@@ -91,11 +91,11 @@ async function run([file, ...args], stdout = 'inherit') {
 }
 
 if (name === 'test' || name === 'test:whole') {
-  // Whoever names a file wants all of its tests.
+  // If the user names a file, all of its tests run.
   if (words.length > 0) delete env.WEFT_SELECTION
   else process.stdout.write(`${forecast(root, name === 'test:whole')}\n`)
 }
-// What cannot run is said before anything is installed and built for it.
+// If the task cannot run, it fails here, before anything is installed or built for it.
 const hindrance = task.makesHosts && !isHelp ? whyNoDemo() : undefined
 if (hindrance !== undefined) fail(hindrance)
 await run(node('scripts/setup.mjs', ...task.setup))

@@ -1,8 +1,8 @@
 // stubborn.mjs - runs the tests over and over, also on a busy and on a slow machine: `npm run test:stubborn -- [N] [FILE...]`.
 //
-// Without files it runs `npm test` N times (4): with all cores kept busy by as many endless loops, three times in a row, and then with
-// a quarter of a core. With files it runs these alone N times (20): quiet, busy, with half a core, busy. At the end it lists the runs
-// that were not green, and where their output is.
+// Without files it runs `npm test` N times (4): three times with an endless loop on each core, and then with a quarter of a core. With
+// files it runs only these N times (20), in four modes by turns: quiet, busy, with half a core, busy. At the end it lists the runs
+// that failed, and the files with their output.
 
 import { spawn } from 'node:child_process'
 import {
@@ -65,7 +65,7 @@ function newCgroup(parent) {
   return mkdtempSync(join(parent, PREFIX))
 }
 
-/** Makes a cgroup with this share of one core, of either version (cgroups(7)). */
+/** Makes a cgroup, of version 1 or 2, that is limited to this share of one core (cgroups(7)). */
 function limitedCgroup(share) {
   const mounts = readFileSync('/proc/mounts', 'utf8').split('\n')
   const v1 = mounts.find((line) => / cgroup [^ ]*\bcpu\b/.test(line))?.split(' ')[1]

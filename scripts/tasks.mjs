@@ -3,9 +3,9 @@
 /** The project's tests by vitest; what follows a name on the command line goes to the last command. */
 const vitest = (...words) => ['vitest', 'run', ...words]
 const script = (path, ...words) => ['node', path, ...words]
-/** Multiplies the limit of every wait: a test that waits for an event is no slower for it, and a busy machine needs it. */
+/** Multiplies the limit of every wait, because a busy machine needs longer. It does not slow a test whose event arrives. */
 const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
-/** A script that was asked for by name fails if one of its tests is skipped because the machine lacks something (summary-reporter.ts). */
+/** A script that the user runs by name fails if the machine lacks something and a test is skipped for it (summary-reporter.ts). */
 const ASKED = { ...PATIENT, WEFT_REQUIRE: '1' }
 const LONG = { ...ASKED, WEFT_LONG: '1' }
 
@@ -14,8 +14,8 @@ const LONG = { ...ASKED, WEFT_LONG: '1' }
  * @property {readonly string[]} setup For which kinds of machine.mjs; what `test` alone needs may be missing, all else not.
  * @property {readonly (readonly string[])[]} commands One after another, to the first that fails.
  * @property {string} [usage] The words that its own script accepts, for `--help`; tasks without it hand `--help` to their last command.
- * @property {RegExp} [accepts] Matches each word that it accepts; its script checks the words itself if this is missing.
- * @property {boolean} [makesHosts] Whether it is of no use where no hosts can be made: that is said before anything is set up.
+ * @property {RegExp} [accepts] Matches each word that the task accepts. If it is missing, the task's script checks the words itself.
+ * @property {boolean} [makesHosts] True if the task needs to make hosts. If that is impossible, it fails before anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
  * @property {Readonly<Record<string, string>>} [made] Variables whose value a script prints that makes what it names; not where they are set.
  */
@@ -50,7 +50,7 @@ export const TASKS = {
     ...{ setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
   },
   format: { ...NO_WORDS, setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
-  // The tests that test/selection.json chooses; and all of them.
+  // `test` runs the tests that test/selection.json chooses, `test:whole` all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {

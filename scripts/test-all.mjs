@@ -1,6 +1,7 @@
 // test-all.mjs - `npm run test:all`: every test script of package.json, one after another, with a table of results and times at the end.
 //
-// It can be interrupted: what has passed for this very tree is kept in build/test-all and not run again. `-- --again` runs everything.
+// It can be interrupted: scripts that have passed for exactly this tree are recorded in build/test-all and not run again. `-- --again`
+// runs everything.
 // The output of each script is in build/test-all/NAME.log.
 
 import { spawn, spawnSync } from 'node:child_process'
@@ -14,7 +15,7 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/test-all')
 const STATE = join(folder, 'state.json')
 
-/** The order, and about how many minutes each takes on two cores that do nothing else. */
+/** The scripts in the order in which they run, with the approximate minutes that each takes on two otherwise idle cores. */
 const MINUTES = {
   'test:whole': 15,
   'test:paths': 10,
@@ -34,7 +35,7 @@ const MINUTES = {
 
 /** @typedef {{ code: number, line: string, seconds: number }} Result */
 
-/** The test scripts of package.json, without this one; those that MINUTES does not know come last. */
+/** Lists the test scripts of package.json except this one. Scripts that MINUTES does not list come last. */
 function testScripts() {
   const { scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   const names = Object.keys(scripts).filter((name) => /^test:|:test$/.test(name) && name !== 'test:all')
@@ -43,7 +44,7 @@ function testScripts() {
   return [...known, ...names.filter((name) => place(name) < 0)]
 }
 
-/** The name that git gives to the tree with all changes in it: results count for this tree alone. Empty without git. */
+/** Returns git's hash of the tree with all uncommitted changes; results count for this tree only. Empty without git. */
 function treeName() {
   const index = join(folder, 'index')
   const git = (...args) =>
@@ -73,7 +74,7 @@ function keptResults(tree) {
 async function run(name) {
   const log = createWriteStream(join(folder, `${name.replace(':', '-')}.log`))
   const began = performance.now()
-  // A group of its own: an interruption ends everything that the script started.
+  // The script gets its own process group, so that an interruption ends everything that it started.
   const child = spawn('npm', ['run', '--silent', name], {
     cwd: root,
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -103,7 +104,7 @@ const time = (seconds) =>
     ? `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, '0')}`
     : `${Math.floor(seconds / 3600)}:${String(Math.floor((seconds % 3600) / 60)).padStart(2, '0')}:${String(seconds % 60).padStart(2, '0')}`
 
-/** A row per script: whether it passed, its time as h:mm:ss or m:ss, its last line. */
+/** Makes one row per script: its result, its time as h:mm:ss or m:ss, and its last line. */
 function table(names, results) {
   return names.map((name) => {
     const result = results[name]

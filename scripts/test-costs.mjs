@@ -2,18 +2,19 @@
 //
 // One line of test/selection.json is one test file. test/unit is one line, `unit`: all of its files are in `npm test`.
 //   file       its path below test/
-//   in         "test" if `npm test` runs it, "whole" if only `npm run test:whole` does; chosen by hand
-//   only       the tests of the file that `npm test` runs, as a regular expression for their full names; all if missing; by hand
+//   in         "test" if `npm test` runs it, "whole" if only `npm run test:whole` does; set by hand
+//   only       the tests of the file that `npm test` runs, as a regular expression for their full names; all if missing; set by hand
 //   cpu        CPU seconds of the whole file and of all programs that it started
-//   part       CPU seconds of what `npm test` runs, if the file has `only`
-//   seconds    how long the file took by the clock; with `only`, how long that part took
+//   part       CPU seconds of the tests that `npm test` runs, if the file has `only`
+//   seconds    the elapsed time of the file; with `only`, of the tests that `npm test` runs
 //   hosts      true if its tests need hosts made of network namespaces
-//   rows       the rows of CONTRACT.md that no other test file pins
-//   functions  how many named functions of src/ only this file calls, among all test files; C++ is not counted
-//   why        what the choice rests on, if the figures do not show it; by hand
+//   rows       the rows of CONTRACT.md that no other test file covers
+//   functions  the number of named functions of src/ that no other test file calls; C++ is not counted
+//   why        the reason for the choice, if the figures do not show it; set by hand
 //
-// A file without a line gets one, with `in` "whole". Run it on a quiet machine. It runs the files one after another, each in a vitest of its own, and needs what `npm run test:whole`
-// needs. WEFT_COSTS makes test/support/record-cost.ts write down the CPU seconds; NODE_V8_COVERAGE makes Node.js write down the calls.
+// A file without a line gets one, with `in` "whole". Run the script on a quiet machine. It runs the files one after another, each in its
+// own vitest, and has the same prerequisites as `npm run test:whole`. WEFT_COSTS makes test/support/record-cost.ts write the CPU seconds
+// to a file, and NODE_V8_COVERAGE makes Node.js write the calls.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -33,7 +34,7 @@ undo(() => rmSync(work, { recursive: true, force: true }))
 /** @returns {Entry[]} */
 const readTable = () => (existsSync(TABLE) ? JSON.parse(readFileSync(TABLE, 'utf8')) : [])
 
-/** The test files that have an entry of their own, and `unit`. */
+/** Lists the test files that have their own entry, and `unit`. */
 function testFiles() {
   const below = (folder) =>
     readdirSync(join(root, 'test', folder))
@@ -42,7 +43,7 @@ function testFiles() {
   return ['unit', ...['', 'sim', 'native', 'store', 'kube', 'netns'].flatMap(below)]
 }
 
-/** Runs one entry; returns its CPU seconds, its seconds by the clock, and the functions of src/ that ran. */
+/** Runs one entry; returns its CPU seconds, its elapsed seconds, and the functions of src/ that ran. */
 function measure(file, isPart) {
   const costs = join(work, 'costs')
   const coverage = join(work, 'coverage')
@@ -76,7 +77,7 @@ function measure(file, isPart) {
   }
 }
 
-/** The named functions of src/ that ran, as `src/FILE:NAME`, from V8's coverage files; dist/src/X.js counts as src/X.ts. */
+/** Reads V8's coverage files; returns the named functions of src/ that ran, as `src/FILE:NAME`. dist/src/X.js counts as src/X.ts. */
 function calledFunctions(folder) {
   const called = new Set()
   for (const name of readdirSync(folder)) {
@@ -97,7 +98,7 @@ function calledFunctions(folder) {
   return called
 }
 
-/** For each test file, the rows of CONTRACT.md that it alone pins. */
+/** Returns, for each test file, the rows of CONTRACT.md that no other test file covers. */
 function contractRows() {
   const rows = new Map()
   for (const [, row, cell] of readFileSync(join(root, 'test/CONTRACT.md'), 'utf8').matchAll(
@@ -111,7 +112,7 @@ function contractRows() {
   return rows
 }
 
-/** True if the tests of the file are skipped where no hosts can be made (test/support/needs.ts). */
+/** True if the tests of the file are skipped on a machine that cannot make hosts (test/support/needs.ts). */
 const needsHosts = (file) =>
   file !== 'unit' && /\bneeds\(.*\bHOSTS\b/.test(readFileSync(join(root, 'test', file), 'utf8'))
 
@@ -160,9 +161,9 @@ const table = files
   .filter((file) => known.has(file))
   .map((file) => {
     const { why, functions: before, rows: old, ...entry } = known.get(file)
-    // Lines of files that were not named stay as they were.
+    // Files that the user did not name keep their values.
     const alone = wanted.length > 0 && !wanted.includes(file) ? old : file === 'unit' ? undefined : rows.get(file)
-    // What only one file calls can be told when all files were measured in one run.
+    // The functions that only one file calls are known only if all files were measured in one run.
     const only =
       wanted.length > 0
         ? before

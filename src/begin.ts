@@ -183,8 +183,8 @@ async function resume(
 }
 
 /**
- * The external interface that the previous process used, which needs no default route. If nothing tells which one that was, or other flags
- * were given, the interface is chosen by the flags. Throws WeftError INTERFACE.
+ * Returns the external interface that the previous process used, which needs no default route. If that interface is not known, or the flags
+ * have changed, chooses one by the flags. Throws WeftError INTERFACE.
  */
 async function externalFor(
   { external, wishes, lease }: LastKnown,
@@ -202,12 +202,12 @@ async function externalFor(
   return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
 }
 
-/** Keeps the data path right until what is returned is called, or the stop. */
+/** Keeps the data path right until the returned function is called or the process stops. */
 function lookAfter(forwarding: Forwarding, log: Log): () => Promise<void> {
   const ended = new AbortController()
   const until = AbortSignal.any([forwarding.signal, ended.signal])
   const keep = async (): Promise<never> => {
-    const { keepForwarding } = await import('./node/loops/data-path.ts') // not before packets pass
+    const { keepForwarding } = await import('./node/loops/data-path.ts') // loaded only once packets pass
     return keepForwarding(forwarding, async () => {}, { until })
   }
   const looking = keep().catch((error: unknown) => {

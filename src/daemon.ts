@@ -131,7 +131,7 @@ export async function startManager(start: Start, succession: Succession<Resumed>
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
     const served = await whileForwarding(start, () => serveStatus(options, health, succession, log, stopping))
-    // A repeated error is logged seldom.
+    // A repeated error is logged rarely.
     const calm = seldom(log)
     try {
       return await whileForwarding(
@@ -170,7 +170,7 @@ export async function whileForwarding<T>(
   }
 }
 
-/** Returns a function that reports what this process waits for; it is used until there is a node. */
+/** Returns a function that reports the reason why this process waits; it is used until the node exists. */
 function tellOf(
   { stopping, notifier, possession }: Start,
   manager: NodeParts['manager'],
@@ -248,12 +248,12 @@ async function startNode(
 
 /** Reads the last known state of the store that the flags name. */
 async function knownOf(options: DaemonOptions): Promise<LastKnown | undefined> {
-  const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false } // begin.ts has said what is wrong with it
+  const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false } // begin.ts has logged its problems
   const known = await readLastKnown(lastKnownFile(options), silent)
   return known?.store === storeNameOf(options) ? known : undefined
 }
 
-/** The external interface by which the node forwards as last known, or was last known to forward by the same flags. */
+/** Returns the external interface of the resumed data path. Without one, returns the last known interface, if the flags are the same. */
 async function externalBefore(
   resumed: Resumed | undefined,
   known: LastKnown | undefined,
@@ -262,7 +262,7 @@ async function externalBefore(
   if (resumed) return resumed.backend.external ?? resumed.external
   const { external, wishes } = known ?? {}
   if (!external || wishes !== wishesText(options)) return undefined
-  const { index: _index, ...unnumbered } = external // numbers are of one boot
+  const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
   return (await resumeExternal(run, external)) ?? unnumbered
 }
 
@@ -278,7 +278,7 @@ export async function runNode(
   const attrs = await backend.prepare(signal)
   const predecessor = await succession.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
-  // The lease is written last: other nodes would send to one that cannot forward.
+  // Check the rights before the lease is written, because other nodes send packets to every node with a lease.
   if (!predecessor && !possession.dataPath) await prefixed(REGISTERING, before.permit(backend))
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()

@@ -7,7 +7,7 @@ const [, path = '', ...words] = process.argv
 const name = basename(process.argv0)
 
 async function run(): Promise<void> {
-  process.noDeprecation = true // such lines are for developers of Node.js programs; weftd's stderr is lines of klog
+  process.noDeprecation = true // these warnings are for developers of Node.js programs; weftd's stderr contains klog lines
   if (name === 'weft' || words[0] === 'weft') {
     process.title = 'weft' // not the name of a daemon
     const { main } = await import('./tool/weft/weft.ts')

@@ -2,7 +2,7 @@
 //
 // A feature is on when it was wanted and the kernel took it, and goes off at run time when the kernel refuses to do
 // what it had promised. Joining packets also needs the device's switches (io/tun.h), which an operator may change at
-// any time. The bits are read once a batch by the threads and at any time from JavaScript.
+// any time. The threads read the bits once per batch, and JavaScript reads them at any time.
 #pragma once
 
 #include <array>
@@ -43,19 +43,20 @@ constexpr std::array<FeatureName, 9> kFeatureNames{{
 
 constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;
 
-/// The features in use. Any thread may drop one, for good. JavaScript's thread may hold some back, and let them go.
+/// The features in use. Any thread may drop a feature for good. JavaScript's thread may suspend features and resume
+/// them.
 class Features {
  public:
   explicit Features(uint32_t bits) : bits_(bits) {}
   bool has(Feature feature) const { return in_use() & feature; }
-  /// Granted, less those that failed since.
+  /// The granted features, less those that failed since.
   uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
-  /// Granted, and neither failed nor held back.
+  /// The granted features that neither failed nor are suspended.
   uint32_t in_use() const { return bits() & ~held_.load(std::memory_order_relaxed); }
-  /// Before a thread runs: a feature that the kernel granted since.
+  /// Adds features that the kernel granted later. Must be called before a thread runs.
   void add(uint32_t features) { bits_.fetch_or(features, std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
-  /// Holds these back and no others.
+  /// Suspends these features and resumes all others.
   void hold(uint32_t features) { held_.store(features, std::memory_order_relaxed); }
 
  private:

@@ -30,21 +30,21 @@ constexpr size_t kMaxIcmpErrorBytes = kLeastIpv6Mtu;
 /// The longest error about an IPv4 packet (RFC 1812 section 4.3.2.3).
 constexpr size_t kMaxIpv4ErrorBytes = 576;
 
-/// True if an ICMP error about the packet may be sent: not about an error, not about a fragment but the first, not
-/// about a packet that is not from one host to another (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7, RFC 4443
-/// section 2.4).
+/// True if an ICMP error about the packet may be sent. False for a packet that is an ICMP error itself, for every
+/// fragment but the first, and for a packet that is not from one host to one other host (RFC 1122 section 3.2.2,
+/// RFC 1812 section 4.3.2.7, RFC 4443 section 2.4).
 bool may_tell_of(const uint8_t* bytes, const Packet& packet);
 
 /// Writes an ICMP error about the packet at `bytes` into `out` (kMaxIcmpErrorBytes of room) and returns its length; 0
 /// if no error may be sent. `source` is the sender's address, of the packet's family.
 ///
-/// Over IPv4: TTL 8, identification 0 and no DF, as flanneld's net unreachable (pkg/backend/udp/proxy_amd64.c); over
-/// IPv6 hop limit 64. The error quotes as much of the packet as it has room for, where flanneld quotes the IP header
-/// and 8 bytes. Readers need more than that: tunnels in containers look for their own header behind UDP's, translators
-/// of addresses for the TCP checksum.
+/// An IPv4 error has TTL 8, identification 0 and no DF, like flanneld's net unreachable
+/// (pkg/backend/udp/proxy_amd64.c); an IPv6 error has hop limit 64. The error quotes as much of the packet as it has
+/// room for, whereas flanneld quotes the IP header and 8 bytes. Receivers need more: a tunnel in a container looks for
+/// its own header behind the UDP header, and an address translator for the TCP checksum.
 ///
-/// An error is at most 28 bytes longer than its packet (48 over IPv6), so that whoever forges a source makes this host
-/// send less than twice what he sends, and never more than IcmpLimit allows.
+/// An error is at most 28 bytes longer than its packet (48 over IPv6). So an attacker who forges source addresses
+/// makes this host send less than twice the bytes that he sends, and never more than IcmpLimit allows.
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
@@ -78,8 +78,9 @@ class IcmpLimit {
  private:
   static constexpr size_t kLineBits = 7, kWays = 8;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// The most that one thread's time is ahead of another's: each reads it right before. The longer this is, the longer
-  /// a word of 49.7 days ago, when the lower half of the time was the same, looks like one of now.
+  /// The maximum by which the time of one thread is ahead of another thread's; each reads the clock right before the
+  /// call. The lower half of the time repeats after 49.7 days: the larger this value, the longer such an old word looks
+  /// current.
   static constexpr uint32_t kAheadMs = 1'024;
   /// A word is a sender and the lower half of the time at which its bucket will be full again, as Bucket has it; 0:
   /// free.

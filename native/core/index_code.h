@@ -1,11 +1,11 @@
-// index_code.h - hides a session's number in the indices that stand in WireGuard's messages.
+// index_code.h - hides a session's number in the indices of WireGuard's messages.
 //
-// An index is 32 bits: the number of the peer, and 12 bits by which its pairs of keys differ. They are permuted with a
-// key (a Feistel network over two halves of 16 bits), so that the index of one peer says nothing of the numbers or the
-// indices of others. Its few multiplications are cheap enough for each packet. This is no cipher that would protect a
-// secret: who guesses an index gains a place among the answers that JavaScript looks at, and nothing else.
+// An index has 32 bits: the number of the peer, and 12 bits that distinguish its key pairs. A Feistel network over two
+// halves of 16 bits permutes them with a key, so that the index of one peer reveals neither the numbers nor the indices
+// of other peers. Its few multiplications are cheap enough for each packet. It is not a cipher that protects a secret:
+// if an attacker guesses an index, JavaScript looks at his message as at an answer, and he gains nothing else.
 //
-// src/path/kinds/wireguard/indices.ts does the same.
+// src/path/kinds/wireguard/indices.ts implements the same permutation.
 #pragma once
 
 #include <array>
@@ -20,9 +20,9 @@ class IndexCode {
  public:
   static constexpr size_t kKeyBytes = 32;
 
-  /// Without a key indices are only mixed with the secret.
+  /// Permutes with an all-zero key, so that the secret alone hides the numbers.
   IndexCode(uint32_t secret = 0) : secret_(secret) {}
-  /// Numbers are little-endian in the key.
+  /// The key consists of little-endian 32-bit words.
   IndexCode(uint32_t secret, std::span<const uint8_t, kKeyBytes> key) : secret_(secret) {
     for (size_t at = 0; at < key_.size(); at++) key_[at] = load_le32(&key[4 * at]);
   }
@@ -49,7 +49,7 @@ class IndexCode {
  private:
   static constexpr size_t kRounds = 4;
 
-  /// 16 bits of a half and two words of the key.
+  /// The round function: mixes a half of 16 bits with two words of the key.
   uint32_t mixed(uint32_t half, size_t round) const {
     uint32_t mixed = (half + 1) * key_[2 * round];
     mixed ^= mixed >> 15;

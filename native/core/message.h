@@ -20,8 +20,9 @@ struct Message {
   size_t joined_bytes;
   Ecn ecn = kNotEct;                      ///< the outer header's mark; only datagrams with the same one are joined
   const SocketAddress* sender = nullptr;  ///< borrowed too; only datagrams of one sender are joined
-  /// True if the sender's address is inside the network and is no peer's: a peer that seems to send from there must not
-  /// be sent to there, since its datagrams would go through the tunnel. Only encapsulations with sessions need it.
+  /// True if the sender's address is inside the network and belongs to no peer. A peer that seems to send from such an
+  /// address must not be answered there, since the datagrams would go through the tunnel. Only encapsulations with
+  /// sessions use this flag.
   bool is_from_inside = false;
 
   /// Takes the first datagram off.

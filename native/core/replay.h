@@ -1,11 +1,11 @@
 // replay.h - remembers which counters of a key have arrived: a sliding window (RFC 6479).
 //
 // The window is as wide as all queues between two hosts can hold (docs/decisions/replay-window.md). All lanes of a
-// sender count with one counter, and each lane has queues of its own: in its socket, in the network, at the receiver. A
-// packet that waits in one lane is late by as many counters as the other lanes move on meanwhile.
+// sender share one counter, and each lane has its own queues: in its socket, in the network, at the receiver. A packet
+// that waits in one lane is late by as many counters as the other lanes use meanwhile.
 //
-// Its memory grows with the greatest counter that has arrived: a key that carried 1,000 packets takes 128 bytes, and
-// one that carried a million 128 KiB.
+// Its memory grows with the greatest counter that has arrived: the window of a key that carried 1,000 packets takes
+// 128 bytes, that of a key that carried a million 128 KiB.
 #pragma once
 
 #include <algorithm>
@@ -22,19 +22,20 @@
 
 namespace weft {
 
-/// accept() may be called for packets that were authenticated only: else anybody could move the window.
+/// The window of one key. accept() may be called only for authenticated packets; otherwise anybody could move the
+/// window.
 class ReplayWindow {
  public:
   static constexpr uint64_t kBits = 1 << 20;
-  /// Counters that are no further than this behind the greatest are recent enough, whatever word they are in.
+  /// A counter that is at most this far behind the greatest one is always recent enough, whatever word it is in.
   static constexpr uint64_t kWindow = kBits - 64;
 
-  /// True if this counter has not arrived before and is recent enough to know that. It has arrived from now on.
+  /// Marks this counter as arrived. Returns true if it had not arrived before and is recent enough to know that.
   bool accept(uint64_t counter) {
     if (counter >= next_) {
       move_to(counter);
     } else if (counter / 64 + size_ <= (next_ - 1) / 64) {
-      return false;  // its word is in use by newer counters
+      return false;  // newer counters use its word
     }
     uint64_t& word = words()[counter / 64 % size_];
     const uint64_t bit = uint64_t{1} << counter % 64;
@@ -43,11 +44,11 @@ class ReplayWindow {
     return true;
   }
 
-  /// The bytes of memory beside the object itself.
+  /// The bytes of memory in use in addition to the object itself.
   size_t grown_bytes() const { return more_ ? size_ * sizeof(uint64_t) : 0; }
 
-  /// Nearly all counters of a busy key have arrived, so a run of full words is saved as its length. Otherwise a host
-  /// with a thousand busy peers would copy 256 MiB while nobody forwards.
+  /// Saves the window, with each run of full words as its length, since nearly all counters of a busy key have arrived.
+  /// Otherwise a host with a thousand busy peers would copy 256 MiB while no process forwards.
   void save(SecretWriter& out) const {
     out.put(next_);
     out.put(size_);
@@ -62,7 +63,7 @@ class ReplayWindow {
       at = next;
     }
   }
-  /// Takes over a saved window; this one must be new. `in` refuses a window that no save() wrote.
+  /// Takes over a saved window; this window must be new. `in` refuses bytes that save() did not write.
   void load(SecretReader& in) {
     const auto next = in.get<uint64_t>(), size = in.get<uint64_t>();
     if (size < kFirstWords || size > kMostWords || !std::has_single_bit(size)) return in.refuse();
@@ -83,7 +84,7 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The words that may have a counter: all of them once the counters have come round.
+  /// The number of words that may hold a counter: all words once the counters have wrapped around.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
@@ -91,14 +92,14 @@ class ReplayWindow {
   void move_to(uint64_t counter) {
     const uint64_t last = counter / 64;
     if (last >= size_ && size_ < kMostWords) grow(last >= kMostWords ? kMostWords : std::bit_ceil(last + 1));
-    // Clears the words in which no counter below next_ is.
+    // Clears the words that hold no counter below next_.
     const uint64_t first = (next_ + 63) / 64;
     for (uint64_t word = first; word <= last && word < first + size_; word++) words()[word % size_] = 0;
     next_ = counter + 1;
   }
 
-  /// Moves the words to more memory. If there is none, the window stays as wide as it is: it may refuse what is late,
-  /// and accepts nothing twice, also after it found memory later.
+  /// Moves the words to more memory. If there is no memory, the window keeps its width: it may refuse late packets, but
+  /// accepts no packet twice, even if it finds memory later.
   void grow(uint64_t size) {
     std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());
     if (!more) return;

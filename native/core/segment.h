@@ -47,10 +47,10 @@ class Segmenter {
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
   bool is_tcp() const { return tcp_; }
-  /// True if the superpacket costs this host far more than its bytes: each segment costs the same, however little is in
-  /// it. Up to kMostSmall tiny segments are carried: that many is the kernel's limit for what a program sends over UDP
-  /// (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and continues
-  /// with fewer at a time after the drop.
+  /// True if the superpacket costs this host far more than its size suggests, because each segment costs the same,
+  /// however small it is. Up to kMostSmall tiny segments are carried, which is the kernel's limit for one UDP message
+  /// of a program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and
+  /// continues with fewer segments at a time after the drop.
   bool is_costly() const { return gso_size_ < kSmallBytes && count() > kMostSmall; }
   /// The length of the longest.
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
@@ -75,9 +75,9 @@ class Segmenter {
   uint64_t addresses_sum_;
 };
 
-/// Copies the first packet of what was read from the TUN to `to`, as far as there is room, as it would have been sent:
-/// cut from its superpacket, with its checksum complete. `packet` becomes its shape. Leaves a malformed packet as it
-/// is.
+/// Copies the first packet of a buffer read from the TUN to `to`, as far as there is room. The copy is as the packet
+/// would have been sent: cut from its superpacket, with its checksum complete. `packet` receives its shape. Copies a
+/// malformed packet unchanged.
 std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
                                        std::span<uint8_t> to);
 

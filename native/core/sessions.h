@@ -2,8 +2,8 @@
 //
 // A peer's record names its session (the first 4 bytes of its `encap`): a host with subnets of both families, or with
 // several, has one. The byte behind them says whether it sends from any port. The datagrams that it sends name one too:
-// what names a pair of keys in them has the session's number in it, permuted with a key of this process (index_code.h),
-// so that it is found without a search, and shows nobody how many there are.
+// an index, which names a key pair in them, contains the session's number, permuted with a key of this process
+// (index_code.h), so that the session is found without a search, and nobody learns how many sessions there are.
 //
 // A session is made when a record or keys name it, and stays until the engine ends. One whose peer is gone is wiped,
 // and its number may be another's. An engine that ends may save them for one that goes on in its place, on this host:

@@ -46,7 +46,7 @@ class TrafficRows {
     add(row.rx_bytes, bytes);
     __atomic_store_n(&row.heard_ms, now_ms, __ATOMIC_RELAXED);
   }
-  /// Adds what stands in a slot there is room for; by any thread. Slots that there was no memory for show nothing.
+  /// Adds up the counts of one slot; any thread may call it. A slot that had no memory counts as zero.
   void sum(uint32_t slot, Traffic& sum) const {
     const Chunk& chunk = chunks_[slot / kChunk];
     if (!chunk) return;
@@ -77,7 +77,7 @@ class TrafficRows {
   /// One writer, as CounterRow's.
   static void add(uint64_t& word, uint64_t amount) { __atomic_store_n(&word, load(word) + amount, __ATOMIC_RELAXED); }
 
-  /// Takes what is counted in slots that calloc had no memory for; sum() must not show it as any peer's.
+  /// Receives the counts of slots that calloc had no memory for; sum() must not attribute them to a peer.
   Traffic uncounted_;
   /// Never moved: a thread may be in one while there comes room for more.
   std::array<Chunk, kMaxSlots / kChunk> chunks_{new_chunk()};

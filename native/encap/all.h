@@ -1,5 +1,5 @@
-// all.h - the table of encapsulations: engine.cc makes engines of it, and the tests of what holds for each of them (no
-// circle, a bounded turn) go through it. Each is a file of encap/ and a line here.
+// all.h - the table of encapsulations. engine.cc makes engines from it, and the tests of rules that hold for each
+// encapsulation (no circles, bounded turns) iterate over it. Each encapsulation has a file in encap/ and a line here.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ struct EncapsulationList {
   static void for_each(Function each) {
     (each.template operator()<Each>(), ...);
   }
-  /// A row for every encapsulation, as `each` makes it.
+  /// Builds an array with one row per encapsulation; `each` makes the row.
   template <typename Function>
   static constexpr auto rows(Function each) {
     return std::array{each.template operator()<Each>()...};

@@ -82,7 +82,7 @@ class Wireguard {
     if (datagram.size() < kLeastBytes) return Opened::drop(k_rx_drop_malformed);
     const Type type = type_of(datagram);
     if (type == kNone) return Opened::drop(k_rx_drop_malformed);
-    // A handshake shows where a peer is, too.
+    // A handshake also shows the peer's current address.
     if (type != kData && message.is_from_inside) return Opened::drop(k_rx_drop_handshake);
     if (type != kData) return Opened::letter(datagram);
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
@@ -96,7 +96,7 @@ class Wireguard {
     if (refused) return Opened::drop(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
     if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
-    // A peer does not roam into the network, where its datagrams would be packets of the tunnel again.
+    // A peer must not roam to an address inside the network, because datagrams to it would enter the tunnel again.
     const SocketAddress from = message.is_from_inside ? session->to() : *message.sender;
     const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);

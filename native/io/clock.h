@@ -21,8 +21,8 @@ inline int64_t day_us() { return microseconds_of(CLOCK_REALTIME); }
 
 inline int64_t now_ms() { return monotonic_us() / 1'000; }
 
-/// The clock that keys expire by. It goes on while the host is suspended, as that of the kernel's WireGuard does
-/// (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns): a pair of keys must not outlive its three minutes
+/// The clock for the expiry of keys. It continues while the host is suspended, like the clock of the kernel's WireGuard
+/// (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns): a key pair must not outlive its three minutes
 /// because the host slept.
 inline int64_t session_ms() { return microseconds_of(CLOCK_BOOTTIME) / 1'000; }
 

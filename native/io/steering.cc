@@ -1,4 +1,4 @@
-// steering.cc - the program, in eBPF's instructions.
+// steering.cc - the eBPF program that chooses the queue of a packet.
 #include "steering.h"
 
 #include <errno.h>
@@ -17,7 +17,8 @@ namespace weft {
 
 namespace {
 
-/// Writes a program. r6 is the packet, r9 the factor of the hash; r7 and r8 are values; r0 is loaded into; r1 is lost.
+/// Assembles a program. Registers: r6 is the packet, r9 the factor of the hash, r7 and r8 hold values, loads write r0,
+/// and r1 is overwritten.
 class Assembler {
  public:
   using Label = size_t;
@@ -32,7 +33,7 @@ class Assembler {
   void load(uint8_t size, int32_t at) {
     put({.code = uint8_t(BPF_LD | BPF_ABS | size), .dst_reg = 0, .src_reg = 0, .off = 0, .imm = at});
   }
-  /// Likewise, `at` bytes behind the offset in kValue.
+  /// Likewise loads the field `at` bytes behind the offset in kValue.
   void load_behind_value(uint8_t size, int32_t at) {
     put({.code = uint8_t(BPF_LD | BPF_IND | size), .dst_reg = 0, .src_reg = kValue, .off = 0, .imm = at});
   }
@@ -43,7 +44,7 @@ class Assembler {
   void by_number(uint8_t operation, uint8_t to, int32_t number) {
     put({.code = uint8_t(BPF_ALU64 | operation | BPF_K), .dst_reg = to, .src_reg = 0, .off = 0, .imm = number});
   }
-  /// Spreads what is in a register over its bits.
+  /// Mixes the bits of a register.
   void mix(uint8_t value) {
     by_register(BPF_MUL, value, kFactor);
     move(kLost, value);
@@ -51,12 +52,12 @@ class Assembler {
     by_register(BPF_XOR, value, kLost);
     by_register(BPF_MUL, value, kFactor);
   }
-  /// Adds what was loaded to the sum, which does not depend on the order of what is added.
+  /// Adds the loaded value to the sum, which does not depend on the order of the values.
   void add_loaded() {
     mix(kLoaded);
     by_register(BPF_ADD, kSum, kLoaded);
   }
-  /// Jumps to where land() is called with the label. `operation` compares what was loaded with the number.
+  /// Jumps to the place at which land() is called with the label. `operation` compares the loaded value with `number`.
   Label jump(uint8_t operation, int32_t number) {
     put({.code = uint8_t(BPF_JMP | operation | BPF_K), .dst_reg = kLoaded, .src_reg = 0, .off = 0, .imm = number});
     return code_.size() - 1;
@@ -81,7 +82,7 @@ std::vector<bpf_insn> program() {
   a.load(BPF_B, 0);
   a.by_number(BPF_RSH, A::kLoaded, 4);
   const auto is_v6 = a.jump(BPF_JEQ, 6);
-  // IPv4: source, destination; of TCP that is no fragment, both ports behind a header of any length.
+  // IPv4: adds source and destination, and for unfragmented TCP both ports, behind a header of any length.
   for (const int32_t at : {12, 16}) {
     a.load(BPF_W, at);
     a.add_loaded();
@@ -101,7 +102,7 @@ std::vector<bpf_insn> program() {
   }
   const auto is_done = a.jump(BPF_JA, 0);
   a.land({is_v6});
-  // IPv6: each address is four words, in order; TCP directly behind the header.
+  // IPv6: adds each address as four words, in order, and the ports if TCP follows the header directly.
   for (const int32_t address : {8, 24}) {
     a.by_number(BPF_MOV, A::kValue, 0);
     for (const int32_t word : {0, 4, 8, 12}) {

@@ -38,7 +38,7 @@ uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   return 0;
 }
 
-/// One question to a device by SIOCETHTOOL: a command, and room for `count` elements of its answer behind it.
+/// One request to a device through SIOCETHTOOL: a command, followed by room for `count` elements of the answer.
 template <typename Command, typename Element>
 class Question {
  public:
@@ -66,7 +66,7 @@ JoinSwitches join_switches(const std::string& device) {
   };
   JoinSwitches switches;
   const Fd socket_fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  // The place of a feature differs from kernel to kernel, its name does not.
+  // The position of a feature differs between kernels; its name does not.
   Question<ethtool_sset_info, uint32_t> size(ETHTOOL_GSSET_INFO, 1);
   size.head().sset_mask = uint64_t{1} << ETH_SS_FEATURES;
   if (!socket_fd || !size.ask(socket_fd.get(), device) || size.head().sset_mask == 0) return switches;

@@ -19,14 +19,14 @@ struct Tun {
 /// otherwise). Of `wanted` it takes the tun features that the kernel grants.
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
 
-/// The switches of a device that say which received packets may be joined into superpackets (ethtool(8), -k), as the
-/// kernel's own GRO uses them. The host's packet filter sees a superpacket as one packet.
+/// The switches of a device that allow received packets to be joined into superpackets (ethtool(8), -k); the kernel's
+/// own GRO obeys them too. The host's packet filter sees a superpacket as one packet.
 struct JoinSwitches {
   bool tcp = true;   ///< generic-receive-offload (rx-gro), which is on unless an operator switches it off
-  bool udp = false;  ///< and rx-udp-gro-forwarding, which is off unless switched on; Linux 5.12
+  bool udp = false;  ///< also rx-udp-gro-forwarding, which is off unless switched on; Linux 5.12
 };
 
-/// Reads them. A kernel that does not answer leaves them at their defaults.
+/// Reads the switches of a device. If the kernel does not answer, they have their defaults.
 JoinSwitches join_switches(const std::string& device);
 
 /// Makes the device stay, or not, with its addresses and routes, when its last queue is closed.

@@ -27,10 +27,10 @@ constexpr int kSendBufferBytes = 4 << 20;
 // Workers share one peer's traffic by flows. A TUN queue holds whole flows, and a worker sends what its queue holds
 // from a source port of its own: P + 240 k + worker for the port P, with the least k that is free. The receiver gives a
 // datagram from there to its worker (source port - P) modulo its workers. So a flow stays with one worker on each side
-// and in order. The queue of a flow is chosen by io/steering.h, or by the kernel's rule: then a flow gets the queue
-// that its other direction was written to, so that any other rule for the receiver could send it around in circles. 240
-// is a multiple of the usual numbers of workers. A datagram from P itself, as flannel and single workers send them,
-// goes to a worker by source address.
+// and in order. io/steering.h chooses the queue of a flow, or else the kernel's rule does. The kernel gives a flow the
+// queue to which its other direction was written, so any other rule for the receiver could move a flow from worker to
+// worker forever. 240 is a multiple of the usual numbers of workers. A datagram from P itself, as flannel and single
+// workers send it, goes to a worker chosen by source address.
 
 /// Says whether a socket shares its port with others of this process (SO_REUSEPORT).
 enum class Share : uint8_t {
@@ -52,7 +52,7 @@ bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> data
 /// The address that a UDP socket is bound to; none for a socket of another kind.
 SocketAddress bound_address(int socket);
 
-/// The family of a socket, whatever it is bound to.
+/// The address family of a socket.
 sa_family_t family_of(int socket);
 
 /// Attaches the rule above to the sockets that share `address`, all of them open; `first` is the first of them. False

@@ -21,8 +21,8 @@ struct Path {
   int sender = -1;        ///< sends: the same socket, or one with a source port of its own
   int other_socket = -1;  ///< the two of the other family, where datagrams are of both; else none
   int other_sender = -1;
-  /// The sockets that send from the port that peers know, of each family; -1: the lane's own. Packets of a session
-  /// share one counter, so that all lanes send them by one socket: a fair queue (fq) serves each socket in turn.
+  /// The sockets that send from the port that peers know, one per family; -1: use the lane's own. Packets of a session
+  /// share one counter, and a fair queue (fq) serves each socket in turn. So all lanes send them through one socket.
   int known = -1;
   int other_known = -1;
   ByFamily<Address> tun_address = {};  ///< the source of ICMP errors to peers

@@ -71,7 +71,7 @@ class Egress final : public Direction {
           pump.failure = SystemError{"read from the TUN", errno};
           break;
         }
-        // Any other errno is about one packet, which the kernel has thrown away (drivers/net/tun.c, tun_put_user).
+        // Any other errno concerns one packet, which the kernel has dropped (drivers/net/tun.c, tun_put_user).
         drop({.reason = k_tx_drop_tun});
         pump.items++;
         continue;
@@ -95,8 +95,8 @@ class Egress final : public Direction {
  private:
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
-  /// A turn reads no more once it has made this many datagrams. The last read adds at most 1,023, which is a
-  /// superpacket of the smallest segments that are carried (Segmenter::is_costly).
+  /// The number of datagrams after which a turn reads no further packets. The last read adds at most 1,023 datagrams:
+  /// a superpacket of the smallest segments that are carried (Segmenter::is_costly).
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
   /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn
@@ -319,8 +319,8 @@ class Egress final : public Direction {
     }
   }
 
-  /// Sends an error about a packet as it was read. Of a superpacket it quotes the first packet, since the sender's
-  /// system knows no other.
+  /// Sends an ICMP error about a packet that was read from the TUN. For a superpacket the error quotes the first
+  /// packet, since the sender's system knows no other.
   void send_icmp(IcmpKind kind, const IcmpError& error, const VirtioHeader& virtio, uint8_t* bytes, Packet packet,
                  Counter counter) {
     const Address sender = source_of(bytes, packet);

@@ -110,8 +110,8 @@ class Ingress final : public Direction {
     void drop(Counter reason, size_t packets) { self.path_.tx_drops->add({.reason = reason, .packets = packets}); }
   };
 
-  /// True for an address that is inside the network and is no peer's, as Message has it. Hosts may have addresses of
-  /// the network beside all subnets; this host's own address tells that.
+  /// True for an address that is inside the network and belongs to no peer (Message::is_from_inside). Hosts may have
+  /// addresses of the network that are in no subnet; that is so if this host's own address is inside the network.
   bool is_from_inside(const Address& from) const {
     const Net& network = path_.filter.network.of(from);
     const bool is_inside = table_->find(from) || path_.filter.subnet.of(from).contains(from) ||
@@ -161,13 +161,13 @@ class Ingress final : public Direction {
       if (Failure gone = writer_.write(coalescer_)) failure = gone;
     }
     CoalesceLimits limits = limits_;
-    // The kernel joins no UDP for a socket of this host unless the socket asks for it, which nobody else can see.
+    // The kernel joins UDP for a socket of this host only if the socket requests it, which weftd cannot see.
     limits.udp = limits.udp && packet.protocol == IPPROTO_UDP && !is_for_host(bytes.data(), packet);
     coalescer_.add(bytes.data(), packet, limits, undone);
     return true;
   }
 
-  /// True for the TUN's own address, and for the one behind it, which the bridge of containers has (subnet.env).
+  /// True for the TUN's own address, and for the next address, which the bridge of containers has (subnet.env).
   bool is_for_host(const uint8_t* bytes, const Packet& packet) const {
     const uint8_t* at = destination_address(bytes, packet);
     const Address to = packet.version == 4 ? Address::v4(load<uint32_t>(at)) : Address::v6(at);
@@ -236,7 +236,7 @@ class Ingress final : public Direction {
   };
 
   Path path_;
-  ByFamily<Address> own_;  // the addresses that this host's datagrams are from
+  ByFamily<Address> own_;  // the source addresses of this host's datagrams
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;  // during a turn
   Encap encap_;

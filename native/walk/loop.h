@@ -19,7 +19,7 @@ namespace weft {
 /// Holds the first failure of any loop and tells about it through an eventfd.
 class Fault {
  public:
-  /// The reason why there is no event.
+  /// The reason why the eventfd could not be created; empty if it could.
   Failure failure() const { return event_.failure(); }
   /// Becomes readable once, when a loop has failed.
   int event() const { return event_.fd(); }

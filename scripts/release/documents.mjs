@@ -1,13 +1,13 @@
-// documents.mjs - the documents that the Debian and the RPM package bring, at the paths by which messages and pages name them.
+// documents.mjs - the documents in the Debian and the RPM package, at the paths by which messages and pages name them.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-/** Where they are in a package: `docs/doctor.md` of a message is below it. */
+/** The folder of the documents in a package. A path in a message, such as `docs/doctor.md`, is relative to it. */
 export const FOLDER = 'usr/share/doc/weft'
 const TOP = ['README.md', 'ARCHITECTURE.md', 'SECURITY.md']
 
-/** The texts by their paths in the package. Pictures are left out, as in the npm package.
+/** Returns the documents' texts by their paths in the package. Pictures are left out, as in the npm package.
  * @param {string} root
  * @returns {Record<string, string>} */
 export function documents(root) {
@@ -18,6 +18,6 @@ export function documents(root) {
   return Object.fromEntries(names.map((name) => [join(FOLDER, name), readFileSync(join(root, name), 'utf8')]))
 }
 
-/** True for a place that somebody else can open: that of publisher.json is none until it is filled in.
+/** True for a URL that other people can open; the placeholder in publisher.json is not, until the publisher replaces it.
  * @param {string} url */
 export const isPublic = (url) => new URL(url).hostname !== 'localhost'

@@ -33,7 +33,7 @@ const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
 const publisher = { ...JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8')), ...wanted() }
 const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
 
-/** What the command line says in place of publisher.json: `--image REGISTRY/weft`, by which the manifest and the chart name the image. */
+/** Reads the option that overrides publisher.json: `--image REGISTRY/weft`, the image's name in the manifest and the chart. */
 function wanted() {
   const fail = (message) => {
     process.stderr.write(`release: ${message}; write --image REGISTRY/weft, such as --image ghcr.io/somebody/weft\n`)
@@ -46,7 +46,7 @@ function wanted() {
     fail(error.message)
   }
   if (image === undefined) return {}
-  // A tag is the version, which is put behind it (distribution/reference).
+  // The name must have no tag, because the version is appended as the tag (distribution/reference).
   if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
     fail(`${JSON.stringify(image)} is no name of an image without a tag`)
   return { image }

@@ -77,7 +77,7 @@ function isProblem(value: ReturnType<typeof readValue>): value is { readonly pro
 export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
 
 const UNDEFINED = 'flag provided but not defined: -'
-/** `; did you mean --lease-dir?` for an error about a flag that the table lacks, or nothing. What it takes is loaded when it is needed. */
+/** Returns a hint such as `; did you mean --lease-dir?` for an unknown flag, or ''. The code that it needs is loaded only here. */
 export async function flagHint(error: unknown, table: FlagTable): Promise<string> {
   if (!(error instanceof WeftError) || !error.message.startsWith(UNDEFINED)) return ''
   const { meant } = await import('./nearest.ts')

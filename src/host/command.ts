@@ -4,7 +4,7 @@ import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../base/errors.ts'
 import { withoutUser } from '../base/secret.ts'
 
-/** The Debian packages of programs that are not named as their package, for the remedy. */
+/** The Debian packages of programs whose package has another name, for the remedies in error messages. */
 const PACKAGES: Readonly<Record<string, string>> = {
   ...{ ip: 'iproute2', bridge: 'iproute2', tc: 'iproute2', ss: 'iproute2', nstat: 'iproute2' },
   ...{ nft: 'nftables', wg: 'wireguard-tools', sysctl: 'procps', modprobe: 'kmod', ping: 'iputils-ping' },
@@ -14,9 +14,9 @@ const PACKAGES: Readonly<Record<string, string>> = {
 export const packageOf = (program: string): string =>
   PACKAGES[program] ?? (/^(?:ip6?|x)tables/.test(program) ? 'iptables' : program)
 
-/** The folders of programs for administrators: Debian's PATH of an ordinary user, and of `su` without `-`, lacks them. */
+/** The folders of administration programs. On Debian the PATH of an ordinary user, and of `su` without `-`, lacks them. */
 const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin']
-/** A search path, with the folders of programs for administrators at its end. */
+/** Appends the folders of administration programs to a search path. */
 export function withSystemFolders(path: string | undefined): string {
   const folders = path === undefined || path === '' ? ['/usr/local/bin', '/usr/bin', '/bin'] : path.split(':')
   return [...folders, ...SYSTEM_FOLDERS.filter((folder) => !folders.includes(folder))].join(':')
@@ -74,7 +74,7 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   }
   // The last of several lines is the error; `ip` warns before it, and iptables-restore adds where and how to go on.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
-  // nft shows below its error what it is about, and marks the place.
+  // Below its error nft quotes the faulty input and marks the place.
   const isMark = /^[\s^~]+$/.test(lines.at(-1) ?? '')
   const last = (isMark ? lines.findLast((line) => line.includes('Error: ')) : undefined) ?? lines.at(-1)
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))

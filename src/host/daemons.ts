@@ -1,4 +1,4 @@
-// daemons.ts - the daemons of flannel's kind that run in this network namespace, as /proc shows them.
+// daemons.ts - finds the weftd and flanneld processes that run in this network namespace, by /proc.
 
 import { readdir, readFile, readlink, stat } from 'node:fs/promises'
 import { basename } from 'node:path'
@@ -10,11 +10,11 @@ const SUBNET_FILE = '/run/flannel/subnet.env'
 
 export interface RunningDaemon {
   readonly pid: number
-  /** Begins with `weftd` or `flanneld`. */
+  /** The program's name, which begins with `weftd` or `flanneld`. */
   readonly name: string
 }
 
-/** Lists the daemons other than this process; `proc` is where procfs is mounted. */
+/** Lists the running daemons except this process; `proc` is the mount point of procfs. */
 export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
   const running: RunningDaemon[] = []
   const here = await readlink(`${proc}/self/ns/net`)
@@ -22,7 +22,7 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
     const command = await readFile(`${proc}/${pid}/cmdline`, 'utf8').catch(() => '') // the process ended
     const name = daemonName(command.split('\0'))
     if (name === undefined) continue
-    // If this process may not see the namespace of another user's process, that process counts as one of this host. An ended process does not.
+    // A process of another user whose namespace this process may not see counts as being in this namespace. An ended process does not.
     const there = await readlink(`${proc}/${pid}/ns/net`).catch((error: NodeJS.ErrnoException) =>
       error.code === 'ENOENT' || error.code === 'ESRCH' ? undefined : here,
     )
@@ -31,21 +31,24 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
   return running
 }
 
-/** Returns the name of a daemon of flannel's kind by its command line; undefined for another program. weftd is a script: its interpreter comes first, until weftd has given itself its name. */
+/**
+ * Returns the daemon's name if this is the command line of weftd or flanneld; undefined for other programs. weftd is a script, so its
+ * interpreter comes first until weftd has set its process title.
+ */
 export function daemonName([program = '', script = '']: readonly string[]): string | undefined {
   const name = basename(program)
   if (/^(flanneld|weftd)\b/.test(name)) return name
   return name.startsWith('node') && /^(flanneld|weftd)$/.test(basename(script)) ? basename(script) : undefined
 }
 
-/** The subnet file of a running daemon, as this process can open it, and the lock that a weftd holds beside it. */
+/** The subnet file of a running daemon, by a path that this process can open, and the lock file that weftd holds next to it. */
 export interface DaemonFiles {
   readonly subnetFile: string
   /** The device and the inode of the lock; undefined for a flanneld, which holds none. */
   readonly lock: string | undefined
 }
 
-/** Undefined for a weftd that holds no lock: it waits for another weftd, and forwards nothing yet. */
+/** Returns undefined for a weftd that holds no lock, because it waits for another weftd and does not forward yet. */
 export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<DaemonFiles | undefined> {
   const root = `${proc}/${pid}/root`
   const held = await lockHeldBy(`${proc}/${pid}/fd`)
@@ -56,13 +59,13 @@ export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<D
       () => [],
     )
   const command = await read('cmdline')
-  // weftd overwrites its command line by its name, so that its flags cannot be read.
+  // weftd overwrites its command line with its name, so its flags cannot be read.
   if (!/^flanneld\b/.test(basename(command[0] ?? ''))) return undefined
   const given = flagOf(command, 'subnet-file') ?? variableOf(await read('environ'), 'FLANNELD_SUBNET_FILE')
   return { subnetFile: `${root}${given ?? SUBNET_FILE}`, lock: undefined }
 }
 
-/** The device and the inode of a file, by which two names of one file are known; undefined if there is none. */
+/** Returns the device and the inode of a file, which identify it under any name; undefined if the file does not exist. */
 export const identityOf = (path: string): Promise<string | undefined> =>
   stat(path).then(
     ({ dev, ino }) => `${dev}:${ino}`,
@@ -79,7 +82,7 @@ async function lockHeldBy(folder: string): Promise<{ readonly path: string; read
   return undefined
 }
 
-/** The value of a flag of Go's syntax: `-name value` or `--name=value`. */
+/** Returns the value of a flag in Go's syntax: `-name value` or `--name=value`. */
 function flagOf(command: readonly string[], name: string): string | undefined {
   const at = command.findLastIndex((word) => new RegExp(`^--?${name}(=|$)`).test(word))
   const word = command[at]

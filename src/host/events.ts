@@ -1,4 +1,4 @@
-// events.ts - hears from the kernel that a link, an address, a route or a rule of routing changed, by `ip monitor`.
+// events.ts - reports changes of links, addresses, routes and routing rules in the kernel, by `ip monitor`.
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -26,7 +26,7 @@ export interface Watched {
 
 const OBJECTS = ['monitor', 'link', 'address', 'route', 'rule']
 
-/** Links, and the addresses, routes and rules of routing of these families. */
+/** Watches links, and the addresses, routes and routing rules of these families. */
 export function changesOf(families: readonly Family[]): Watched {
   // By IPv4 alone nobody hears what routers advertise.
   if (!families.includes('ipv6')) return { monitor: ['ip', '-4', ...OBJECTS] }

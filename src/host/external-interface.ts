@@ -1,9 +1,9 @@
 // external-interface.ts - which interface carries the datagrams, and by which addresses other nodes reach this one.
 //
 // Rules and texts of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with these differences. Of several default
-// routes the one with the lowest metric counts, as for every other packet of the host. A tentative IPv6 address is not taken,
-// since no socket can be bound to it. Of several addresses the one that this node had before is taken, then the one that the
-// kernel itself would send from: an address that another program adds later, such as a virtual IP, must not become the node's.
+// routes the one with the lowest metric counts, as for every other packet of the host. A tentative IPv6 address is not used,
+// since no socket can be bound to it. Of several addresses the node uses its earlier address, else the kernel's source address:
+// an address that another program adds later, such as a virtual IP, must not become the node's.
 
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
 import {
@@ -41,7 +41,7 @@ import {
   type Route,
 } from './links.ts'
 
-/** How long an address must be gone before the node leaves it: a DHCP client takes it away for a moment when it starts again. */
+/** How long an address must be missing before the node gives it up. A DHCP client removes it for a moment when it restarts. */
 const HOLD_MS = 5_000
 
 export interface ExternalInterface {
@@ -59,22 +59,22 @@ export interface ExternalInterface {
   readonly pattern?: string
   /** The families of the network; those that `address` has if it is left out. A family without an address is looked for. */
   readonly families?: readonly Family[]
-  /** The address that the node holds on to; without it the node follows the interface immediately. */
+  /** The addresses that the node keeps while they are briefly missing; without it the node follows the interface immediately. */
   readonly hold?: AddressHold
 }
 
-/** What a node that starts knows of its earlier life. */
+/** The knowledge of a starting node about its earlier runs. */
 export interface Earlier {
-  /** The addresses that this node used or published, the most certain first. Called only if an interface has several. */
+  /** Returns the addresses that this node used or published, the most certain first. Called only if an interface has several addresses. */
   readonly addresses: () => Promise<readonly Address[]>
-  /** True for a device that weft makes, or one with an address of this node's own subnet: packets of others do not leave by it. */
+  /** True for a device that weft makes, and for a device with an address of this node's own subnet. Neither is the external interface. */
   readonly isOwn: (link: Link) => boolean
 }
 
-/** For a node that knows nothing of an earlier life. */
+/** The value for a node that knows of no earlier run. */
 const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
-/** Remembers which addresses the node was started with, and since when the one in use has been gone. */
+/** Remembers the addresses with which the node started, and since when an address in use has been missing. */
 export class AddressHold {
   #home: { ipv4?: Address; ipv6?: Address } = {}
   #goneSince = new Map<Address, number>()
@@ -83,12 +83,12 @@ export class AddressHold {
     for (const address of listed(home)) this.#home[familyOf(address)] = address
   }
 
-  /** The address to which the node returns when it is there again. */
+  /** Returns the address to which the node returns as soon as the interface has it again. */
   home(family: Family): Address | undefined {
     return this.#home[family]
   }
 
-  /** Makes this address the one to which the node returns, because it is better than the one before. */
+  /** Makes this the address to which the node returns, because it is better than the previous one. */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
   }
@@ -97,7 +97,7 @@ export class AddressHold {
     this.#goneSince.delete(address)
   }
 
-  /** Notes that an address is gone; true if it has been gone for so long that the node must leave it. */
+  /** Notes that an address is missing. Returns true if it has been missing for HOLD_MS, so that the node must give it up. */
   isGoneForGood(address: Address): boolean {
     const now = performance.now()
     const since = this.#goneSince.get(address) ?? now
@@ -185,13 +185,13 @@ function isOfHost(address: Address): boolean {
 const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
   (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
 
-/** True for an address with the prefix length of one host (/32 or /128), as virtual IPs have it. */
+/** True for an address with the prefix length of a single host (/32 or /128), which virtual IPs have. */
 const isBare = ({ address, prefixLength }: LinkAddress): boolean => prefixLength >= ADDRESS_BITS[familyOf(address)]
 
-/** The order of addresses: the lower, the better. A lifetime, as of an address by DHCP, is no reason against an address. */
+/** Ranks an address: a lower number is better. A limited lifetime, such as that of a DHCP address, does not count against it. */
 const rankOf = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (isBare(entry) ? 1 : 0)
 
-/** The addresses that may be used, now or once they are no longer tentative, the best first, else in the kernel's order. */
+/** Lists the usable addresses, tentative ones included, the best first; equal ones are in the kernel's order. */
 function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
   return addressesOf(link, family)
     .filter(({ address, deprecated }) => !deprecated && isOfHost(address) && fits(formatAddress(address)))
@@ -212,7 +212,7 @@ export function preferredAddress(
   return ready && candidates.every((other) => makeshiftOf(other) >= makeshiftOf(ready)) ? ready.address : undefined
 }
 
-/** The preferred address of a node that starts: if there are several, the one that it had, or that the kernel would send from. */
+/** Returns the address for a node that starts. Of several it is the node's earlier address, else the kernel's source address. */
 async function addressToStartWith(
   { run, earlier }: Host,
   link: Link,
@@ -401,8 +401,8 @@ async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message:
 }
 
 /**
- * As chooseExternalInterface, for a network of several families of which this host cannot have all now: an interface that fits one of
- * them, with the addresses of the others that it has, but for link-local ones. Throws WeftError INTERFACE if no family can be had.
+ * Like chooseExternalInterface, for a dual-stack network on a host that lacks a family now. Chooses an interface that fits one family, and
+ * adds its addresses of the other family, except link-local ones. Throws WeftError INTERFACE if no family is available.
  */
 export async function chooseForSome(
   run: Run,
@@ -425,7 +425,7 @@ export async function chooseForSome(
   throw failure
 }
 
-/** Adds the addresses of the families that the choice was not made by, if the interface has some. */
+/** Adds the interface's addresses, if any, of the families that did not determine the choice. */
 function withOthers(
   found: ExternalInterface,
   families: readonly Family[],
@@ -446,7 +446,7 @@ function withOthers(
 }
 
 /**
- * The same interface as it is now: its name, its MTU, and its address of a family when the old one is gone and another is there. What is
+ * Returns the current state of the interface: its name, its MTU, and a new address of a family if the old one is gone. A property that is
  * missing for the moment, as while DHCP renews or a cable is out, stays as it was.
  */
 export const currentExternal = async (run: Run, before: ExternalInterface): Promise<ExternalInterface> =>
@@ -458,7 +458,7 @@ const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) =
 /** The families of the network, whether or not the interface has an address of each. */
 const familiesFor = ({ families, address }: ExternalInterface): readonly Family[] => families ?? familiesOf(address)
 
-/** Returns what `currentExternal` returns, with a text for each family whose address is missing for the moment. */
+/** Like `currentExternal`, but also returns a reason for each family whose address is missing for the moment. */
 export async function seeExternal(
   run: Run,
   before: ExternalInterface,
@@ -483,7 +483,7 @@ export async function seeExternal(
   return { now, gone: goneOf(now, link) }
 }
 
-/** Returns a text for each family of the network: what the interface lacks now, such as its address. */
+/** Returns, for each family that the interface cannot serve now, the reason, such as a lost address. */
 function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<string> {
   const { name, address } = external
   const reasonFor = (family: Family): string | undefined => {
@@ -513,15 +513,15 @@ function addressThatCame(
   const home = hold?.home(family)
   if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
     return home
-  // The node's own address may come back in a moment.
+  // The node's earlier address may return shortly.
   if (address === undefined || isLinkLocal(address) || (home !== undefined && !hold?.isGoneForGood(home)))
     return undefined
   return address
 }
 
 /**
- * Returns the address that the node uses from now on; `known` is its address so far. The node returns to the address that it was started
- * with, and leaves a makeshift or a deprecated address for a better one. If `known` is gone, the node waits a while before it takes another.
+ * Returns the address that the node uses from now on; `known` is its address so far. The node returns to the address with which it
+ * started, and leaves a makeshift or deprecated address for a better one. If `known` is gone, the node waits before it uses another.
  */
 function follow(
   { named, hold }: ExternalInterface,
@@ -548,7 +548,7 @@ function follow(
     if (makeshiftOf(other) < makeshiftOf(there)) hold?.settle(other.address)
     return other.address
   }
-  // On a link that was down the link-local address is back immediately, the others when a router or a DHCP server answered.
+  // After a link was down, its link-local address returns immediately, but the others only when a router or a DHCP server answers.
   const isForNow = other !== undefined && isLinkLocal(other.address) && !isLinkLocal(known)
   const isLeft = hold?.isGoneForGood(known) ?? true
   return other === undefined || isForNow || !isLeft ? known : other.address
@@ -576,7 +576,7 @@ export function addressChange(before: ExternalInterface, now: ExternalInterface,
 export const mtuChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
 
-/** The new name of an interface that was renamed: routes and devices that are made by the old name from now on are refused. */
+/** Describes the change if the interface was renamed, since the kernel refuses new routes and devices that use the old name. */
 export const nameChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.name === before.name ? undefined : `the interface ${before.name} is called ${now.name} now`
 
@@ -707,7 +707,7 @@ function linkOf(links: readonly Link[], name: string): Link {
   throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }
 
-/** The interface as text for a file, with its addresses as text. */
+/** Converts the interface to an object for a JSON file, with its addresses as text. */
 export function externalText({ hold, ...external }: ExternalInterface): object {
   const text = (addresses: Addresses): object =>
     Object.fromEntries(listed(addresses).map((address) => [familyOf(address), formatAddress(address)]))
@@ -715,7 +715,7 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
   return { ...external, address: text(external.address), publicIp: text(external.publicIp), home: text(home) }
 }
 
-/** Reads an interface from a text that `externalText` wrote; undefined if the text is not such. */
+/** Reads an interface from a value that `externalText` made; returns undefined for any other value. */
 export function readExternalText(value: unknown): ExternalInterface | undefined {
   const isRecord = (of: unknown): of is Readonly<Record<string, unknown>> => typeof of === 'object' && of !== null
   if (!isRecord(value)) return undefined
@@ -741,8 +741,8 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
 }
 
 /**
- * The interface that an earlier process used, as it is now: by its name, or by its index if it was renamed and has an address that is known.
- * Undefined if it is gone. A family whose address is gone has none, until it is back.
+ * Returns the current state of the interface that an earlier process used. Finds it by its name, or by its index if it was renamed; it must
+ * have a known address. Returns undefined if it is gone. A family whose address is missing has no address in the result.
  */
 export async function resumeExternal(run: Run, known: ExternalInterface): Promise<ExternalInterface | undefined> {
   const links = await listLinks(run)

@@ -51,7 +51,7 @@ export interface Route {
   readonly type: string
   /** Who made it: `kernel`, `static`, `ra` for a router's advertisement, ... */
   readonly protocol?: string | undefined
-  /** Of either family; undefined too for a route of several next hops. */
+  /** The gateway, of either family; undefined if there is none, and for a route with several next hops. */
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
   readonly metric: number
@@ -110,26 +110,26 @@ export const isNamedBy = (pattern: string, name: string): boolean => {
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
-/** Runs `ip -j` and parses what it prints. Rejects with WeftError COMMAND for output that is no list. */
+/** Runs `ip -j` and parses its output. Rejects with WeftError COMMAND if the output is not a JSON list. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   return parseList(await run('ip', ['-j', ...args]), `ip -j ${args.join(' ')}`)
 }
 
-/** The list that a command of iproute2 printed as JSON; empty if it printed nothing. Throws WeftError COMMAND for anything else. */
+/** Parses a JSON list that a command of iproute2 printed; empty output is an empty list. Throws WeftError COMMAND for other output. */
 export function parseList<T>(text: string, command: string): T[] {
   if (text.trim() === '') return []
   try {
     const value: unknown = JSON.parse(text)
     if (Array.isArray(value) && value.every((each) => typeof each === 'object' && each !== null)) return value as T[]
   } catch {
-    // said below
+    // the error is thrown below
   }
   throw new WeftError('COMMAND', `\`${command}\` printed what is no JSON list: ${excerpt(text)}`, {
     remedy: 'run it by hand: an `ip` that is replaced or cut off prints something else',
   })
 }
 
-/** The beginning of what a program printed. */
+/** Returns the beginning of a program's output. */
 const excerpt = (text: string): string => JSON.stringify(text.slice(0, 60))
 
 function toLink(json: JsonLink): Link {
@@ -176,7 +176,7 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
   }
 }
 
-/** An interface that was once seen: by its index, since it may have another name by now, else by its name. */
+/** Finds a known interface again: by its index, since it may have been renamed, else by its name. */
 export async function findLinkAgain(run: Run, name: string, index: number | undefined): Promise<Link | undefined> {
   const named = await findLink(run, name)
   if (!index || named?.index === index) return named
@@ -242,8 +242,8 @@ export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
 }
 
 /**
- * True if the kernel asks other tables than those that every host has: then the main table does not tell where a packet goes. A kernel that
- * is built without policy routing, or without the family, asks no other table.
+ * True if the kernel uses routing tables in addition to those that every host has. Then the main table alone does not determine the route
+ * of a packet. A kernel that is built without policy routing, or without the family, uses no other table.
  */
 export async function hasPolicyRules(run: Run, family: Family): Promise<boolean> {
   try {
@@ -273,7 +273,7 @@ export async function routesFor(run: Run, family: Family, addresses: readonly st
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
   const text = await run('ip', ['-j', ipFlag(family), '-force', '-batch', '-'], { input }).catch((error: unknown) => {
-    // There is no way to one of them; of one that a rule prohibits `ip` says that permission is denied.
+    // One of the addresses has no route. If a rule prohibits it, `ip` prints "permission denied".
     if (!isWeftError(error) || !isRefusal(error)) throw error
     return (error.cause as { readonly stdout?: string }).stdout ?? ''
   })

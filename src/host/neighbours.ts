@@ -1,20 +1,20 @@
-// neighbours.ts - how many neighbours the kernel knows, and how many it can keep.
+// neighbours.ts - counts the entries of the kernel's neighbour tables, and reads their limits.
 
 import type { Family } from '../net/address.ts'
 import type { Run } from './command.ts'
 import { ipFlag, ipJson } from './links.ts'
 import { getSysctl } from './sysctl.ts'
 
-/** The table of one family (arp(7)). */
+/** The neighbour table of one family (arp(7)). */
 export interface NeighbourTable {
   readonly family: Family
-  /** The entries that the kernel may drop again: those of ARP and of neighbour discovery, not those that somebody put. */
+  /** The number of entries that the kernel may drop: those of ARP and neighbour discovery, without manually added entries. */
   readonly entries: number
   /** `net.ipv4.neigh.default.gc_thresh1` to `3`; undefined inside a network namespace, which cannot see them. */
   readonly thresholds: readonly [number, number, number] | undefined
 }
 
-/** Entries that the kernel does not count against its limits: somebody put them, or nobody has to be asked. */
+/** The states of entries that the kernel does not count against its limits: manually added ones, and those that need no ARP. */
 const UNCOUNTED = new Set(['PERMANENT', 'NOARP'])
 
 /** Counts the neighbours of a family, and reads the limits of their number. */

@@ -1,4 +1,4 @@
-// ways.ts - asks the kernel which way a packet would take, policy rules included (`ip route get`, `ip rule`).
+// ways.ts - looks up the kernel's route of a packet, including policy rules (`ip route get`, `ip rule`).
 
 import { messageOf, type WeftError } from '../base/errors.ts'
 import type { Family } from '../net/address.ts'
@@ -7,7 +7,7 @@ import { ipFlag, ipJson } from './links.ts'
 
 export interface WayQuestion {
   readonly to: string
-  /** The source, of a packet that comes in by the interface `iif`; without both it is the host's own. */
+  /** The source of a packet that comes in by the interface `iif`. A packet without both comes from the host itself. */
   readonly from?: string
   readonly iif?: string
   /** The packet's mark, such as `0x1`. */
@@ -17,13 +17,13 @@ export interface WayQuestion {
 export interface Way {
   readonly device: string
   readonly gateway: string | undefined
-  /** `unicast`; `local` for an address of this host. */
+  /** The route's type, such as `unicast`; `local` for an address of this host. */
   readonly type: string
   /** The table that has the route, if that is not the main table. */
   readonly table: string | undefined
 }
 
-/** The kernel's answer: a way, or the reason why it takes none. */
+/** The kernel's answer: a route, or the reason why it refuses the packet. */
 export type WayAnswer = { readonly way: Way } | { readonly refused: string }
 
 interface JsonWay {
@@ -46,7 +46,7 @@ const keyOf = (to = '', from = '', iif = '', mark = 0): string => [to, from, iif
 
 const toWay = ({ dev = '', gateway, type = 'unicast', table }: JsonWay): Way => ({ device: dev, gateway, type, table })
 
-/** What the kernel would do with each of these packets, in their order. All are asked by one command, and those that it refuses again. */
+/** Looks up the routes of these packets, in their order, by one command. Each refused packet is looked up again, for the reason. */
 export async function askWays(
   run: Run,
   family: Family,
@@ -71,7 +71,7 @@ export async function askWays(
   )
 }
 
-/** A rule that prohibits the way is answered as if this process lacked permission. */
+/** Looks up a refused packet again, for the reason. If a rule prohibits the route, `ip` prints "permission denied". */
 async function askAgain(run: Run, family: Family, question: WayQuestion): Promise<WayAnswer> {
   try {
     const [json] = await ipJson<JsonWay>(run, [ipFlag(family), ...wordsOf(question)])
@@ -86,13 +86,13 @@ async function askAgain(run: Run, family: Family, question: WayQuestion): Promis
 export interface PolicyRule {
   readonly priority: number
   readonly table: string | undefined
-  /** `prohibit`, `unreachable`, `blackhole`, ... */
+  /** The rule's action, such as `prohibit`, `unreachable` or `blackhole`. */
   readonly action: string | undefined
   readonly iif: string | undefined
-  /** The mark that it asks for, and the bits that count. */
+  /** The packet mark that the rule matches, and the bits of it that are compared. */
   readonly mark: number | undefined
   readonly mask: number
-  /** As `ip rule` prints it. */
+  /** The rule, as `ip rule` prints it. */
   readonly text: string
 }
 
@@ -111,7 +111,7 @@ interface JsonRule {
   action?: string
 }
 
-/** The rules of a family, in the order in which the kernel asks them. */
+/** Lists the rules of a family, in the order in which the kernel applies them. */
 export async function policyRules(run: Run, family: Family): Promise<readonly PolicyRule[]> {
   return (await ipJson<JsonRule>(run, [ipFlag(family), 'rule', 'show'])).map((rule) => {
     const { priority = 0, src = 'all', srclen, dst, dstlen, iif, oif, fwmark, fwmask, table, action } = rule

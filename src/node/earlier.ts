@@ -1,5 +1,5 @@
-// earlier.ts - what a node that starts knows of its earlier life: its addresses, its own devices, and which lease is its own although
-// that lease has another address.
+// earlier.ts - finds out about the earlier runs of a starting node: its addresses, its own devices, and its own lease, even if that lease
+// has another address.
 
 import { hostname } from 'node:os'
 import { describeError, isWeftError } from '../base/errors.ts'
@@ -25,7 +25,7 @@ import { KINDS, type Kind } from '../path/kinds.ts'
 import { askPatiently } from './loops/lease.ts'
 import type { LastKnown } from './restart/last-known.ts'
 
-/** How long to wait for the answer to an echo request, and the number of requests. */
+/** The time to wait for the answer to an echo request, and the number of requests. */
 const ANSWER_MS = 1_000
 const REQUESTS = 3
 /** Host names that many hosts share, so that they identify none. */
@@ -39,16 +39,16 @@ export interface EarlierParts {
   readonly known: Pick<LastKnown, 'lease' | 'external'> | undefined
   readonly log: Log
   readonly signal: AbortSignal
-  /** True if another host answers to this address; by default by echo requests. */
+  /** Checks whether another host answers at this address; the default sends echo requests. */
   readonly answers?: (address: Address) => Promise<boolean>
   readonly name?: string
 }
 
-/** True for a device that weft or flannel makes, by its name. */
+/** True for a device whose name weft or flannel uses. */
 const isOwnDevice = (name: string): boolean =>
   Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, name)))
 
-/** True for a bridge of this node's containers: it has the first address of the node's own subnet. */
+/** True for the bridge of this node's containers, which has the first address of the node's own subnet. */
 const isOwnBridge = ({ addresses }: Link, subnet: Nets): boolean =>
   FAMILIES.some((family) => {
     const net = subnet[family]
@@ -62,12 +62,12 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
   let addresses: Promise<readonly Address[]> | undefined
   let names: Promise<ReadonlyMap<string, string>> | undefined
 
-  /** The names of hosts in the store, by their addresses as text; none if the store refuses to list them. */
+  /** Returns the host names in the store, by their addresses as text; an empty map if the store refuses to list them. */
   const namesOf = (): Promise<ReadonlyMap<string, string>> =>
     (names ??= (async () => {
       if (!manager.claims) return new Map<string, string>()
       const ask = async (till: AbortSignal) => manager.claims?.(undefined, till)
-      // A user of etcd that was made for flanneld may read the leases and nothing beside them.
+      // An etcd user that was created for flanneld may read only the leases.
       const claims = await askPatiently("this host's name", ask, log, signal).catch((error: unknown) => {
         signal.throwIfAborted()
         if (!isWeftError(error)) throw error
@@ -75,7 +75,7 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
       })
       return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
     })())
-  /** The host that has an address according to the store; undefined if the store does not say. */
+  /** Finds out from the store whether this or another host has an address; undefined if the store does not show it. */
   async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
     const owner = (await namesOf()).get(formatAddress(address))
     if (owner === undefined || NO_NAME.test(owner)) return undefined
@@ -103,8 +103,8 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
     isOwn: (link) => isOwnDevice(link.name) || isOwnBridge(link, subnet),
   }
   /**
-   * True if a lease of this node's earlier subnet under this address is the node's own: the host has the address now, or was known by it,
-   * and no other host answers to it.
+   * True if a lease of this node's earlier subnet under this address is the node's own. That is so if the host has the address now, or if
+   * it had the address and no other host answers there.
    */
   async function isMine(address: Address): Promise<boolean> {
     const links = await listLinks(run)
@@ -129,7 +129,7 @@ async function isAnswered(address: Address): Promise<boolean> {
         try {
           echo.send(address, sequence)
         } catch (error) {
-          if ((error as NodeJS.ErrnoException).code === undefined) throw error // else there is no route to the address
+          if ((error as NodeJS.ErrnoException).code === undefined) throw error // a system error means: no route to the address
         }
         await pause(new AbortController().signal, ANSWER_MS)
       }

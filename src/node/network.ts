@@ -127,7 +127,7 @@ export async function askNetwork(
   return networkReport(sorted, at, Math.round(performance.now() - began), all.length + 1)
 }
 
-/** The type that a lease publishes where this node publishes another. */
+/** Returns the backend type that a lease publishes, if it differs from this node's; else undefined. */
 const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
   backendType === own ? undefined : backendType
 

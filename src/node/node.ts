@@ -24,7 +24,7 @@ import type { Possession } from './possession.ts'
 
 /** A loop checks what it keeps this often when nothing tells it to. */
 export const RESYNC_MS = 5_000
-/** What takes longer keeps the rest waiting no more: the device of one family, the firewall at the start. */
+/** How long a slow step, such as the device of one family or the firewall at the start, delays the other steps. */
 export const LATE_MS = 1_000
 
 /** The parts that a node is made of. */
@@ -44,13 +44,13 @@ export interface NodeParts {
   readonly backend: Backend
   /** The external interface's, as it was chosen at the start. */
   readonly externalName?: string
-  /** Tells whether this node had an address, by which a lease of its own may stand. */
+  /** Checks whether this node had an address, because a lease with such a public IP may be its own. */
   readonly isMine?: IsMine
-  /** The rules, how often they are looked at, and a promise that resolves when no process before this one changes them any more. */
+  /** The rules, the interval of checks, and a promise that resolves when no earlier process changes the rules any more. */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /**
-   * What to know of an earlier run to remove what other backends left; nothing is looked for where it is left out. `others` lists the other
-   * daemons, those of this host if it is left out.
+   * The facts about an earlier run that the search for other backends' leftovers needs; without them there is no search. `others` lists
+   * the other daemons, by default those of this host.
    */
   readonly leftovers?:
     | { readonly earlier: Nets; readonly run: Run; readonly others?: () => Promise<readonly OtherDaemon[]> }
@@ -76,7 +76,7 @@ export interface Next {
   /** The network configuration's text without its secrets, and which store's it is. */
   readonly config: string
   readonly store: string
-  /** What the operator asked for by the flags about the external interface. */
+  /** The flags about the external interface, as text. */
   readonly wishes: string
   /** The file of what is known (node/restart/last-known.ts), and of what befell the peers. */
   readonly lastKnown: string
@@ -131,9 +131,9 @@ export interface Node extends NodeParts {
   readonly mtuAtStart: number | undefined
   /** The number of repairs since the start. */
   repaired: number
-  /** Since when each family that the data path lacks is lacking, by performance.now(). */
+  /** The time, by performance.now(), since when the data path has lacked each missing family. */
   readonly lackingSince: Map<Family, number>
-  /** The families that subnet.env does not name, though the node has a subnet of them. */
+  /** The families that subnet.env omits although the node has a subnet of them. */
   leftOut: string
   /** The text of subnet.env as it was last written. */
   published: string | undefined
@@ -151,7 +151,7 @@ export interface Node extends NodeParts {
   /** The peers that probes.ts and path-search.ts have still to look at. */
   readonly unprobed: Unseen
   readonly unsearched: Unseen
-  /** The keys of leases that were written since the probes were last sent: their hosts live. */
+  /** The keys of leases that were written since the last probes, which shows that their hosts live. */
   readonly written: Set<string>
   /** What this node has claimed of its public IP (loops/twins.ts). */
   claimed: { readonly address: string; readonly value: string } | undefined
@@ -159,7 +159,7 @@ export interface Node extends NodeParts {
   twin: string | undefined
   /** The families that this host does not forward, whatever weftd does. */
   unforwarded: readonly Family[]
-  /** Whatever leads packets past the data path though it should not: the log's line, its words for everybody, and the reason. */
+  /** The routes that wrongly lead packets past the data path: each with its log line, the public part of that line, and the reason. */
   pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
   /** Resolves when the firewall's rules were set for the first time, or could not be. */
   raising: Promise<void>

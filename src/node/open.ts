@@ -23,7 +23,7 @@ export interface Resumed extends Forwarding {
   readonly external: ExternalInterface
   /** Ends its being looked after, for a node that does so from then on. */
   hand(): Promise<void>
-  /** Opens it again, and looks after it, after a node could not open its own. */
+  /** Reopens the resumed data path and looks after it again, because the node could not open its own. */
   again(): Promise<void>
 }
 
@@ -37,7 +37,7 @@ export interface Before {
   readonly store: string
   /** True when what was resumed is for the present network configuration and external interface. */
   readonly fits: (resumed: Resumed | undefined) => boolean
-  /** Checks that this process may make what the backend needs, which is prepared. Throws WeftError PERMISSION or NO_TUN. */
+  /** Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. */
   readonly permit: (backend: Backend) => Promise<void>
   /** Is given the node, which answers to successors from then on. */
   readonly onNode: (node: Node) => void
@@ -85,7 +85,7 @@ export async function openNode(
           return backend.open({ ...lease, attrs }, signal, view, known?.others)
         })
       } catch (error) {
-        // Packets go on as last known, rather than not at all, while the node's own is tried again.
+        // The last known data path forwards, instead of none, while the node tries again to open its own.
         if (isWeftError(error)) await resumed?.again()
         throw error
       }

@@ -1,4 +1,4 @@
-// rights.ts - what this process may do on the host, tried before it takes a lease: the lease of a node that cannot forward would stay a day.
+// rights.ts - checks this process's rights on the host before it takes a lease. The lease of a node that cannot forward would stay a day.
 
 import { constants } from 'node:fs'
 import { open, readFile } from 'node:fs/promises'
@@ -9,11 +9,11 @@ import { kindOf } from '../path/kinds.ts'
 /** CAP_NET_ADMIN's bit (linux/capability.h). */
 const NET_ADMIN = 1n << 12n
 
-/** The parts of the host that are asked. */
+/** The ways in which the host is queried; tests replace them. */
 export interface Rights {
-  /** The text of /proc/self/status. */
+  /** Reads the text of /proc/self/status. */
   status(): Promise<string>
-  /** Rejects with the file system's error. */
+  /** Opens and closes /dev/net/tun. Rejects with the file system's error. */
   openTun(): Promise<void>
 }
 
@@ -23,16 +23,16 @@ const HOST: Rights = {
 }
 
 /**
- * Checks that this process may make the devices and routes of a backend that is prepared. Throws WeftError PERMISSION or NO_TUN. Not for a
- * process that forwards already.
+ * Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. Must not be called
+ * for a process that already forwards.
  */
 export async function requireRights(
   { name, tunNames }: Pick<Backend, 'name' | 'tunNames'>,
   host = HOST,
 ): Promise<void> {
-  // Commands and routes of others need what they need.
+  // If other programs make the routes, the rights that they need are not known here.
   if (kindOf(name)?.routes === 'none') return
-  // Where it cannot be read, the kernel says later what it refuses.
+  // If the status cannot be read, a missing right shows later, when the kernel refuses.
   const status = await host.status().catch(() => '')
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   if (effective !== undefined && (BigInt(`0x${effective}`) & NET_ADMIN) === 0n)

@@ -38,7 +38,7 @@ import { interfaceWishes, type DaemonOptions } from '../options.ts'
 const CONFIG_RETRY_MS = 1_000
 /** The host is looked at this often though it reports nothing. */
 const LOOK_MS = 5_000
-/** How long a host is given to get a default route and an address of each family of the network, before it starts with fewer. */
+/** How long the start waits for a default route and an address of each family of the network, before it continues with fewer families. */
 const ALL_FAMILIES_MS = 10_000
 /** The kernel's reports come in bursts. */
 const SETTLE_MS = 200
@@ -189,16 +189,16 @@ async function withGivenIp(
   }
 }
 
-/** What is known of the external interface of this node's earlier life. */
+/** The knowledge about the external interface of this node's earlier runs. */
 export interface InterfaceBefore {
   readonly earlier?: Earlier
-  /** The interface that the node forwards by as last known, or was last known to use, by the same flags. */
+  /** Returns the interface of the resumed data path, else the last known interface if the flags are the same. */
   readonly known?: () => Promise<ExternalInterface | undefined>
 }
 
 /**
- * The external interface. At boot its route, its address or the device itself may come later than this daemon. The interface that the node
- * used before needs no default route, and keeps its address, as while the node runs.
+ * Waits for the external interface, because at boot its route, its address or the device itself may appear later than this daemon. The
+ * interface that the node used before needs no default route, and keeps its address, as while the node runs.
  */
 export async function waitForInterface(
   options: DaemonOptions,
@@ -229,7 +229,7 @@ export async function waitForInterface(
       const same = await asBefore(before, families, found)
       if (same === undefined || (same === 'gone' && now >= end)) return found
       if (same !== 'gone') {
-        // The line above says what would be chosen without what was known.
+        // The log line above names the interface that would be chosen without knowledge of earlier runs.
         if (!isDeepStrictEqual(same.address, found.address))
           once(`Going on with ${textOf(same)}, as this node did before`)
         return same
@@ -265,8 +265,8 @@ const textOf = ({ name, address }: ExternalInterface): string =>
   `${name} and ${listed(address).map(formatAddress).join(' and ')}`
 
 /**
- * The interface of before as a running node would see it now; `gone` if all its addresses are gone for the moment. Undefined if there was
- * none, if it was for another network, or if `found` is another interface or what an operator named differs.
+ * Returns the earlier interface as a running node would see it now; `gone` if all its addresses are missing for the moment. Returns
+ * undefined if there was none, if it was for another network, or if `found` is another interface or has other operator-given addresses.
  */
 async function asBefore(
   before: ExternalInterface | undefined,
@@ -279,7 +279,7 @@ async function asBefore(
   return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
 }
 
-/** What of an interface an operator named, with the addresses. */
+/** Returns the properties of an interface that the operator chose: the pattern and the given addresses. */
 const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [
   pattern,
   ...FAMILIES.flatMap((family) => [

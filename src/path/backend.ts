@@ -33,17 +33,17 @@ export interface Backend {
    */
   readonly tunNames?: readonly string[] | undefined
   /**
-   * The devices, by name or pattern, that its data path has or may have; every other device of weft's and flannel's backends is a leftover.
-   * Left out by a backend that looks after no leftovers.
+   * The devices, by name or pattern, that its data path has or may have. Every other device of weft's and flannel's backends is a leftover.
+   * Left out by a backend that does not look for leftovers.
    */
   readonly devices?: readonly string[]
-  /** True if routes to peers' subnets by way of their hosts are its own, or are made by others on purpose. */
+  /** True if routes to peers' subnets through their hosts belong to this backend, or if other programs make them on purpose. */
   readonly routesToHosts?: boolean
-  /** True if other programs make all routes to the network, those to this node's own subnet too. */
+  /** True if other programs make all routes to the network, including those to this node's own subnet. */
   readonly routesByOthers?: boolean
   /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
   readonly isSealed?: boolean
-  /** The external interface as of the last `prepare`; left out where none is known. */
+  /** The external interface as of the last `prepare`; left out if it is not known. */
   readonly external?: ExternalInterface | undefined
   /** The log's words when a peer's lease comes, changes or goes; flanneld's, `Subnet added: ...`, when left out. */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }

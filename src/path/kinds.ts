@@ -72,7 +72,7 @@ export interface Kind {
    * travels by its own.
    */
   readonly choosesUnderlay?: true
-  /** True if a key proves who sent a packet: a node may send from its own subnet alone. */
+  /** True if a key proves the sender of a packet. Then a node may send only from its own subnet. */
   readonly provesSender?: true
   /** The type that a lease publishes; empty for those of flannel's backends that publish none. */
   readonly published: string
@@ -185,7 +185,7 @@ export const KINDS = {
         default: 'separate',
         isShared: true,
       },
-      /** Lets packets to other nodes leave unencrypted by routes past the device: an operator made these on purpose. */
+      /** Lets packets to other nodes leave unencrypted through routes past the device, which an operator made on purpose. */
       allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag

@@ -1,13 +1,13 @@
-// effects.ts - what becomes of packets in the state that a weftd is in, by what is known of it: which peers, which of the host's troubles. Pure.
+// effects.ts - describes the effect of weftd's state on packets, with the affected peers and the problems of the host. Pure.
 
 import { FAMILY_NAMES, listed } from '../net/address.ts'
 import { CAUSES, readingOf, type Impairment } from './states.ts'
 import { conditionOf, sidesOf, titleOf, type Condition, type Status } from './status.ts'
 
-/** The number of peers that a line has room for. */
+/** The maximum number of peers that a line names. */
 const NAMED = 3
 
-/** The effect on packets, as a part of a sentence. */
+/** Returns the effect on packets, as a part of a sentence. */
 export function packetsText(status: Pick<Status, 'state' | 'impairments' | 'peers'>): string {
   const { state, impairments } = status
   if (state !== 'impaired') return readingOf(status).packets
@@ -36,7 +36,7 @@ function peersEffect({ peers }: Pick<Status, 'peers'>): string | undefined {
   return parts.length === 0 ? undefined : parts.join('; ')
 }
 
-/** The troubles of a host, by their words (node/report.ts, report/snapshot.ts), with what each does to packets. */
+/** The problems of a host, by their messages (node/report.ts, report/snapshot.ts), each with its effect on packets. */
 const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],

@@ -165,7 +165,7 @@ export function findingsOf(
   }
   const having = <T>(kind: (node: NetworkNode, place: number) => T | false | undefined): readonly T[] =>
     nodes.flatMap((node, place) => kind(node, place) || [])
-  // Nobody can say that a node is dead whom nobody probed: packets to a node of another backend cannot go anywhere.
+  // A node that no other node probes cannot be called dead: no node can send packets to a node of another backend.
   const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
   const isOfOther = (place: number): boolean => asked[place]?.otherType !== undefined
   const isDeadAt = (place: number): boolean => {

@@ -23,7 +23,7 @@ export interface Snapshot {
   readonly leaving: string | undefined
   /** What is wrong on this host, each in a few words. */
   readonly host: readonly string[]
-  /** Whatever leads packets past the data path though it should not. */
+  /** The routes that wrongly lead packets past the data path. */
   readonly pastPath: readonly { readonly what: string; readonly why: string }[]
   /** The reason why the firewall's rules could not be kept right at the last look. */
   readonly rules: string | undefined

@@ -152,7 +152,7 @@ export interface DaemonStatus {
   readonly subnetFile: string
   /** The place of the leases: endpoints with the prefix, the directory, or nodes; without user and password. */
   readonly leases: string
-  /** The files by which TLS is spoken with etcd; null if none is given. Older versions of weftd omit it. */
+  /** The certificate files for TLS with etcd; null if none is given. Older versions of weftd omit it. */
   readonly etcdFiles?: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
   /** `open`: /network.json tells what all nodes say; `guarded`: at the socket alone; `off`: nowhere. A weftd of before tells none. */
   readonly network?: 'off' | 'open' | 'guarded'

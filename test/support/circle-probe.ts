@@ -1,7 +1,8 @@
-// circle-probe.ts - runs engines in a namespace whose peers' addresses are inside the network, and reports how many datagrams some
-// packets became.
+// circle-probe.ts - runs engines in a namespace whose peers' addresses are inside the network, and reports how many datagrams the engine
+// made of a few packets.
 //
-// Started as a program: a job as JSON in its argument, results as JSON on stdout. The kernel routes the engine's datagrams into its TUN.
+// It runs as a program that takes a job as JSON in its argument and prints the results as JSON. The kernel routes the engine's datagrams
+// into its TUN.
 
 import { createCipheriv } from 'node:crypto'
 import { createSocket } from 'node:dgram'
@@ -18,16 +19,16 @@ export interface CircleJob {
 
 export interface CircleResult {
   readonly what: string
-  /** The packets that a program of the host sent to a container of the first peer. */
+  /** The number of packets that a program of the host sent to a container of the first peer. */
   readonly packets: number
   readonly datagrams: number
   readonly circles: number
-  /** The peers that the engine says are elsewhere now. */
+  /** The peers whose address has changed, according to the engine. */
   readonly moved: readonly string[]
 }
 
 const PACKETS = 6
-/** No test's packets make as many datagrams, unless they circle. */
+/** A number of datagrams that the packets reach only if they circle. */
 const MANY = 2_000
 const SECRET = 0x1234_5678
 const indexOf = (session: number): number => ((session << 12) ^ SECRET) >>> 0
@@ -44,7 +45,7 @@ interface Net {
   readonly container: string
   readonly subnetBits: number
   readonly whole: number
-  /** The word of nft. */
+  /** The family in the syntax of nft: `ip` or `ip6`. */
   readonly ip: string
   readonly ownBits: number
 }
@@ -136,7 +137,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
       ).reduce((all, each) => all + each)
     }
     const before = { packets: sum('tx_packets'), circles: sum('tx_drop_circle') }
-    // Each from a port of its own, so that lanes share them.
+    // Each packet has a source port of its own, so that the packets spread over the lanes.
     for (let packet = 0; packet < PACKETS; packet++) {
       const socket = createSocket(type)
       await new Promise<void>((resolve, reject) =>
@@ -146,7 +147,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
     }
     const datagrams = (): number => sum('tx_packets') - before.packets
     const circles = (): number => sum('tx_drop_circle') - before.circles
-    // All of them have been out of the TUN once, and what came back has too.
+    // All packets have left the TUN once, and so have the datagrams that came back.
     const isOver = (): boolean =>
       datagrams() > MANY || (datagrams() >= PACKETS && (what.startsWith('outside') || circles() >= PACKETS))
     while (!isOver()) await new Promise((resolve) => setTimeout(resolve, 5))
@@ -158,7 +159,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
   const results: CircleResult[] = []
   for (const lanes of [1, 3]) {
     for (const masqueraded of [false, true]) {
-      // As flannel's rule has it.
+      // The same rule as flannel's.
       if (masqueraded)
         await output(['nft', '-f', '-'], {
           input: `table ${net.ip} t { chain c { type nat hook postrouting priority srcnat;
@@ -173,7 +174,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
     }
   }
   if (encapsulation === 'wireguard') {
-    // A keepalive that is truly the peer's, from an address in its subnet.
+    // An authentic keepalive of the peer, sent from an address in its subnet.
     const roam = async (engine: NativeEngine): Promise<void> => {
       await ip('address', 'add', `${net.inside[0]}/${net.whole}`, 'dev', 'lo', ...(family === 'ipv6' ? ['nodad'] : []))
       const head = Buffer.alloc(16)

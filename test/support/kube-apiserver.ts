@@ -73,7 +73,7 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
       )
       const lines: string[] = []
       child.stderr?.setEncoding('utf8').on('data', (text: string) => void lines.push(text))
-      // A busy machine may need minutes. It is waited for as long as its process runs; the limit is the test's own.
+      // The server may need minutes on a busy machine. This waits while its process runs; the test's own limit applies.
       for (;;) {
         if (child.exitCode !== null || child.signalCode !== null)
           throw new Error(`kube-apiserver ended: ${lines.join('').slice(-2000)}`)

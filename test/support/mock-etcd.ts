@@ -1,15 +1,15 @@
-// mock-etcd.ts - a member of etcd, or what stands before it, that answers as a test says: gRPC over HTTP/2, without TLS.
+// mock-etcd.ts - a mock of an etcd member, or of a proxy, that gives the test's answers: gRPC over HTTP/2, without TLS.
 
 import { createServer, constants, type ServerHttp2Session, type ServerHttp2Stream } from 'node:http2'
 import type { AddressInfo } from 'node:net'
 
-/** The bytes of a protobuf field that is a number below 128, or a message. */
+/** Encodes a protobuf field that is a number below 128, or a message. */
 export const field = (number: number, value: number | Buffer): Buffer =>
   typeof value === 'number'
     ? Buffer.from([number << 3, value])
     : Buffer.concat([Buffer.from([(number << 3) | 2, value.length]), value])
 
-/** A ResponseHeader; what is 0 is left out, as in protobuf. */
+/** Encodes a ResponseHeader; fields that are 0 are left out, as in protobuf. */
 export const header = (of: { cluster?: number; revision?: number; term?: number }): Buffer =>
   field(
     1,
@@ -20,11 +20,11 @@ export const header = (of: { cluster?: number; revision?: number; term?: number 
     ]),
   )
 
-/** An answer, or a gRPC status by which it is refused. */
+/** The bytes of a response, or the gRPC status of a refusal. */
 export type Answer = Buffer | { readonly status: number; readonly message: string }
 
 export interface Call {
-  /** Such as `KV/Range`. */
+  /** The service and the method, such as `KV/Range`. */
   readonly method: string
   readonly headers: NodeJS.Dict<string | string[]>
   readonly session: ServerHttp2Session
@@ -36,17 +36,17 @@ export interface MockEtcd {
   readonly endpoint: string
   /** The methods that were called, in order. */
   readonly calls: string[]
-  /** The pings that arrived, over all connections. */
+  /** The number of pings that arrived, over all connections. */
   readonly pings: number
   readonly sessions: ReadonlySet<ServerHttp2Session>
   close(): Promise<void>
 }
 
-/** Ends a connection as a server of Go ends one that pings more often than it may (grpc-go, http2_server.go). */
+/** Ends a connection like a Go server whose client pings too often (grpc-go, http2_server.go). */
 export const endForPings = (session: ServerHttp2Session): void =>
   session.goaway(constants.NGHTTP2_ENHANCE_YOUR_CALM, 0, Buffer.from('too_many_pings'))
 
-/** `answer` returns undefined for a stream that stays open. */
+/** Starts the mock. `answer` returns undefined for a stream that stays open. */
 export async function startMockEtcd(answer: (call: Call) => Answer | undefined): Promise<MockEtcd> {
   const calls: string[] = []
   const sessions = new Set<ServerHttp2Session>()

@@ -1,7 +1,7 @@
 // native-program.ts - builds a program of test/native with the folders of native/ that can be linked without Node.
 //
-// A program is kept in build/test-native under a name that its sources and flags give, so no file compiles what another has compiled,
-// and a second run compiles only what has changed.
+// A program is kept in build/test-native under a name derived from its sources and flags. So each program is compiled once for all test
+// files, and a second run compiles only the changed programs.
 
 import { createHash } from 'node:crypto'
 import {
@@ -72,7 +72,7 @@ async function link(name: string, to: string, flags: readonly string[], objects:
 
 const KEPT = join(packageRoot, 'build/test-native')
 
-/** A digest of everything that a program is made of: native/, test/native/ and the compiler's version. */
+/** Returns a digest of all inputs of a program: native/, test/native/ and the compiler's version. */
 let sourceDigest: Promise<string> | undefined
 async function digestSources(): Promise<string> {
   const hash = createHash('sha256').update(await output(['g++', '--version']))

@@ -1,5 +1,5 @@
-// numbered-flows.ts - flows of numbered UDP datagrams between two containers, some longer than the path takes in one packet, and which of
-// them arrive behind a later one.
+// numbered-flows.ts - sends flows of numbered UDP datagrams between two containers, some longer than the path MTU, and counts the
+// datagrams that arrive out of order.
 
 import { createInterface } from 'node:readline'
 import { ended } from '../../lab/command.ts'
@@ -10,13 +10,13 @@ export interface Flow {
   readonly to: string
   readonly port: number
   readonly sizes: readonly number[]
-  /** The address that it comes from; the kernel's choice where left out. */
+  /** The source address; the kernel chooses it if this is left out. */
   readonly from?: string
 }
 
 export interface Arrived {
   readonly received: number
-  /** The datagrams that came behind a later one of their flow, and the most by which one was behind. */
+  /** The number of datagrams that arrived after a later datagram of their flow, and the greatest distance between two such datagrams. */
   readonly late: number
   readonly latest: number
   readonly twice: number
@@ -56,7 +56,7 @@ while not all(one['ended'] for one in seen.values()):
         one['last'] = max(one['last'], number)
 print(json.dumps([{key: one[key] for key in ('received', 'late', 'latest', 'twice')} for one in seen.values()]), flush=True)
 `
-/** Sends bursts of 20, of each flow in turn, and then the mark of the end until it is ended. */
+/** A program that sends bursts of 20 datagrams, of each flow in turn, and then repeats an end marker until it is killed. */
 const SEND = `${FAMILY}
 count, burst = int(sys.argv[2]), 20
 sockets = []
@@ -81,7 +81,7 @@ while True:
             pass  # nobody listens any more
 `
 
-/** Sends `count` datagrams of each flow, and resolves with what arrived of each. `sent` is called when all of them are sent. */
+/** Sends `count` datagrams of each flow; resolves with the arrivals of each flow. Calls `sent` when all datagrams are sent. */
 export async function numberedFlows(
   from: Pick<Place, 'spawn'>,
   to: Pick<Place, 'spawn'>,

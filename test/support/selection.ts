@@ -1,4 +1,4 @@
-// selection.ts - the choice of tests for `npm test`, from test/selection.json; scripts/test-costs.mjs says what is in it.
+// selection.ts - the choice of tests for `npm test`, from test/selection.json; scripts/test-costs.mjs describes that file.
 
 import { readFileSync } from 'node:fs'
 import { dirname } from 'node:path'
@@ -20,13 +20,13 @@ export const IS_SELECTION = process.env['WEFT_SELECTION'] === '1'
 
 const chosen = SELECTION.filter((entry) => entry.in === 'test')
 
-/** The test files of these folders that run: all of them, or in `npm test` the chosen ones. */
+/** Lists the test files of these folders that run: in `npm test` the chosen files, otherwise all. */
 export const filesOf = (folders: readonly string[]): string[] =>
   IS_SELECTION
     ? chosen.map(({ file }) => `test/${file}`).filter((file) => folders.includes(dirname(file)))
     : folders.map((folder) => `${folder}/*.test.ts`)
 
-/** Which tests of this file `npm test` runs; undefined if all. */
+/** Returns the pattern of the tests that run in this file; undefined if all of them run. */
 export function onlyOf(file: string): RegExp | undefined {
   const only = IS_SELECTION ? chosen.find((entry) => `test/${entry.file}` === file)?.only : undefined
   return only === undefined ? undefined : new RegExp(only)

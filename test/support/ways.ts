@@ -1,4 +1,4 @@
-// ways.ts - where the kernel of a sound host sends packets to its peer and from it, and what a test changes of that.
+// ways.ts - the routes by which the kernel of a sound host sends packets to its peer and from it, with the changes of a test.
 
 import type { PolicyRule, Way } from '../../src/host/ways.ts'
 import { waysToAsk, type KernelWays } from '../../src/tool/doctor/way-questions.ts'
@@ -19,7 +19,7 @@ const RULES = [
 ]
 type Answer = Partial<Way> | string
 
-/** The ways of the sound host of facts.ts: right ones, but those that are named. A text is a refusal. */
+/** Returns the routes of the sound host of facts.ts, with `changed` in place of the right ones. A text is a refusal. */
 export function waysBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 'marked', Answer>>>): KernelWays {
   const ways = waysToAsk(sound.status!, sound.links, ['0x1']).map((way) => {
     const name = way.question.mark === undefined ? way.direction : 'marked'

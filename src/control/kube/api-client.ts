@@ -36,7 +36,7 @@ export interface Ask {
   /** Sent as JSON. */
   readonly body?: unknown
   readonly contentType?: string
-  /** True for a request that fails rather than wait for a server that asked for a pause. */
+  /** True for a request that must fail, not wait, while the server demands a pause. */
   readonly isDispensable?: true
 }
 
@@ -63,13 +63,13 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
     https: new HttpsAgent({ keepAlive: true }),
   }
   /**
-   * The times, by performance.now(), before which the server wants no such request again. It throttles kinds of requests apart (API
-   * Priority and Fairness), so an Event that it has no time for holds up no lease.
+   * For each kind of request, the time, by performance.now(), before which the server accepts no further request. It throttles each kind
+   * separately (API Priority and Fairness), so a throttled Event does not delay a lease.
    */
   const notBefore = new Map<string, number>()
   const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
 
-  /** Waits until the server wants a request again: this is no part of the time that its answer may take. */
+  /** Waits until the server accepts this kind of request again. The wait does not count against the time limit of the answer. */
   async function waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     for (const [kind, time] of notBefore) if (time <= now) notBefore.delete(kind)

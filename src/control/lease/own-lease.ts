@@ -57,7 +57,7 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
 export interface AcquireOptions {
   /** The subnets that this node had before, from subnet.env. */
   readonly previous?: Nets
-  /** Tells whether this node had an address; it had none but those that it has now where it is left out. */
+  /** Checks whether this node had an address. If it is left out, the node had only the addresses that it has now. */
   readonly isMine?: IsMine
   readonly random: () => number
   readonly log: Log
@@ -263,8 +263,8 @@ const newOf = (subnet: Nets, own: readonly Lease[]): Nets =>
   netsOf(listed(subnet).filter((net) => !own.some((lease) => hasSubnet(lease, net))))
 
 /**
- * The leases of this node's previous subnets that stand under an address which the node had before: by DHCP, or since a virtual IP was its
- * address. Another node's they are not, and its containers would be cut off if another subnet were drawn.
+ * Finds the leases of this node's previous subnets whose public IP is an earlier address of the node, such as one by DHCP or a virtual IP.
+ * No other node owns such a lease. If the node drew another subnet instead, its containers would be cut off.
  */
 async function formerLeases(
   leases: readonly FoundLease[],
@@ -286,7 +286,7 @@ async function formerLeases(
   return former
 }
 
-/** The leases of Round.own; `former` are among them. */
+/** Returns the leases of Round.own, which include `former`. */
 function ownLeases(
   entries: readonly StoreEntry[],
   leases: readonly FoundLease[],

@@ -40,14 +40,14 @@ export interface LeaseSource<Cursor> {
   trustedMs?(leases: number): number
 }
 
-/** True if this node had the address. */
+/** Resolves with true if this node has or had the address. */
 export type IsMine = (address: Address) => Promise<boolean>
 
 /** Gets this node its own lease, and keeps it. */
 export interface LeaseHolder {
   /**
    * A lease for this node: its own from before if there is one, else `previous`, its subnet of an earlier run, if there was one and it
-   * is free. What is odd is said to `log`, again at each try. `isMine` tells whether a lease of `previous` under another public IP is this
+   * is free. Oddities are logged to `log`, again at each try. `isMine` checks whether a lease of `previous` with another public IP is this
    * node's own.
    */
   obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal, isMine?: IsMine): Promise<OwnLease>

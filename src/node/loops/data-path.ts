@@ -31,8 +31,8 @@ export const keepDataPath = (node: Node): Promise<never> =>
   keepForwarding(node, () => publish(node), { beside: () => clearLeftovers(node) })
 
 /**
- * Calls `moved` when the data path was opened for another lease or MTU, and `beside` after it looked at the data path. Ends with `until`,
- * which ends no data path that is open by then: a node may go on with it.
+ * Keeps the data path right. Calls `moved` after the data path was opened for another lease or MTU, and `beside` after each check. Stops
+ * when `until` aborts, but leaves the data path open, because a node may continue with it.
  */
 export async function keepForwarding(
   node: Forwarding,
@@ -144,7 +144,7 @@ async function lookAfter(
       tellGone(gone)
       for (const each of mended) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
-      // What is gone is left for another only when it has been looked for a while.
+      // A missing address is given up only after it has been missing for a while.
       isCalm = !rang && mended.length === 0 && familiesOf(gone).length === 0
     } catch (error) {
       signal.throwIfAborted()
@@ -162,7 +162,7 @@ async function lookAfter(
     // One family that takes its time to be opened does not keep the other from being looked after.
     await tellingLate(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
-    // Containers that come and go change the host all the time.
+    // Starting and ending containers change the host all the time, so `beside` is called at most once per RESYNC_MS.
     const isDue = performance.now() - besideAt >= RESYNC_MS
     if (isDue) {
       besideAt = performance.now()

@@ -1,5 +1,5 @@
-// firewall.ts - keeps the firewall's rules: set at the start, put back when others removed or reordered them, moved with the node to another
-// subnet. Packets to peers need none of them, so that nothing waits for long until they are set.
+// firewall.ts - keeps the firewall's rules: sets them at the start, restores them if other programs remove or reorder them, and moves them
+// with the node to another subnet. Packets to peers do not need them, so the start waits for them only briefly.
 
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
@@ -14,9 +14,9 @@ import type { PreviousNets } from './subnet-env-file.ts'
 import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 
-/** For this long the rules are left to a successor that prepares. */
+/** How long this process leaves the rules to a successor that is starting. */
 const STAND_BY_MS = 60_000
-/** After this time the log says that the rules are not set yet, and what they wait for. */
+/** The time after which the log reports that the rules are not set yet, and the reason. */
 const RULES_LATE_MS = 3_000
 /** How long a first start waits for the rules, so that on a slow host too the log keeps flanneld's order. */
 const RULES_WAIT_MS = 10_000
@@ -77,14 +77,14 @@ const holderText = async (): Promise<string | undefined> => {
   return holder === undefined ? undefined : printable(holder)
 }
 
-/** Sets the rules for the first time. If that takes long, the log and the status say so, and who has the lock of iptables. */
+/** Sets the rules for the first time. If that takes long, the log and the status report it, with the holder of the lock of iptables. */
 export async function raiseFirewall(
   node: Pick<Node, 'firewall' | 'lease' | 'log' | 'signal' | 'rulesTrouble'>,
 ): Promise<void> {
   const { firewall, lease } = node
   if (!firewall) return
   const ended = new AbortController()
-  void tellLate(node, ended.signal) // which catches all, and says nothing more once this has ended
+  void tellLate(node, ended.signal) // it never rejects, and logs nothing after `ended`
   try {
     await firewall.rules.raise(lease.subnet)
   } finally {
@@ -145,14 +145,14 @@ export async function keepFirewall(node: Node): Promise<never> {
   }
 }
 
-/** Tells whether a successor has the rules by now: they are as it wants them, and this daemon would put its own back. */
+/** Tells whether a successor may own the rules by now. If so, this daemon must not restore its own rules. */
 function restsFor({ possession }: Node): () => boolean {
   let since: number | undefined
   return () => {
     const { is } = possession.state
     if (is === 'lent' || is === 'released' || is === 'ended') return true
     since = possession.hasSuccessor ? (since ?? performance.now()) : undefined
-    // One that takes longer waits for something, such as its store, before it touches the rules.
+    // A successor that takes longer waits for something, such as its store, and has not touched the rules.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

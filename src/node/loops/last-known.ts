@@ -25,7 +25,7 @@ export function nextFor(options: DaemonOptions, config: string, free = Promise.r
   return { config: withoutSecrets(config), store: storeNameOf(options), wishes, ...files, free }
 }
 
-/** The flags about the external interface, to be compared with those of another process. */
+/** Returns the flags about the external interface as text, for comparison with those of another process. */
 export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))
 
 const turns = new WeakMap<Knowing, Promise<void>>()

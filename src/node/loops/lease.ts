@@ -218,7 +218,7 @@ async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined
   return false
 }
 
-/** The families that the node has an address of since it took its lease, and no subnet: it must be leased one. */
+/** Lists the families in which the node gained an address after it took its lease, so that it needs a subnet of them. */
 const gainedFamilies = ({ config, lease, attrs, manager }: Node): readonly Family[] =>
   FAMILIES.filter(
     (family) =>
@@ -258,7 +258,7 @@ async function renewOrReplace(node: Node): Promise<void> {
   }
 }
 
-/** Leases a subnet of a family that the node gained. Returns false if that cannot be had: the lease must be renewed as it is. */
+/** Leases a subnet of a family that the node gained. Returns false if that fails; then the lease must be renewed unchanged. */
 async function isExtended(node: Node): Promise<boolean> {
   try {
     await replaceLease(node, false)

@@ -1,4 +1,4 @@
-// leftovers.ts - keeps what other backends left out of the way of this node's data path, and names whatever else leads past it.
+// leftovers.ts - removes leftovers of other backends that are in the way of this node's data path, and reports other routes past it.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -16,16 +16,16 @@ import {
 import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 
-/** The time within which the store has to list the leases that a node lacks at its start. */
+/** The time limit for the store to list the leases that a node lacks at its start. */
 const LIST_MS = 5_000
-/** The number of routes that one line names. */
+/** The maximum number of routes that one log line names. */
 const NAMED = 5
 
 type Leftovers = NonNullable<Node['leftovers']>
 
 /**
- * Removes what other backends left, and notes in `node.pastPath` whatever still leads packets past the data path. Returns true if nothing
- * does. Only a node that forwards looks: a successor may have made devices already.
+ * Removes leftovers of other backends, and records in `node.pastPath` the routes that still lead packets past the data path. Returns true
+ * if there are none. Only a node that forwards does so, because otherwise a successor may have made devices already.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
   const { backend, leftovers, possession } = node
@@ -36,10 +36,10 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   if (!isOurs()) return node.pastPath.length === 0
   try {
     let found = await find(node, leftovers)
-    // What was seen may be a successor's by now.
+    // The devices and routes found may belong to a successor by now.
     if (!isOurs()) return node.pastPath.length === 0
     const first = found.leftovers
-    // Somebody may put it back each time.
+    // Another program may restore a leftover each time.
     const calm = calmOf(node)
     const removed = (what: string): void => calm.info(`Removed ${what}, which another backend left`)
     const tried = await removeLeftovers(run, first, removed, isOurs)
@@ -54,9 +54,9 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     note(node, found, [...failures, ...back])
   } catch (error) {
     node.signal.throwIfAborted()
-    const why = isWeftError(error) ? describeError(error) : messageOf(error) // such as of what `ip` printed
+    const why = isWeftError(error) ? describeError(error) : messageOf(error) // such as a parse error of the output of `ip`
     const line = `What another backend left here cannot be looked for: ${why}`
-    // A node that is ready keeps to what it saw last.
+    // A node that is ready keeps its last findings.
     if (node.isReady) calmOf(node).warn(line)
     else tell(node, [line])
   }
@@ -64,14 +64,14 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
 }
 
 const calmLogs = new WeakMap<Node, Log>()
-/** A log that repeats a line seldom. */
+/** Returns a log that rarely repeats a line. */
 function calmOf(node: Node): Log {
   const calm = calmLogs.get(node) ?? seldom(node.log)
   calmLogs.set(node, calm)
   return calm
 }
 
-/** What there is, by the main table; and where nothing is past a data path that seals, by the kernel's word too. */
+/** Finds leftovers and bypasses in the main table. If there are none and the data path encrypts, also looks up the kernel's routes. */
 async function find(node: Node, leftovers: Leftovers): Promise<Found> {
   const { found, surroundings } = await findInTable(node, leftovers)
   if (!node.backend.isSealed || found.bypasses.length > 0 || found.leftovers.length > 0) return found
@@ -96,7 +96,7 @@ async function findInTable(
     routesByOthers: backend.routesByOthers === true,
     external: backend.external?.name,
     ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
-    leases: [...view.values()], // an iterator would be empty for the second family
+    leases: [...view.values()], // an array, because an iterator would be exhausted after the first family
   }
   const found = await findLeftovers(run, surroundings, others)
   if (!found.needsLeases || node.following.listedAt !== undefined) return { found, surroundings }
@@ -106,7 +106,7 @@ async function findInTable(
   return { found: { ...(await findLeftovers(run, all, others)), needsLeases: false }, surroundings: all }
 }
 
-/** The leases by the store, before the node follows them; undefined if the store does not answer. */
+/** Lists the leases in the store, for the time before the node follows them; undefined if the store does not answer. */
 async function listLeases({ manager, signal, log }: Node): Promise<readonly Lease[] | undefined> {
   const late = () => new WeftError('STORE_UNAVAILABLE', `no answer within ${LIST_MS / 1000} s`)
   try {
@@ -119,7 +119,7 @@ async function listLeases({ manager, signal, log }: Node): Promise<readonly Leas
   }
 }
 
-/** Notes what is left, and says each thing once. */
+/** Records the remaining findings, and logs each of them once. */
 function note(
   node: Node,
   { held, bypasses, needsLeases }: Found,
@@ -128,7 +128,7 @@ function note(
   const { backend, following } = node
   const own = bypasses.filter(({ isOfOwn }) => isOfOwn)
   const past = backend.isSealed ? bypasses.filter(({ isOfOwn }) => !isOfOwn) : []
-  // What is last known judges as well as a running node whose store is away.
+  // The last known leases are as good as those of a running node whose store does not answer.
   const isKnown = following.listedAt !== undefined || [...node.view.keys()].some((key) => key !== node.lease.key)
   const isUnjudged = backend.isSealed === true && needsLeases && !isKnown && past.length === 0
   const lines = [
@@ -161,7 +161,7 @@ const routesText = (bypasses: readonly Bypass[]): string => {
   return `${names.join(', ')}${bypasses.length > NAMED ? `, ... (${bypasses.length})` : ''}`
 }
 
-/** Sets what leads past the data path, and logs what was not so at the last look. Everybody may read what stands before the first colon. */
+/** Sets `node.pastPath`, and logs the lines that are new. The part of a line before the first colon is public. */
 function tell(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)
   node.pastPath = lines.map((line) => {

@@ -1,9 +1,9 @@
 // probe-schedule.ts - which peers are asked by a family whether they answer, when, and what the answers say of each. Pure.
 //
 // Each peer is asked once in the interval; so many are asked a second at most, so that where peers are very many each is asked less
-// often. A peer that does not answer is asked again at once: one lost packet is no peer that is down. A peer that stays silent is asked
-// less and less often, since its lease may stand for a day after its host has gone, and each request makes the host look for a neighbour
-// on its link. Any sign of life ends that.
+// often. A peer that does not answer is probed again immediately, because one lost packet does not mean that the peer is down. A peer that
+// stays silent is probed less and less often: its lease may remain for a day after its host is gone, and each probe makes this host resolve
+// a neighbour on its link. Any sign of life restores the usual interval.
 
 import type { Address } from '../../net/address.ts'
 
@@ -17,9 +17,9 @@ const LOST_IN_A_ROW = 2
 const OUTAGE = 4
 /** The number of probes lost in a row after which each interval is twice the one before. */
 const BACK_OFF_AFTER = 10
-/** The longest interval at which a silent peer is asked, unless the usual interval is longer. */
+/** The longest interval between probes of a silent peer, unless the usual interval is longer. */
 export const MOST_SILENT_MS = 300_000
-/** Peers that fell silent within this time of each other are taken for one outage: if one is back, the others are asked. */
+/** Peers that fell silent within this time of each other count as one outage: if one of them is back, the others are probed. */
 const ONE_OUTAGE_MS = 60_000
 /** The number of peers that are asked in a second at most: it bounds the cost, whatever their number. */
 export const ASKED_A_SECOND = 50
@@ -57,14 +57,14 @@ export interface Probes {
   keep(targets: readonly Target[], now: number): void
   /** Says what address of a peer is to be asked from now on; undefined when it is no peer any more. */
   look(key: string, address: Address | undefined, now: number): void
-  /** Has a peer asked with the next requests, unless it is known to be silent and asked at the usual interval. */
+  /** Makes a peer due for the next probes, unless it is known to be silent and is probed at the usual interval. */
   soon(key: string, now: number): void
   /**
-   * Has a peer asked at the usual interval again, and with the next requests, if it was asked less often: something shows that its host
-   * lives. `heardAt`: the time when it was heard; what was heard before it was asked last shows nothing.
+   * Called when something shows that a peer's host lives. If the peer was probed less often, restores the usual interval and makes it due
+   * for the next probes. `heardAt` is the time of the sign of life; a sign from before the last probe is ignored.
    */
   wake(key: string, now: number, heardAt?: number): void
-  /** The keys of the silent peers that are asked less often. */
+  /** Returns the keys of the silent peers that are probed less often. */
   resting(): readonly string[]
   /** The keys of those that lost a request since this was last called, and may have fallen silent. */
   takeDoubted(): ReadonlySet<string>
@@ -92,9 +92,9 @@ interface Known {
   roundTripMs: number | undefined
   concludedAt: number | undefined
   unansweredSince: number | undefined
-  /** The probes that were lost in a row since the last sign of life. */
+  /** The number of probes lost in a row since the last sign of life. */
   lostInVain: number
-  /** The time of the last request. */
+  /** The time of the last probe. */
   askedAt: number
 }
 
@@ -113,7 +113,7 @@ interface Turn {
   readonly at: number
 }
 
-/** `random` gives 0 to 1; `mostSilentMs` the longest interval at which a silent peer is asked, by its key. */
+/** `random` returns 0 to 1; `mostSilentMs` returns the longest interval between probes of a silent peer, by its key. */
 export function createProbes(
   wantedMs: number,
   random: () => number,
@@ -133,9 +133,9 @@ export function createProbes(
   let doubted = new Set<string>()
   const intervalMs = (): number => Math.max(wantedMs, (known.size / ASKED_A_SECOND) * 1000)
 
-  /** The silent peers that are asked less often. */
+  /** The silent peers that are probed less often. */
   const atRest = new Set<Known>()
-  /** The interval until a peer is asked again. */
+  /** Returns the interval until the next probe of a peer. */
   function waitOf({ key, lostInVain }: Known): number {
     const usual = intervalMs()
     const doublings = lostInVain - BACK_OFF_AFTER + 1
@@ -148,7 +148,7 @@ export function createProbes(
     peer.lostInVain = 0
     schedule(key, peer, now)
   }
-  /** Has those asked that fell silent when this peer did, which is back. */
+  /** Called when this peer is back. Makes the peers due for a probe that fell silent at about the same time. */
   function wakeOthers({ unansweredSince }: Known, now: number): void {
     if (unansweredSince === undefined) return
     for (const other of [...atRest])
@@ -192,7 +192,7 @@ export function createProbes(
       peer.lostInVain++
       if (waitOf(peer) > intervalMs() && known.get(key) === peer) {
         atRest.add(peer)
-        // It was given a turn when it was asked, before this was known.
+        // Its turn was set when it was probed, before the probe was lost, so it is set again.
         schedule(key, peer, peer.askedAt + waitOf(peer))
       }
       if (lostInARow(peer) >= LOST_IN_A_ROW || known.get(key) !== peer) continue
@@ -267,7 +267,7 @@ export function createProbes(
       news.add(peer.key)
       wakeOthers(peer, now)
       atRest.delete(peer)
-      // A turn that was far away is of no use any more.
+      // The peer may have been due much later, so its next probe is moved forward.
       if (peer.lostInVain >= BACK_OFF_AFTER && known.get(peer.key) === peer)
         schedule(peer.key, peer, Math.min(peer.nextAt, now + intervalMs()))
       peer.lostInVain = 0

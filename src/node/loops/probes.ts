@@ -13,9 +13,9 @@ import { takeUnseen, type Node } from '../node.ts'
 const TICK_MS = 1_000
 /** The peers of the data path are looked at this often, though nobody changed them, where it allows that. */
 const KEEP_MS = 10_000
-/** How often the peers that are at rest are looked for among those that were heard. */
+/** How often the traffic counters are checked for signs of life from silent peers that are probed less often. */
 const HEARD_MS = 3_000
-/** The longest interval at which a silent peer is asked if nobody here notices that it is heard: the kernel carries its packets. */
+/** The longest interval between probes of a silent peer whose packets the kernel carries, so that weftd does not notice them. */
 const MOST_UNHEARD_MS = 60_000
 /** The kernel's refusals when a process may not send echo requests. */
 export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
@@ -75,13 +75,13 @@ export async function probePeers(node: Node): Promise<never> {
   }
 }
 
-/** True if weftd itself carries the packets of peers, and so knows when it heard each. */
+/** True if weftd itself carries the packets of peers, so that it knows when each peer last sent one. */
 const isHearing = ({ possession: { dataPath } }: Node): boolean => {
   const engine = dataPath?.carrier().engine
   return engine !== undefined && engine !== 'kernel' && engine !== 'none'
 }
 
-/** Has silent peers asked again whose hosts show that they live: they are heard, their leases were written, or our own address is back. */
+/** Wakes silent peers after a sign of life: packets of theirs arrived, their lease was written, or this host's own address is back. */
 function createLively(node: Node): (askings: readonly Asking[]) => Promise<void> {
   let lookedAt = -Infinity
   let wasGone = false
@@ -99,7 +99,7 @@ function createLively(node: Node): (askings: readonly Asking[]) => Promise<void>
     wasGone = isGone
     if (resting.size === 0 || now - lookedAt < HEARD_MS || !isHearing(node)) return
     lookedAt = now
-    // What is counted of a device that is gone shows nothing.
+    // The counters of a device that is gone cannot be read; they show no sign of life.
     const traffic = await dataPath?.traffic?.().catch(() => undefined)
     for (const key of resting) {
       const { heardAt } = traffic?.get(key) ?? {}

@@ -10,15 +10,15 @@ import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from 
 import { RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 
-/** A family that is lacking for longer is left out of the file; a shorter fault must not cost new containers their address for good. */
+/** How long a family may be missing before the file omits it. A shorter fault must not leave new containers without an address for good. */
 const LACKING_MS = 10_000
 
-/** True if the kernel refuses containers an address of the family: it takes IPv6 off a link of a smaller MTU, and a CNI plugin fails then. */
+/** True if containers cannot have an address of the family: the kernel disables IPv6 on a link with a small MTU, and CNI plugins fail. */
 const isRefused = (family: Family, { mtu }: DataPath): boolean => family === 'ipv6' && mtu < LEAST_MTU
 
 /**
- * The file's content for Docker, the CNI plugin and scripts; undefined while the data path is down. It names no family that containers
- * cannot have, unless they can have none.
+ * Returns the file's content for Docker, the CNI plugin and scripts; undefined while the data path is down. Omits the families that
+ * containers cannot have now, unless that would omit all.
  */
 function subnetEnvOf(node: Node): SubnetEnv | undefined {
   const { options, config, lease, attrs, lackingSince } = node
@@ -29,7 +29,7 @@ function subnetEnvOf(node: Node): SubnetEnv | undefined {
     if (dataPath.lacking?.[family] === undefined) lackingSince.delete(family)
     else if (!lackingSince.has(family)) lackingSince.set(family, now)
   }
-  // By an address that the node does not have nothing is routed to its containers.
+  // Peers send to the node's public IP, so containers have no connection over a family in which the node has none.
   const leased = FAMILIES.filter(
     (family) => config[family] && lease.subnet[family] && attrs.publicIp[family] !== undefined,
   )
@@ -51,7 +51,7 @@ function subnetEnvOf(node: Node): SubnetEnv | undefined {
 
 export async function publish(node: Node, log = node.log): Promise<void> {
   const env = subnetEnvOf(node)
-  // Containers start here only once their packets go by no other way than the data path.
+  // Containers must not start on this node before all their packets use the data path.
   if (!env || (!node.isReady && node.pastPath.length > 0)) return
   const path = node.options['subnet-file']
   node.isPublished = false
@@ -78,7 +78,7 @@ export async function keepSubnetEnv(node: Node): Promise<never> {
   for (;;) {
     await pause(signal, RESYNC_MS)
     const env = subnetEnvOf(node)
-    // A file that an earlier run left may say the same.
+    // A file of an earlier run may have the same content.
     if (!env || (node.isPublished && (await holdsSubnetEnv(path, env)))) continue
     const isOurChange = node.published !== formatSubnetEnv(env)
     if (node.isPublished && !isOurChange) repairs.add(`${path} was gone or changed`)

@@ -13,10 +13,10 @@ export type Underlay = 'first' | 'other'
 
 export const otherThan = (by: Underlay): Underlay => (by === 'first' ? 'other' : 'first')
 
-/** The longest interval at which a peer that is silent by both is asked by each: what is back is to be used again soon. */
+/** The longest interval between probes, over each family, of a peer that is silent over both. A family that is back must be used soon. */
 const MOST_SILENT_MS = 60_000
 
-/** The probes by each family. A peer that answers by one is asked by the other as often as ever, however long that is silent. */
+/** Creates the probes over each family. While a peer answers over one family, it is probed over the other at the usual interval. */
 export function createUnderlayProbes(everyMs: number, random: () => number): Readonly<Record<Underlay, Probes>> {
   const most =
     (otherOnes: () => Probes) =>
@@ -35,7 +35,7 @@ export function createUnderlayProbes(everyMs: number, random: () => number): Rea
   return { first, other }
 }
 
-/** Has peers that answer by one family again asked by the other. */
+/** Makes peers that answer over one family due for a probe over the other family. */
 export function wakeByOther(probes: Readonly<Record<Underlay, Probes>>, now: number): void {
   for (const which of ['first', 'other'] as const)
     for (const key of probes[which].resting())

@@ -73,7 +73,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
           underlays.send(key, underlays[which], echoes[which].packet(address, sequence, underlays[which]))
       }
       wakeByOther(probes, now)
-      // The host of a peer that answers in the tunnel, or that wrote its lease, lives.
+      // An answer through the tunnel shows that the peer's host lives, as a written lease does.
       for (const key of probes.first.resting())
         if (FAMILIES.some((family) => node.probes?.[family]?.result(key)?.isAnswering))
           for (const which of BOTH) probes[which].wake(key, now)

@@ -41,7 +41,7 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
     .map(({ fd }) => fd)
 }
 
-/** Descriptors, which what was last known describes. Those of another store than `store`, if that is given, are closed. */
+/** Matches the kept descriptors with their description in `known`. If `store` is given and differs, closes the descriptors. */
 export function createKept(
   fds: readonly number[],
   known: (Pick<LastKnown, 'tunNames' | 'paths'> & Partial<Pick<LastKnown, 'store' | 'lease'>>) | undefined,

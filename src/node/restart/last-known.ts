@@ -31,7 +31,7 @@ export interface LastKnown {
   readonly leases: readonly Lease[]
   /** The peers that are reached by the other of two families between the hosts, by their leases' keys. */
   readonly others?: readonly string[] | undefined
-  /** The external interface that was in use, and what the operator asked for by flags when it was chosen. */
+  /** The external interface that was in use, and the flags by which it was chosen, as text. */
   readonly external?: ExternalInterface | undefined
   readonly wishes?: string | undefined
   /** The TUN devices, which may still be there. */

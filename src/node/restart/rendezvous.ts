@@ -60,7 +60,7 @@ export interface Rendezvous {
   kill(pid: number): boolean
 }
 
-/** True if this user may write in a folder; of one that is not there, in the nearest that is. */
+/** True if this user may write in a folder, or, if the folder does not exist, in its nearest existing parent. */
 function mayWrite(folder: string): boolean {
   try {
     accessSync(folder, constants.W_OK | constants.X_OK)
@@ -88,7 +88,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       },
     }
   }
-  /** Nobody else ran before where not even the folder is this user's. */
+  /** Explains why the lock cannot be opened. If this user may not even write the folder, weftd has not run as this user before. */
   function forbidden(error: unknown): WeftError {
     const folder = dirname(lockPath)
     const isFolder = !mayWrite(folder)

@@ -34,7 +34,7 @@ const END_MS = 6_000
 
 /** The values that an engine is to be opened for. */
 export interface WantedPath extends Pick<OpenPath, 'bindAddress' | 'port' | 'without'> {
-  /** This node's subnets that it is to carry; a path that carried other subnets is another network's. Left out, any path does. */
+  /** This node's subnets that the engine must carry; a path for other subnets belongs to another network. If left out, any path fits. */
   readonly subnets?: Nets
   /** Or a pattern such as `flannel%d`. */
   readonly tunName: string
@@ -64,7 +64,7 @@ export interface Succession<Resumed> extends Inheritance {
   readonly resumed: Resumed | undefined
   /** Gives up resuming for good: from here on this process waits no more for the end of another. */
   opening(): Promise<Resumed | undefined>
-  /** Has the predecessor stop, whatever it forwarded through; without one, closes what the service manager kept. */
+  /** Makes the predecessor stop, whatever it forwarded through. Without one, closes the descriptors that the service manager kept. */
   release(): Promise<void>
   /** This process is the node. */
   settle(): void
@@ -371,13 +371,13 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
       isOpening = true
       open()
       await standing
-      // Asked, it writes what it knows now.
+      // The request makes the predecessor write its current state.
       const about = predecessor && !lock ? await predecessor.about() : undefined
       if (about?.lease) subnetsBefore = parseLeaseKey(about.lease.key)
       return resumed
     },
     async release() {
-      // What is kept is in the way of a backend that takes none of it.
+      // Kept descriptors would block a backend that does not use them.
       if (!predecessor) kept?.close()
       await release()
     },
@@ -412,7 +412,7 @@ const pidOf = (pid: number | undefined): string => (pid ? String(pid) : 'unknown
 const isInTheWay = (path: OpenPath, { tunName, bindAddress }: WantedPath): boolean =>
   isNamedBy(tunName, path.tunName) || path.bindAddress.includes(':') === bindAddress.includes(':')
 
-/** False if paths carried another subnet of a family that they are wanted for: the device has its address and its route. */
+/** False if the paths carried another subnet of a wanted family, because their device has the address and the route of that subnet. */
 const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
   FAMILIES.every((family) => {
     const [was, is] = [before?.[family], subnets[family]]

@@ -1,4 +1,4 @@
-// device-refusal.ts - says what is behind the kernel's refusal of a device: somebody else has its port, or its identity.
+// device-refusal.ts - explains the kernel's refusal of a device: another program or device has its port, or its identity.
 
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
@@ -18,11 +18,11 @@ interface JsonPortDevice {
 /** A device that is being made. */
 export interface MadeDevice {
   readonly name: string
-  /** UDP, where it has one; and the option of the `Backend` object that chooses it. */
+  /** The UDP port, if the device has one, and the option of the `Backend` object that sets it. */
   readonly port?: { readonly number: number; readonly option: string }
 }
 
-/** Does the work; a refusal for a port, a name or an identity that is taken becomes a WeftError that says so. */
+/** Does the work. If the kernel refuses because a port, a name or an identity is taken, throws a WeftError that names the holder. */
 export async function sayingWhoHasIt<T>(run: Run, device: MadeDevice, work: () => Promise<T>): Promise<T> {
   try {
     return await work()
@@ -66,7 +66,7 @@ async function existsError(run: Run, name: string, cause: WeftError): Promise<We
   })
 }
 
-/** Devices of tunnels that others made. */
+/** Lists the tunnel devices except the one with this name. */
 async function otherDevices(run: Run, name: string): Promise<readonly JsonPortDevice[]> {
   const links = await ipJson<JsonPortDevice>(run, ['-d', 'link', 'show']).catch((error: unknown) => {
     if (!isWeftError(error)) throw error

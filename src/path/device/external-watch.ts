@@ -26,8 +26,8 @@ export interface ExternalWatch {
 }
 
 /**
- * Watches the addresses of these families: nothing is open for another one's address. A rename counts if `isByName`: that is if something
- * was made by the name of the interface.
+ * Watches the addresses of these families only, because no other address is in use. A rename counts as a change if `isByName`, that is, if
+ * the caller made something by the name of the interface.
  */
 export function watchExternal(
   run: Run,

@@ -1,4 +1,4 @@
-// flannel-devices.ts - the network devices on this host that weft's and flannel's backends make.
+// flannel-devices.ts - finds the network devices on this host that backends of weft and flannel make.
 
 import type { Run } from '../../host/command.ts'
 import { ipJson, isNamedBy, isTunOpen } from '../../host/links.ts'
@@ -23,14 +23,14 @@ export interface FlannelDevice {
 
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
-/** The devices that backends make: a name alone does not make a device flannel's. */
+/** Returns the device if a backend made it, by its type and its name; a name alone does not prove that. */
 async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<FlannelDevice[]> {
   const kind = linkinfo?.info_kind ?? ''
   const data = linkinfo?.info_data ?? {}
   const isOurs =
     DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
     (kind !== 'tun' || data.type === 'tun') &&
-    // A VNI is the number in the name; flannel's devices are told none packet by packet.
+    // The name ends with the VNI, and flannel's devices never take the VNI from each packet (`external`).
     !data.external &&
     (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
@@ -46,7 +46,7 @@ export async function findDevices(run: Run): Promise<FlannelDevice[]> {
 }
 
 export interface AddressedDevice extends FlannelDevice {
-  /** Less the link-local IPv6 address that the kernel gives every device. */
+  /** The device's addresses, without the link-local IPv6 address that the kernel gives every device. */
   readonly addresses: readonly Address[]
 }
 

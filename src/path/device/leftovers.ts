@@ -1,7 +1,8 @@
-// leftovers.ts - what other backends, of weft or of flannel, left on this host: devices, and routes to other nodes' subnets.
+// leftovers.ts - finds and removes leftovers of other backends, of weft or of flannel: devices, and routes to other nodes' subnets.
 //
-// A route to one subnet comes before the route to the whole network. So packets would go on by the old way, which may be unencrypted,
-// while the new data path carries nothing. Whatever is certainly flannel's is removed; every other route past the data path is named.
+// A route to one subnet takes precedence over the route to the whole network. So packets would still use the old path, which may be
+// unencrypted, and the new data path would carry none. Leftovers that are certainly flannel's are removed; every other route past the data
+// path is reported.
 
 import { readFile } from 'node:fs/promises'
 import { parseEnv } from 'node:util'
@@ -39,7 +40,7 @@ import {
 } from '../../net/address.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 
-/** The facts by which a leftover is told from what belongs here. */
+/** The facts that distinguish leftovers from routes and devices that belong here. */
 export interface Surroundings {
   readonly networks: Nets
   /** This node's subnets. */
@@ -48,9 +49,9 @@ export interface Surroundings {
   readonly earlier: Nets
   /** The devices, by name or pattern, that the data path of this node has or may have. */
   readonly ownDevices: readonly string[]
-  /** True if routes to subnets by way of their hosts are this data path's own, or are made by others on purpose. */
+  /** True if routes to subnets through their hosts belong to this data path, or if other programs make them on purpose. */
   readonly routesToHosts: boolean
-  /** True if other programs make all routes to the network: each of them is right. */
+  /** True if other programs make all routes to the network, so that each of these routes is right. */
   readonly routesByOthers?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
@@ -59,7 +60,7 @@ export interface Surroundings {
   readonly leases: readonly Lease[]
 }
 
-/** The subnets that may be leased, by their length, and by the first and the last of them. */
+/** The subnets that may be leased: their prefix length, and the first and the last subnet. */
 export interface SubnetRange {
   readonly subnetLength: number
   readonly subnetMin: Address
@@ -74,14 +75,14 @@ export interface OtherDaemon {
   readonly networks: Nets | undefined
 }
 
-/** Something that is to go. */
+/** A device or a route that must be removed. */
 export interface Leftover {
-  /** In words, such as `the device flannel.1 (vxlan)`. */
+  /** The leftover in words, such as `the device flannel.1 (vxlan)`. */
   readonly what: string
   readonly command: readonly string[]
 }
 
-/** A device or a route of another backend that belongs to a process which runs. */
+/** A device or a route of another backend that belongs to a running process. */
 export interface Held {
   /** The device, such as `flannel.1`, or the route in words. */
   readonly device: string
@@ -90,12 +91,12 @@ export interface Held {
   readonly command?: string
 }
 
-/** A route past the data path that nobody knows to be flannel's. */
+/** A route past the data path that is not certainly flannel's. */
 export interface Bypass {
   readonly family: Family
-  /** In words, such as `10.5.2.0/24 via 192.0.2.9 to eth0`. */
+  /** The route in words, such as `10.5.2.0/24 via 192.0.2.9 to eth0`. */
   readonly route: string
-  /** True if it leads away from this node's own subnet, and not from those of other nodes. */
+  /** True if it diverts packets for this node's own subnet; false if it diverts packets for other nodes. */
   readonly isOfOwn: boolean
 }
 
@@ -103,11 +104,11 @@ export interface Found {
   readonly leftovers: readonly Leftover[]
   readonly held: readonly Held[]
   readonly bypasses: readonly Bypass[]
-  /** True if there are routes to hosts that might be leftovers: only the leases tell. */
+  /** True if there are routes to hosts that may be leftovers, which only the leases can show. */
   readonly needsLeases: boolean
 }
 
-/** Looks at the host. `others` is asked only if there is a device that another daemon might have. */
+/** Searches the host for leftovers and bypasses. Calls `others` only if another daemon might own a device or a route. */
 export async function findLeftovers(
   run: Run,
   surroundings: Surroundings,
@@ -163,7 +164,7 @@ export async function findLeftovers(
   return { leftovers, held, bypasses, needsLeases }
 }
 
-/** One family, as this node and the others have it. */
+/** The facts about one family: this node's subnet, and the subnets and hosts of the other nodes. */
 interface Side {
   readonly family: Family
   readonly network: Net
@@ -191,7 +192,7 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
   }
 }
 
-/** True if a device of another backend was made for this node's network: by its addresses, or by the routes that use it. */
+/** True if a device of another backend was made for this node's network, which its addresses or the routes through it show. */
 function isOfThisNode(
   addresses: readonly Address[],
   via: readonly { readonly family: Family; readonly route: Route }[],
@@ -212,7 +213,7 @@ function isOfThisNode(
   return leads || (addresses.length > 0 && addresses.every(isInside))
 }
 
-/** The daemon that runs for the same network, or for one that nobody can tell. */
+/** Returns the running daemon that may own a device: one of the same network, or one whose network is unknown. */
 function ownerOf(
   addresses: readonly Address[],
   networks: Nets,
@@ -227,8 +228,8 @@ function ownerOf(
 }
 
 /**
- * The daemon that runs and may have made a route to a host. A daemon whose network nobody can tell made none to the very subnet of a lease
- * of this network.
+ * Returns the running daemon that may have made a route to a host. A daemon whose network is unknown cannot have made a route to exactly
+ * the subnet of a lease of this network.
  */
 function routeOwnerOf(
   { destination }: Route,
@@ -242,14 +243,14 @@ function routeOwnerOf(
   )
 }
 
-/** The number of peers of whom the kernel is asked where it sends their packets. */
+/** The number of peers for which the kernel's route is looked up. */
 const ASKED = 100
-/** The number of bridges for which it is asked: one that each container has for itself is as good as any. */
+/** The number of bridges for which routes are looked up. If each container has its own bridge, a few of them suffice. */
 const ASKED_BRIDGES = 4
 
 /**
- * The peers to whom rules of policy routing lead past our devices, by what the kernel itself says; none if there are no such rules. It is
- * asked about packets of this host, and about those of its containers by each bridge that has an address of this node's subnet.
+ * Finds the peers to which policy routing leads packets past our devices, by looking up the kernel's routes; none if there are no policy
+ * rules. Looks up packets of this host, and packets of its containers from each bridge that has an address of this node's subnet.
  */
 export async function findDiverted(run: Run, surroundings: Surroundings): Promise<readonly Bypass[]> {
   const { ownDevices } = surroundings
@@ -258,7 +259,7 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   for (const family of familiesOf(surroundings.networks)) {
     if (!(await hasPolicyRules(run, family))) continue
     const side = sideOf(family, surroundings)
-    // A lease of another network, such as one of before a change, is no peer: its packets go anywhere.
+    // A lease of another network, such as one from before a change, is not a peer, so its packets may use any route.
     const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, ASKED)
     const ways = await waysOfOwn(run, side, isOwn)
     for (const way of ways) {
@@ -275,7 +276,7 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   return found
 }
 
-/** What distinguishes packets of this node, in words of `ip route get`: nothing of the host's, source and device of a container's. */
+/** Returns arguments of `ip route get` for packets of this node: none for the host's packets, source and bridge for a container's. */
 async function waysOfOwn(
   run: Run,
   { family, subnet }: Side,
@@ -295,8 +296,8 @@ const isPartOf = (net: Net, of: Net): boolean =>
 type RouteKind = 'right' | 'left' | 'own' | 'peers' | 'unknown'
 
 /**
- * Says what a route within the network is: a leftover; one that leads away from our own containers, or from peers; or `unknown`, which
- * more leases may explain.
+ * Classifies a route within the network: `right`; `left`, a leftover; `own` or `peers`, a route that diverts packets for our own containers
+ * or for peers; or `unknown`, which more leases may explain.
  */
 function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'bridges'>): RouteKind {
   const { network, subnet, peers, hosts, addresses, family } = side
@@ -305,19 +306,19 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   // Packets to a bridge of containers, or of virtual machines, stay within this host.
   const isInner = here.bridges.has(route.device) && route.device !== here.external
   if (route.protocol === 'kernel' && (isInner || route.gateway !== undefined)) return 'right'
-  // The kernel takes the route of the least metric among those to one destination.
+  // Of several routes to one destination the kernel uses the one with the lowest metric.
   const isWhole = net.prefixLength <= network.prefixLength
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
   const isToHost = gateway !== undefined && addresses.has(gateway)
-  // weftd and flanneld give the kernel no protocol: it takes them for `boot`, as `ip route add` by hand.
+  // weftd and flanneld name no protocol for their routes, so the kernel uses `boot`, as for a manual `ip route add`.
   const isMadeByHand = route.protocol === undefined || route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'
-    // A route by way of a container stays within this host.
+    // A route through a container stays within this host.
     if (route.gateway === undefined || (gateway !== undefined && netContains(subnet, gateway))) return 'right'
     if (isInner && !isToHost) return 'right'
-    // Backends' routes leave by the external interface, which may have been another one, or lead to the host of a node.
+    // A backend's route uses the external interface, which may have changed since, or leads to the host of a node.
     const isLikeOurs = isToHost || here.external === undefined || route.device === here.external
     const isWhollyAway = net.prefixLength === subnet.prefixLength
     return isMadeByHand && isLikeOurs && (isWhollyAway || isToHost) ? 'left' : 'own'
@@ -329,24 +330,24 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   return route.gateway === undefined ? 'right' : 'unknown'
 }
 
-/** True if this could be the subnet of a node whose lease is gone: an operator may use the rest of the network otherwise. */
+/** True if this could be the subnet of a node whose lease is gone. An operator may use the rest of the network for other purposes. */
 function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined): boolean {
   if (net.prefixLength !== subnet?.prefixLength) return false
   return !range || range.subnetLength === 0 || (net.address >= range.subnetMin && net.address <= range.subnetMax)
 }
 
-/** The words by which `ip route del` finds a route and no other. */
+/** Returns the arguments with which `ip route del` matches exactly this route. */
 const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family): string[] => [
   ...[destination, ...(gateway === undefined ? [] : ['via', gateway]), 'dev', device],
   ...(metric === USUAL_METRIC[family] ? [] : ['metric', String(metric)]),
 ]
 
-/** More routes than these are removed by one command: a command for each of thousands takes minutes. */
+/** The number of routes above which one command removes all, because thousands of separate commands take minutes. */
 const ONE_BY_ONE = 20
 
 /**
- * Removes leftovers, and returns what could not be removed, each with the reason. Of many routes that are removed together only a look at
- * the host tells which are still there. Stops when `mayGo` says that the host is not this process's any more.
+ * Removes leftovers, and returns the failures, each with the reason. If many routes are removed by one command that fails, it returns all
+ * of them, and the caller must check which of them remain. Stops when `mayGo` returns false, since this process may no longer change the host.
  */
 export async function removeLeftovers(
   run: Run,
@@ -365,7 +366,7 @@ export async function removeLeftovers(
       removed(what)
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Somebody else was faster.
+      // Another program has already removed it.
       if (/cannot find device|no such (process|device)|does not exist/i.test(error.message)) continue
       failures.push([what, describeError(error)])
     }
@@ -386,7 +387,7 @@ export async function removeLeftovers(
   return failures
 }
 
-/** Removes a kernel device of another backend that is in the way of a route to these networks, unless another daemon has it. */
+/** Removes a kernel device of another backend that blocks a route to these networks, unless another daemon owns it. */
 export async function removeKernelDevice(run: Run, name: string, networks: Nets): Promise<void> {
   const device = (await listDevices(run)).flannels.find((each) => each.name === name)
   if (!device || device.inUse || device.kind === 'tun') return
@@ -400,8 +401,8 @@ export async function removeKernelDevice(run: Run, name: string, networks: Nets)
 }
 
 /**
- * The daemons of other networks, and flanneld of this one, that run in this network namespace. A weftd that holds the lock `lockFile`,
- * if that is given, is the predecessor or the successor of this one, and is left out.
+ * Lists the running daemons of other networks, and flanneld of this network, in this network namespace. A weftd that holds the lock
+ * `lockFile` is the predecessor or the successor of this process, and is left out.
  */
 export async function otherDaemons(lockFile?: string, proc?: string): Promise<OtherDaemon[]> {
   const own = lockFile === undefined ? undefined : await identityOf(lockFile)
@@ -415,7 +416,7 @@ export async function otherDaemons(lockFile?: string, proc?: string): Promise<Ot
   return found.flat()
 }
 
-/** The networks and subnets that a subnet file names; undefined if it cannot be read or names none. */
+/** Reads the networks that a subnet file names; undefined if it cannot be read or names none. */
 async function networksIn(path: string): Promise<Nets | undefined> {
   const text = await readFile(path, 'utf8').catch(() => '')
   const values = parseEnv(text)

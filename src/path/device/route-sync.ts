@@ -60,7 +60,7 @@ export const ROUTE_WORDS = {
 export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
   let wanted: NextHops = new Map()
   let refused: NextHops = new Map()
-  /** The destinations to which another program, or the kernel for a bridge, has a route on a link of its own: it is never replaced. */
+  /** The destinations with a local route that another program made, or the kernel for a bridge. Such a route is never replaced. */
   let taken: ReadonlySet<string> = new Set()
   let isFirst = true
 
@@ -72,14 +72,14 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     )
   const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
     route?.gateway === gateway && route.device === device
-  /** True for a route without a gateway by a device that is not ours, such as that of a bridge: its packets are for this host's link. */
+  /** True for a route without a gateway through a foreign device, such as a bridge: its packets are for a link of this host. */
   const isAnothers = (route: Route | undefined): boolean =>
     route !== undefined &&
     route.gateway === undefined &&
     !route.isMultipath &&
     route.type === 'unicast' &&
     route.device !== ownDevice
-  /** Notes which of these destinations are another's, and names those that were not before. */
+  /** Records which of these destinations have such a foreign route, and logs the new ones. */
   function noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = wanted.keys()): void {
     const looked = [...where]
     const theirs = looked.filter((destination) => wanted.has(destination) && isAnothers(routes.get(destination)))

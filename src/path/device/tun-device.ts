@@ -156,7 +156,7 @@ interface AdoptOptions {
   readonly isMultiQueue: boolean
 }
 
-/** The kernel's types and the names of all backends' devices. */
+/** The kernel's types and the name patterns of all backends' devices. */
 const DEVICES = Object.values(KINDS).flatMap(({ devices }) => devices as readonly (readonly [string, string])[])
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
@@ -182,7 +182,7 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 
 /**
  * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our
- * own is ours. A device with the name and the type of a backend's that nobody forwards through was left by another backend, and goes.
+ * own is ours. An unused device with the name and the type of a backend's device was left by another backend, and is removed.
  */
 export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
   const find = async (): Promise<Route | undefined> =>
@@ -192,7 +192,7 @@ export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: stri
   const types = DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, first.device) ? [type] : []))
   if (types.includes('tun')) await removeIdleTun(run, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {
-    const { removeKernelDevice } = await import('./leftovers.ts') // not before packets pass
+    const { removeKernelDevice } = await import('./leftovers.ts') // loaded only if needed, since packets wait for this code
     await removeKernelDevice(run, first.device, netsOf([to]))
   }
   const foreign = types.length > 0 ? await find() : first

@@ -105,7 +105,7 @@ export interface Engine {
   bindOther?(address: string): Promise<void>
   /** Sends a datagram from the port that peers know, of either family that it has sockets of; left out where it cannot. */
   send?(to: Address, port: number, datagram: Uint8Array): void
-  /** Joins received packets as the device's switches say now; left out where the engine joins none. */
+  /** Reads the device's offload switches and joins received packets accordingly; left out if the engine joins no packets. */
   followSwitches?(): void
   counters(): Counters
   /**

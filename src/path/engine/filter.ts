@@ -15,7 +15,7 @@ export interface FilterOptions {
   /** This node's part of it. */
   readonly subnet: Nets
   /**
-   * True if the sender has proved by a key which peer it is. Such a peer may send from its own subnet alone, as by WireGuard's AllowedIPs
+   * True if the sender has proved its identity by a key. Such a peer may send only from its own subnet, as with WireGuard's AllowedIPs
    * (native/core/filter.h, `session_`).
    */
   readonly provesSender?: boolean

@@ -22,7 +22,7 @@ export interface NativeOptions {
 
 /** The features that a socket has or has not (native/io/udp.cc). */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
-/** The feature that is asked for by whoever runs an engine, and not by whoever opens the descriptors. */
+/** The feature that is requested when an engine runs, not when its descriptors are opened. */
 const STEERING = 'tun-steering'
 
 /** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */

@@ -5,7 +5,7 @@ import type { EngineConfig } from './engine.ts'
 
 const isRoot = (): boolean => process.getuid?.() === 0
 
-/** The failure to open /dev/net/tun. */
+/** Makes the error for a failure to open /dev/net/tun. */
 export function noTun(error: NodeJS.ErrnoException): WeftError {
   const { code } = error
   const isForbidden = code === 'EPERM' || code === 'EACCES'
@@ -19,7 +19,7 @@ export function noTun(error: NodeJS.ErrnoException): WeftError {
   })
 }
 
-/** The lack of CAP_NET_ADMIN: root lacks it in a container alone. */
+/** Makes the error for a missing CAP_NET_ADMIN. Root lacks it only in a container. */
 export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   new WeftError('PERMISSION', what, {
     remedy: isRoot()

@@ -14,7 +14,7 @@ export interface Firewall {
   raise(subnet: Nets): Promise<void>
   /** Makes the rules right again, also for another subnet. */
   ensure(subnet: Nets): Promise<Ensured>
-  /** Makes the next `ensure` look once more for rules that are not wanted: another daemon may have put them back since `raise`. */
+  /** Makes the next `ensure` search again for unwanted rules, because another daemon may have restored them since `raise`. */
   lookAgain?(): void
 }
 

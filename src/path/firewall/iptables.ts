@@ -50,7 +50,7 @@ export function createIptables(options: FirewallOptions): Firewall {
       for (const { lookAgain } of families) lookAgain()
     },
     async ensure(subnet) {
-      if (isOtherToGo) await removeNftRules(parts, run).catch(() => {}) // as at the start
+      if (isOtherToGo) await removeNftRules(parts, run).catch(() => {}) // as `raise` does
       isOtherToGo = false
       const works = families.flatMap((family) => family.works(subnet))
       return ensureEach(works.map((work) => () => prefixed('Failed to ensure iptables rules: ', work())))
@@ -67,7 +67,7 @@ export function createIptables(options: FirewallOptions): Firewall {
   }
 }
 
-/** Removes what an nftables mode of this daemon left; the rules of other daemons stay. */
+/** Removes the rules that an earlier run of this daemon left in nftables mode; the rules of other daemons stay. */
 async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   const listings = await Promise.all(
     FAMILIES.map(async (family) => ({

@@ -1,4 +1,4 @@
-// nft-listing.ts - reads a family's table of the nftables mode.
+// nft-listing.ts - reads the nftables table of a family.
 
 import { isWeftError } from '../../base/errors.ts'
 import { isRefusal, type Run } from '../../host/command.ts'
@@ -6,8 +6,8 @@ import type { Family } from '../../net/address.ts'
 import { WORDS } from './flannel-rules.ts'
 
 /**
- * The table as `nft list table` shows it; empty if there is none. Rejects with any other failure: a table that is taken for gone would be
- * made anew, without the rules of other daemons.
+ * Returns the output of `nft list table`; empty if the table does not exist. Rejects with every other failure, because a table that is
+ * wrongly considered missing would be rebuilt without the rules of other daemons.
  */
 export async function listNftTable(run: Run, family: Family): Promise<string> {
   const { nft, table } = WORDS[family]

@@ -32,7 +32,7 @@ export function createNftables(options: FirewallOptions): Firewall {
   const randomFully = async (): Promise<boolean> => {
     if (plainPorts) return false
     probing ??= knowsFullyRandom(run, log)
-    probing.catch(() => (probing = undefined)) // asked again: nft gave no answer
+    probing.catch(() => (probing = undefined)) // nft gave no answer, so probe again
     return probing
   }
   // As flanneld's, both tables are there whatever the families are.
@@ -95,7 +95,7 @@ function createTable(
   async function ensure(wish: FamilyWish): Promise<readonly string[]> {
     const wanted = `${formatNet(wish.subnet)}\n`
     const { own, others } = splitNftTable(await read(), ours)
-    const randomFully = await isFullyRandom() // nft works, as it has listed the table: what it refuses now it does not know
+    const randomFully = await isFullyRandom() // nft works, since it listed the table: a refusal means an unknown option
     if (shown === wanted + own) return []
     const input = nftInput({ ...wish, randomFully }, others)
     const put = (all: string): Promise<string> => run('nft', ['-f', '-'], { input: all })
@@ -119,7 +119,7 @@ function createTable(
 const countNftRules = (text: string): number =>
   text.match(/^\s+(ip6?|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
 
-/** Asked of IPv4's table for both families, as flanneld does. Rejects if nft gave no answer. */
+/** Checks whether nft knows `fully-random`, with an IPv4 table for both families, like flanneld. Rejects if nft gives no answer. */
 async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   const input =
     'table ip masqueradeTest { chain test { type nat hook postrouting priority srcnat; masquerade fully-random; }; }\n'

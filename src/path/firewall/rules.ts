@@ -62,39 +62,39 @@ export function restoreInput(
   ])
 }
 
-/** A family's table of the nftables mode, as `nft list table` shows it; empty if there is none. */
+/** The nftables table of a family, as `nft list table` shows it; the text is empty if there is no table. */
 export interface NftListing {
   readonly family: Family
   readonly text: string
-  /** The networks whose rules are this daemon's. */
+  /** The networks whose rules belong to this daemon. */
   readonly ours: ReadonlySet<string>
 }
 
 /**
- * Input of `nft -f -` that removes this daemon's rules, and the tables if no other daemon has rules there; empty if there is nothing to do.
+ * Returns input for `nft -f -` that removes this daemon's rules, and the tables if no other daemon has rules there; or an empty text.
  */
 export function nftRemoval(listings: readonly NftListing[]): string {
   const there = listings.filter(({ text }) => text.trim() !== '')
   const split = there.map(({ family, text, ours }) => ({ family, text, ...splitNftTable(text, ours) }))
   const isShared = split.some(({ others }) => others.postrtg.length + others.forward.length > 0)
-  // Added first, so that deleting it is no error if somebody was faster.
+  // The table is added first, so that deleting it is no error if another program has deleted it meanwhile.
   const gone = ({ nft, table }: { nft: string; table: string }) =>
     ['add', 'delete'].map((verb) => `${verb} table ${nft} ${table}`)
   if (!isShared) return lines(there.flatMap(({ family }) => gone(WORDS[family])))
-  // A table that stays has the rules of the other daemons, and is theirs if it has none.
+  // A table that stays keeps the rules of the other daemons. It also stays if it has no rules, because it is theirs.
   return split
     .filter(({ own }) => NFT_RULE.test(own))
     .map(({ family, others }) => nftChains(family, { postrtg: [], forward: [] }, others))
     .join('')
 }
 
-/** A rule that names a network. */
+/** Matches a rule that names a network. */
 const NFT_RULE = /^\s+ip6? [sd]addr /m
 
 /** Our chains in a family's table. */
 const NFT_CHAINS = ['postrtg', 'forward'] as const
 
-/** Rules in the nftables mode's table, by the chain. */
+/** Rules in the nftables table, by chain. */
 export interface NftOthers {
   readonly postrtg: readonly string[]
   readonly forward: readonly string[]
@@ -153,7 +153,7 @@ export function nftInput(
   return nftTable(family) + nftChains(family, own, others)
 }
 
-/** Makes our chains anew, with these rules and those of other daemons; a chain without rules is not made. */
+/** Returns nft input that rebuilds our chains with these rules and those of other daemons. A chain without rules is not made. */
 function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
   const { nft: ip, table } = WORDS[family]
   const [masq, forward] = [

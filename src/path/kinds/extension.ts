@@ -17,7 +17,7 @@ import { inTurn } from '../in-turn.ts'
 import { createPeerFilter } from '../ways/peer-filter.ts'
 
 const TYPE = 'extension'
-/** A command that takes longer is named. */
+/** The time after which a command that still runs is logged. */
 const SAY_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
@@ -49,8 +49,8 @@ export function createExtensionBackend({
   const shown = (name: Command): string => withoutUser(commands[name].reveal())
 
   /**
-   * Runs one, if there is one; returns what it printed. It may take as long as it needs, as flanneld's do: that it still runs is said after
-   * ten seconds, and again after twice as long each time.
+   * Runs a command, if it is configured, and returns its output. Like flanneld, sets no time limit. If the command still runs after ten
+   * seconds, logs that, and again after twice as long each time.
    */
   async function call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
     const [file, ...args] = wordsOf(commands[name].reveal(), variables)
@@ -84,7 +84,7 @@ export function createExtensionBackend({
 
   return {
     name: TYPE,
-    // Its commands may have made any device and any route: nothing here is known to be a leftover.
+    // The commands may have made any device and any route, so no device and no route is known to be a leftover.
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {}, signal)
@@ -120,7 +120,7 @@ export function createExtensionBackend({
       const watch = watchExternal(run, external)
       let known: ReadonlyMap<string, Lease> = new Map()
       let failures = 0
-      /** Ends the command that runs when the data path is closed. */
+      /** Aborts the running command when the data path is closed. */
       const closing = new AbortController()
 
       async function tell(name: Command, peer: Lease): Promise<void> {

@@ -25,7 +25,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   const port = settings.port || outside.port
   const [preferred, second] = underlaysOf(settings.underlay, familiesOf(config))
   const overhead = Math.max(...[preferred, second ?? preferred].map((family) => overheadBy('udp', family)))
-  /** The underlays that this host has now, in order; of none the preferred one. A host without an address of one uses the other. */
+  /** Returns the underlay families in which this host has an address now, the preferred one first; if there are none, the preferred one. */
   const underlays = (): readonly Family[] => {
     const has = [preferred, second].filter((family) => family !== undefined && isUsable(external.address[family]))
     return has.length > 0 ? (has as Family[]) : [preferred]

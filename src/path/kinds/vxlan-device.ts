@@ -25,7 +25,7 @@ export interface VxlanOptions {
   /** Outer source address, whose family is that of all its peers, and the interface that it is on. */
   readonly local: Address
   readonly underlay: string
-  /** The kernel's number of that interface, by which the device hangs on it; left out if it is not known. */
+  /** The kernel's index of that interface, to which the device is bound; left out if it is not known. */
   readonly underlayIndex?: number | undefined
   /** The MTU of the device, in bytes. */
   readonly mtu: number
@@ -179,7 +179,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
-  /** How a device differs from the one that is wanted. The name that the underlay has now makes no difference. */
+  /** Describes how a device differs from the wanted one; undefined if it does not. A new name of the underlay is no difference. */
   async function differenceNow(device: JsonVxlan): Promise<string | undefined> {
     const { link } = device.linkinfo?.info_data ?? {}
     if (link !== undefined && link !== underlay && options.underlayIndex !== undefined) {
@@ -188,7 +188,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     }
     return difference(device, { ...options, underlay })
   }
-  /** Deletes the device for another one, which must be possible to make: a device that works is better than none. */
+  /** Deletes the device to make another one. First checks that making it is possible, since a working device is better than none. */
   async function removeForAnother(): Promise<void> {
     const under = await findLinkAgain(run, underlay, options.underlayIndex)
     if (!under)
@@ -220,7 +220,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     try {
       await state.configure()
     } catch (error) {
-      // A device that cannot be taken up is in the way of whoever looks for the cause.
+      // Delete a device that cannot be brought up, because it would hinder the search for the cause.
       if (isMade) await run('ip', ['link', 'del', name]).catch(() => {})
       throw error
     }

@@ -87,14 +87,14 @@ async function openFamily(
   const entries = (): VxlanEntries => (wanted ??= entriesOfPeers(tunnelled.values()))
   tell(entries)
 
-  /** Has the peers of `changed`, or all if it is left out, where `direct` says: in the tunnel, or routed. */
+  /** Assigns the peers of `changed`, or all peers if it is left out, to the tunnel or to direct routes, as `direct` decides. */
   const place = async (
     peers: ReadonlyMap<string, Lease>,
     changed: ReadonlyMap<string, Lease | undefined> | undefined,
   ): Promise<void> => {
     const before = tunnelled
     const [nextHops, next] = [new Map(changed && hops), new Map(changed && tunnelled)]
-    /** The subnets that may differ. */
+    /** The subnets whose assignment may have changed. */
     const subnets = new Set<string>()
     for (const [key, was] of changed ?? [])
       for (const peer of [was, peers.get(key)]) if (peer) subnets.add(subnetOf(peer))

@@ -107,7 +107,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       return {
         publicIp: external.publicIp,
         backendType: TYPE,
-        backendData: external.publicIp.ipv4 === undefined ? null : dataOf(macs.ipv4), // null where there is no IPv4, as flanneld writes it
+        backendData: external.publicIp.ipv4 === undefined ? null : dataOf(macs.ipv4), // null without IPv4, as in flanneld
         ...(macs.ipv6 === undefined || external.publicIp.ipv6 === undefined
           ? {}
           : { backendV6Data: dataOf(macs.ipv6) }),

@@ -127,7 +127,7 @@ function isAlive(pid: number): boolean {
 /** Ends with us also when we are killed, as the device of a process must; otherwise it would hold the port. */
 function startWireguardGo(name: string): Child {
   const args = ['--pdeathsig', 'KILL', 'wireguard-go', '--foreground', name]
-  const env = childEnvironment({ LOG_LEVEL: 'verbose' }) // else it does not say when it is there
+  const env = childEnvironment({ LOG_LEVEL: 'verbose' }) // otherwise wireguard-go does not log that it is ready
   return spawn('setpriv', args, { stdio: ['ignore', 'pipe', 'pipe'], env })
 }
 

@@ -40,7 +40,7 @@ export interface FamilyPaths {
   readonly open: (family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>) => Promise<DataPath>
   /** True where nothing that is open is bound to addresses of this host: another one is published, and that is all. */
   readonly isUnbound?: boolean
-  /** True if nothing is made by the name of the external interface, so that a rename changes nothing. */
+  /** True if no device or route was made by the name of the external interface, so that a rename has no effect. */
   readonly isUnnamed?: boolean
   /** The kernel objects to watch, as a data path's. */
   readonly watched?: Watched
@@ -327,14 +327,14 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       gone = onlyOf(familiesOf(parts.of), missing)
       // A successor may have devices of these names by now.
       if (isClosed || isAway) return []
-      // Devices and routes go by the index, and stay as they are: all that is made from now on goes by the new name.
+      // Existing devices and routes refer to the interface by index and stay valid; new ones must use the new name.
       const came = familiesOf(parts.of).find(
         (family) => !families.includes(family) && openedFor.address[family] === undefined,
       )
       const isOther =
         mtuChange(openedFor, now) ??
         (isUnnamed ? undefined : nameChange(openedFor, now)) ??
-        (came && addressChange(openedFor, now, came)) // the node may be leased a subnet of it now
+        (came && addressChange(openedFor, now, came)) // the node may get a subnet of this family now
       if (isOther !== undefined) {
         tell(new Error(isOther))
         return []

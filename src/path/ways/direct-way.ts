@@ -16,8 +16,8 @@ export interface DirectHops {
   hops(): NextHops
   has(peer: Lease): boolean
   /**
-   * Looks again at the peers whose direct route the kernel refused, as `routes` says, until it takes one again: after a change of address or
-   * interface their hosts may be beyond a router. Returns the peers whose next hop differs now, by key: they must be routed anew.
+   * Looks up the next hops again of peers whose direct route the kernel refused, as `routes` reports, until it accepts one. After a change
+   * of address or interface their hosts may be beyond a router. Returns the peers whose next hop changed, by key; the caller routes them.
    */
   lookAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }

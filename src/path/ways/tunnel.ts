@@ -58,7 +58,7 @@ import {
 } from '../device/tun-device.ts'
 import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './ways.ts'
 
-/** The features of the engine that join received packets, and of which protocol. */
+/** The features of the engine that join received packets, each with its protocol. */
 const JOINING = [
   ['coalesce-tcp', 'TCP'],
   ['coalesce-udp', 'UDP'],
@@ -103,7 +103,7 @@ export interface TunnelKind {
   readonly outer: Family
   /** Their family to peers that do not answer by that one, or have no address of it; none where all are of one. */
   readonly other?: Family | undefined
-  /** The family of datagrams for which this host has no address now: the tunnel is opened again when the host has one. */
+  /** The underlay family in which this host has no address now. The tunnel is reopened when the host gets one. */
   readonly awaited?: Family | undefined
   /** The bytes that stand around an inner packet, with the longer of the outer IP headers that there may be. */
   readonly overhead: number
@@ -511,7 +511,7 @@ export async function openTunnel(
     })
     beginSessions() // of the engine that runs on them
   }
-  /** Makes the engine join received packets as the device's offload switches say, and logs a change. */
+  /** Makes the engine follow the device's offload switches, which control the joining of received packets, and logs a change. */
   function followSwitches(): void {
     const before = engine.offloads
     engine.followSwitches?.()

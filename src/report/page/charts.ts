@@ -108,7 +108,7 @@ function spoken(samples: readonly Sample[]): string {
 const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
   16 + 7 * Math.max(...(labels ?? []).map(({ length }) => length), 3)
 
-/** Half of the longest label of the time axis, which stands in the middle of its tick: the last one is to have room. */
+/** Half the width of the longest label of the time axis. Labels are centred on their ticks, so the last label needs this room. */
 const LABEL_HALF_PX = 30
 
 interface Look {

@@ -73,7 +73,7 @@ export function createNodeView() {
 function showWhole({ peers }: Status): void {
   const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))
-  // A red ring needs its reason beside a number that is good: only short packets were counted.
+  // The ring can be red although the number in it is good, because the number counts only short packets. The text explains that.
   setText(byId('whole-of'), peers?.narrow ? 'whole, for short packets' : 'whole')
   // A whole ring has no dash, and so no seam.
   setAttribute(

@@ -35,9 +35,9 @@ export async function findDeviceRemains(run: Run): Promise<Remains[]> {
 }
 
 /**
- * Routes to other nodes' subnets by way of their hosts, as host-gw and direct routing make them: within one of `networks` (as `ip` writes
- * them), as long as one of this node's `subnets`, by a gateway outside the network, and made without a protocol's name. No lease is known here
- * that would tell more; routes to longer or shorter parts of the network are an operator's.
+ * Finds routes to other nodes' subnets through their hosts, as host-gw and direct routing make them. Such a route is within one of
+ * `networks` (as `ip` writes them), has the prefix length of one of this node's `subnets` and a gateway outside the network, and names no
+ * protocol. The leases are not known here. Routes with another prefix length belong to an operator.
  */
 export async function findHostRouteRemains(
   run: Run,
@@ -64,7 +64,7 @@ export async function findHostRouteRemains(
       const length = parseNet(destination)?.prefixLength ?? 0
       const isSubnet = length > net.prefixLength && lengths.has(length)
       const isUsual = metric === USUAL_METRIC[familyOf(net)]
-      const isOfDevice = DEVICES.some(([, pattern]) => isNamedBy(pattern, device)) // is removed with the device
+      const isOfDevice = DEVICES.some(([, pattern]) => isNamedBy(pattern, device)) // the route is removed with its device
       return (
         type === 'unicast' &&
         isMadeByHand &&

@@ -4,13 +4,13 @@ import type { Run } from '../../host/command.ts'
 import { listDaemons } from '../../host/daemons.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 
-/** Returns the daemons of flannel's kind that run in this network namespace, but for this process and `except`, each in words. */
+/** Describes the weftd and flanneld processes in this network namespace, except this process and `except`. */
 export async function findDaemons(proc = '/proc', except?: number): Promise<string[]> {
   const running = await listDaemons(proc)
   return running.filter(({ pid }) => pid !== except).map(({ name, pid }) => `${name} still runs (pid ${pid})`)
 }
 
-/** Returns the daemons that run; if there is none, the devices that some process forwards through. */
+/** Describes the running daemons; if there are none, the devices through which some process forwards. */
 export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)
   if (running.length > 0) return running

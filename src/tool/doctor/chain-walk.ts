@@ -1,7 +1,7 @@
-// chain-walk.ts - what a firewall would do with a packet, as far as its rules can be told from outside. Pure.
+// chain-walk.ts - decides from a firewall's rules whether it would accept a packet, as far as that is possible from outside. Pure.
 //
-// A rule whose conditions are all known to hold, or not to hold, is decided. A rule that asks for something else (a mark, a set) may or
-// may not match, and makes the verdict uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
+// A rule is decided if its conditions can be evaluated. A rule with other conditions (a mark, a set) may or may not match, and makes the
+// verdict uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
 import { familyOf, hostNet, netContains, parseAddress, parseNet, type Address, type Family } from '../../net/address.ts'
 
 export interface FilteredPacket {
@@ -12,7 +12,7 @@ export interface FilteredPacket {
   readonly port?: number
   readonly from?: string
   readonly to?: string
-  /** The state that conntrack gives the packet: `new` for the first of a connection. Left out, it is not known. */
+  /** The packet's conntrack state: `new` for the first packet of a connection; left out if it is not known. */
   readonly state?: 'new'
 }
 
@@ -24,14 +24,14 @@ export interface Verdict {
   readonly by: string
 }
 
-/** True: it holds; undefined: it may. */
+/** Whether a condition holds; undefined if that is not known. */
 export type Holds = boolean | undefined
 
 export type Target =
   | { readonly to: 'accept' | 'drop' | 'return' }
   | { readonly to: 'jump' | 'goto'; readonly chain: string }
 
-/** Something that a rule may do with a packet. */
+/** A possible action of a rule on a packet, and whether the rule certainly matches. */
 export interface Outcome {
   readonly matches: true | undefined
   readonly target: Target
@@ -39,7 +39,7 @@ export interface Outcome {
 
 export interface FilterRule {
   readonly text: string
-  /** What the rule does with a packet: nothing if it does not match, or only counts. */
+  /** Returns the possible actions on a packet; an empty list if the rule does not match, or only counts. */
   readonly outcomes: (packet: FilteredPacket) => readonly Outcome[]
 }
 
@@ -49,7 +49,7 @@ export interface Chain {
   readonly rules: readonly FilterRule[]
 }
 
-/** Several conditions of which all must hold. */
+/** Combines conditions that must all hold. */
 export function allOf(conditions: readonly Holds[]): Holds {
   if (conditions.includes(false)) return false
   return conditions.includes(undefined) ? undefined : true
@@ -57,7 +57,7 @@ export function allOf(conditions: readonly Holds[]): Holds {
 
 /** Walks a packet through a base chain, and the chains to which it leads. */
 export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
-  /** The verdicts of rules that may match; `open`: one may also leave a chain early. */
+  /** The verdicts of rules that may match. `open` is true if a rule may also leave a chain early. */
   const possible = new Set<boolean>()
   let open = false
   /** Returns undefined if the chain decides nothing, so that its caller continues. */
@@ -87,7 +87,7 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
   return { ...found, isCertain: !open && [...possible].every((isAccepted) => isAccepted === found.isAccepted) }
 }
 
-/** Whether an address is in a network or a range, as text; undefined for text that is neither, such as a mask with holes. */
+/** True if an address is in a network or a range, given as text; undefined for other texts, such as a non-contiguous mask. */
 export function isWithin(address: Address, text: string): Holds {
   const host = parseAddress(text)
   const net = host === undefined ? parseNet(text) : hostNet(host)
@@ -97,7 +97,7 @@ export function isWithin(address: Address, text: string): Holds {
   return familyOf(address) === familyOf(from) && address >= from && address <= to
 }
 
-/** The names and numbers of protocols that a rule may use for those that weft sends (protocols(5)). */
+/** The names and numbers in rules for the protocols that weft sends (protocols(5)). */
 const PROTOCOLS: readonly (readonly string[])[] = [
   ['tcp', '6'],
   ['udp', '17'],
@@ -108,22 +108,22 @@ const PROTOCOLS: readonly (readonly string[])[] = [
 export const isProtocol = (protocol: string, text: string): boolean =>
   protocol === text || PROTOCOLS.some((names) => names.includes(protocol) && names.includes(text))
 
-/** True for a name of an interface that a pattern has, which may end in `wild`. */
+/** True if the name of an interface matches a pattern, which may end in the wildcard `wild`. */
 export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
   pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern
 
-/** True if one of these states of conntrack is the packet's. */
+/** True if the packet's conntrack state is one of these; undefined if the state is not known. */
 export const isState = ({ state }: FilteredPacket, states: readonly string[]): Holds =>
   state === undefined ? undefined : states.some((each) => each.toLowerCase() === state)
 
 /**
- * True if the address has one of these types of routing (ip-route(8)). What comes in is for an address of this host, and what goes out is
- * from one; each other address is a host's elsewhere, and none is a group's.
+ * True if the address has one of these routing types (ip-route(8)). Incoming packets are for an address of this host, and outgoing packets
+ * are from one (`local`). Every other address belongs to another host (`unicast`); multicast does not occur.
  */
 export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
   const isLocal = chain === (end === 'source' ? 'OUTPUT' : 'INPUT')
   return types.some((type) => type.toLowerCase() === (isLocal ? 'local' : 'unicast'))
 }
 
-/** The echo requests by which peers are probed. */
+/** Returns the protocol of the echo requests that probe peers. */
 export const echoOf = (family: Family): string => (family === 'ipv4' ? 'icmp' : 'ipv6-icmp')

@@ -196,7 +196,7 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-/** Checks the routes of the main table, and where the kernel sends packets by all tables and rules. */
+/** Checks the routes of the main table, and the kernel's routes by all tables and rules. */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
   return found && [...found, ...checkWays(facts, found.length > 0)]
@@ -268,7 +268,7 @@ export interface Diagnosis {
   readonly check: string
   /** Undefined where it could not be known. */
   readonly findings: readonly Finding[] | undefined
-  /** The reason for that. */
+  /** The reason why the findings are not known. */
   readonly why?: string
 }
 

@@ -54,9 +54,9 @@ export interface Question {
   readonly facts: Facts
   /** The kernel's to the destination, as from the source; undefined: there is none. */
   readonly route: Route | undefined
-  /** The rule of policy routing that led to it, if that is not the main table's. */
+  /** The policy rule that led to the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
-  /** The reason why the kernel takes the packet no way. */
+  /** The reason why the kernel refuses the packet. */
   readonly refused?: string | undefined
 }
 
@@ -102,12 +102,12 @@ export function explain(question: Question): readonly Step[] {
   return [...steps, ...inward(question, from, to)]
 }
 
-/** The step of a packet to our own containers that a route leads to another host; undefined if none does. */
+/** Returns the step of a packet for our own containers that a route leads to another host; undefined if no route does. */
 function ledAway({ destination, status, facts, route }: Question): Step | undefined {
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
-  // By a default route a packet goes because no bridge has it.
+  // A default route applies only because no bridge has the address, so it was not made for the packet.
   const isMadeForIt = facts.routes.some((each) => {
     const net = parseNet(each.destination)
     return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)
@@ -254,13 +254,13 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
   return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
 }
 
-/** What the firewall would do with a packet, by iptables, and by nftables where that is in its way. */
+/** Returns the steps of a packet through the firewall: the rules of iptables, and the chains of nftables on its way. */
 function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const [tool, rules] =
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
   const first = { ...packet, state: 'new' } as const
   const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
-    // A firewall that lets in answers alone drops the first packet of a connection for certain.
+    // A firewall that accepts only answers certainly drops the first packet of a connection.
     const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
     const unless = isFirstDropped
       ? ', unless it answers a packet that went the other way before'
@@ -283,7 +283,7 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   return [step(walkFilter(rules, packet), walkFilter(rules, first), ''), ...byNft]
 }
 
-/** The same for a packet of a container: the first of its connection. */
+/** Returns the firewall's steps for a forwarded packet of a container, the first packet of its connection. */
 function forwarded({ source, destination, facts, status, route }: Question, isOutward: boolean): Step[] {
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
@@ -295,7 +295,7 @@ function forwarded({ source, destination, facts, status, route }: Question, isOu
   return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...ends })
 }
 
-/** What is said of a packet that the kernel refuses, but where it forwards none at all: another step has that. */
+/** Explains why the kernel refuses a packet. If the kernel forwards no packets at all, returns undefined: another step reports that. */
 function refusal({ refused, facts, destination }: Question): string | undefined {
   if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
   return /cross-device/i.test(refused)
@@ -303,10 +303,10 @@ function refusal({ refused, facts, destination }: Question): string | undefined 
     : `the kernel refuses it: ${refused}`
 }
 
-/** True for a source that its node may use where a key proves who sent a packet. */
+/** True if weft masquerades packets, so that a source outside the subnet becomes one that peers accept. */
 const isMasqueraded = (facts: Facts): boolean => facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true'
 
-/** What becomes of a source outside the subnet of this node, where the peer lets in no other. */
+/** Returns the steps for a source outside this node's subnet, if peers accept only sources inside it. */
 function provenSource({ source, status, facts }: Question, from: Side): Step[] {
   if (!kindOf(status.config?.backendType ?? '')?.provesSender) return []
   const node = status.node ? placeIn(status.node, familyOf(source)).subnet : undefined
@@ -351,7 +351,7 @@ function away(question: Question, from: Side): Step[] {
   ]
 }
 
-/** The peer that has this public address. */
+/** Finds the peer that has this public address. */
 const peerAt = (address: Address, { peers }: Status): SeenSide | undefined =>
   (peers?.list ?? []).map((peer) => sideIn(peer, familyOf(address))).find(({ publicIp }) => publicIp === address)
 

@@ -33,7 +33,7 @@ export interface Facts {
   readonly isRoot: boolean
   /** The reason why /dev/net/tun cannot be opened, as an errno's name; undefined when it can. */
   readonly tunProblem: string | undefined
-  /** True if this process is root without CAP_NET_ADMIN: so is a weftd in the same container. */
+  /** True if this process is root without CAP_NET_ADMIN. Then a weftd in the same container lacks it too. */
   readonly lacksNetAdmin: boolean
   /** True where the kernel forwards IPv4. */
   readonly isForwarding: boolean
@@ -60,13 +60,13 @@ export interface Facts {
   readonly reaches: ReadonlyMap<string, Reach>
   /** What the store itself says now, whatever the daemon knows; undefined where it was not asked. */
   readonly store: StoreSeen | undefined
-  /** The reason why the store was not asked, or did not let itself be asked. */
+  /** The reason why the store was not queried, or why the query failed. */
   readonly storeUnasked?: string | undefined
   /** How the service manager has weftd, in words, where that is silent and there is one. */
   readonly unit?: string | undefined
-  /** The kernel's tables of neighbours; undefined where they were not asked for. */
+  /** The kernel's neighbour tables; undefined if they were not read. */
   readonly neighbours?: readonly NeighbourTable[] | undefined
-  /** Where the kernel sends packets to peers, and from them; undefined where that was not asked. */
+  /** The kernel's routes for packets to peers and from them; undefined if they were not looked up. */
   readonly kernelWays?: KernelWays | undefined
   /** net.bridge.bridge-nf-call-iptables; undefined where br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
@@ -177,7 +177,7 @@ export async function gatherFacts({
   }
 }
 
-/** Asks the kernel for the ways of packets to peers and from them. */
+/** Looks up the kernel's routes for packets to peers and from them. */
 async function kernelWaysOf(
   status: Status | undefined,
   links: readonly Link[],

@@ -1,4 +1,4 @@
-// filter-walk.ts - what iptables, or ip6tables, would do with a packet, by what `iptables -S` prints of the filter table. Pure.
+// filter-walk.ts - decides whether iptables, or ip6tables, would accept a packet, from the output of `iptables -S`. Pure.
 
 import {
   allOf,
@@ -17,7 +17,7 @@ import {
   type Verdict,
 } from './chain-walk.ts'
 
-/** `text` is what `iptables -S` prints of the filter table. */
+/** Walks a packet through the filter table. `text` is the output of `iptables -S`. */
 export function walkFilter(text: string, packet: FilteredPacket): Verdict {
   const policies = new Map<string, string>()
   const rules = new Map<string, FilterRule[]>()
@@ -40,7 +40,7 @@ export function walkFilter(text: string, packet: FilteredPacket): Verdict {
   return walkChain(new Map([...names].map((name) => [name, chainOf(name)])), packet.chain, packet)
 }
 
-/** Matches whose options are read below; any other may hold or not. */
+/** The matches whose options are evaluated below; for all others it is not known whether they hold. */
 const READ_MATCHES = new Set([
   ...['comment', 'udp', 'tcp', 'icmp', 'icmp6', 'multiport', 'conntrack', 'state', 'iprange', 'addrtype'],
 ])

@@ -346,11 +346,11 @@ export interface Finding {
   readonly name: FindingName
   /** The place where it was seen: which peer, which rule. */
   readonly detail: string
-  /** The remedy by what is known of this place; left out, that of the table. */
+  /** The remedy for this place; if it is left out, the remedy in the table FINDINGS applies. */
   readonly fix?: string | undefined
 }
 
-/** What to do about a finding. */
+/** Returns the remedy for a finding. */
 export const fixOf = ({ name, fix }: Finding): string => fix ?? FINDINGS[name].fix
 
 /** A finding for each place where it was seen. */
@@ -365,7 +365,7 @@ export function grouped(findings: readonly Finding[]): readonly {
   readonly name: FindingName
   readonly details: readonly string[]
   readonly more: number
-  /** The remedies, each once. */
+  /** The remedies, without repetitions. */
   readonly fixes: readonly string[]
 }[] {
   return [...new Set(findings.map(({ name }) => name))].map((name) => {

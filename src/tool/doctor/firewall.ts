@@ -1,5 +1,5 @@
-// firewall.ts - whether this host's firewall drops what it should let pass: the packets that nodes and containers send each other are
-// walked through the rules of iptables and nftables; and whether it has weft's rules of one family alone. Pure.
+// firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by walking such packets
+// through the rules of iptables and nftables. Also checks whether weft's rules exist for one family only. Pure.
 
 import { kindOf, portOf } from '../../path/kinds.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
@@ -12,9 +12,9 @@ import type { Finding, FindingName } from './findings.ts'
 import { readRuleset, tablesOf, type BaseChain, type Ruleset } from './nft-walk.ts'
 import { bridgeOf, outersIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The number of silent peers whose packets are walked. */
+/** The number of silent peers whose packets are walked through the rules. */
 const WALKED_PEERS = 16
-/** The number of peers that one command lets in. */
+/** The number of peers that one suggested command allows. */
 const COMMAND_PEERS = 8
 
 export function checkFirewall(facts: Facts): Finding[] | undefined {
@@ -22,7 +22,7 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
   if (sides.length === 0) return undefined
   const ruleset = readRuleset(facts.nft ?? '')
   const dropped = sides.flatMap((side) => droppedBy(side, facts, ruleset))
-  // Without the rules of either tool nothing is known, unless a family is known to have none.
+  // Without the rules of iptables and of nftables the check is impossible.
   const isBlind = facts.nft === undefined && sides.every(({ family }) => listingOf(family, facts) === undefined)
   if (isBlind && dropped.length === 0) return undefined
   const isUnlessDrop = ({ name }: Dropped): boolean => name === 'nft-drops' || name === 'iptables-drops'
@@ -39,7 +39,7 @@ const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | und
 /** A container's address. */
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if the firewall of this host certainly drops what goes to the port of other nodes. */
+/** True if the firewall of this host certainly drops packets to the port of other nodes. */
 export const keepsFromLeaving = (facts: Facts): boolean => {
   const ruleset = readRuleset(facts.nft ?? '')
   return (facts.status ? ownSides(facts.status) : []).some((side) =>
@@ -49,11 +49,11 @@ export const keepsFromLeaving = (facts: Facts): boolean => {
 
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
-  /** What makes the remedy: the packet, and the chain of nftables that drops it. */
+  /** The packet and the nftables chain that drops it; the remedy is made from them. */
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
   readonly side: OwnSide
-  /** True if weft's rules for FORWARD stand. */
+  /** True if weft's rules for FORWARD exist. */
   readonly isFlannels: boolean
 }
 
@@ -63,7 +63,7 @@ const lastIn = (net: Net): Address => {
   return isIpv4Net(net) ? net.address + Number(size) - 2 : net.address + size - 2n
 }
 
-/** Finds out what the firewall drops between this node and its peers: of the silent ones, else of the first. */
+/** Finds the packets that the firewall drops between this node and its silent peers, or the first peer if none is silent. */
 function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
   const { family, network } = side
   const known = (facts.status?.peers?.list ?? [])
@@ -72,7 +72,7 @@ function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
   const silent = known.filter(isSilent).slice(0, WALKED_PEERS)
   const walked = silent.length > 0 ? silent : known.slice(0, 1)
   if (walked.length > 0) return walked.flatMap((peer) => droppedOf(side, peer, { facts, ruleset }))
-  // If no peer is known, any address of the network is as good as one of theirs.
+  // If no peer is known, any address of the network represents a container of a peer.
   return facts.status?.peers ? [] : forwarded(side, lastIn(network), false, { facts, ruleset })
 }
 
@@ -81,17 +81,17 @@ interface Walking {
   readonly ruleset: Ruleset
 }
 
-/** True if a peer was probed in vain, now or by the daemon. */
+/** True if a peer did not answer probes, now or those of the daemon. */
 const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? state === 'answering')
 
-/** The device by which packets of a family go to peers; undefined if the backend has none, or it is not known. */
+/** Returns the device through which packets of a family reach peers; undefined if the backend has none, or it is not known. */
 function ownDevice({ family }: OwnSide, { status }: Facts): string | undefined {
   const { device, devices } = status?.dataPath ?? {}
-  // Older versions of weftd name the device of IPv4 alone.
+  // Older versions of weftd report only the device of IPv4.
   return devices?.[family] ?? (family === 'ipv4' ? (device ?? undefined) : undefined)
 }
 
-/** The finding of what is forwarded between a container here and one elsewhere; `isDirect`: without a tunnel. */
+/** Judges packets between a container of this host and one of another host. `isDirect` is true if they use no tunnel. */
 function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: Walking): Dropped[] {
   const { facts } = walking
   const inside = containerIn(side.subnet)
@@ -124,14 +124,14 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   return [
     ...forwarded(side, containerIn(there), isDirect, walking),
     ...atPort,
-    // Whoever drops the datagrams drops the probes in them.
+    // A firewall that drops the datagrams also drops the probes in them.
     ...(atPort.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
   ]
 }
 
 /**
- * Judges what becomes of a packet. `isMissed`: it is known not to arrive, or nobody knows. A packet whose state is left out is walked as
- * one of any state, and then as the first of its connection: a firewall may let in answers alone.
+ * Judges whether the firewall drops a packet. `isMissed` is false if such packets are known to arrive. A packet without a state is walked
+ * with an unknown state, and then as the first of its connection, because a firewall may accept only answers.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
@@ -169,14 +169,14 @@ function judged(
 
 const FIRST_ALONE = ' (only answers to what this host sends are let through)'
 
-/** True for rules that name the network, or the device: they are made for it, and may accept it in a way that is not read here. */
+/** True if the rules name the network or its device. Such rules are made for the network, and may accept packets in ways not read here. */
 function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}
   const words = [formatNet(network), device, devices?.ipv4, devices?.ipv6]
   return words.some((word) => Boolean(word) && text.includes(word ?? ''))
 }
 
-/** Says each of them once, with the remedy for all packets that one rule drops. */
+/** Merges equal findings, with one remedy for all packets that a rule drops. */
 function merged(dropped: readonly Dropped[]): Finding[] {
   const keys = [...new Set(dropped.map(({ name, detail }) => `${name} ${detail}`))]
   return keys.flatMap((key) => {
@@ -188,7 +188,7 @@ function merged(dropped: readonly Dropped[]): Finding[] {
   })
 }
 
-/** The remedy for what a rule drops, by what is known of it; undefined for the table's own. */
+/** Returns the remedy for the packets that a rule drops; undefined if the remedy in the table FINDINGS applies. */
 function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[]): string | undefined {
   const { family, network } = side
   const tool = family === 'ipv4' ? 'iptables' : 'ip6tables'
@@ -256,7 +256,7 @@ export function sentBack({ source, destination, from, ...packet }: FilteredPacke
   }
 }
 
-/** Tells whether weft's rules of a family stand, as each tool shows it; undefined where a tool shows nothing. */
+/** For each tool, checks whether it shows weft's rules of a family; undefined if the tool's output is missing. */
 const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined)[] = [
   ({ family, network }, facts) => listingOf(family, facts)?.includes(`\n-A FLANNEL-FWD -s ${formatNet(network)} `),
   ({ family, network }, { nft }) =>

@@ -1,5 +1,5 @@
-// kernel-ways.ts - judges where the kernel itself sends packets between this node's containers and its peers: by all tables and rules of
-// routing, not by the main table alone. Pure.
+// kernel-ways.ts - checks the kernel's routes of packets between this node's containers and its peers, by all routing tables and rules,
+// not only by the main table. Pure.
 
 import type { PolicyRule, Way, WayQuestion } from '../../host/ways.ts'
 import { formatNet, isIpv4Net, parseAddress } from '../../net/address.ts'
@@ -9,7 +9,7 @@ import type { Finding } from './findings.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 import { peersOf, type AnsweredWay } from './way-questions.ts'
 
-/** `isTold`: the routes of the main table are known to be wrong. */
+/** Checks the routes. `isTold` is true if wrong routes of the main table are already reported. */
 export function checkWays(facts: Facts, isTold: boolean): Finding[] {
   const { status, kernelWays, isForwarding, isForwardingIpv6 } = facts
   if (!status || !kernelWays) return []
@@ -18,7 +18,7 @@ export function checkWays(facts: Facts, isTold: boolean): Finding[] {
     const bridge = bridgeOf(facts.links, side.subnet, status)
     return peersOf(side, status).flatMap((peer) => {
       const ways = kernelWays.ways.filter(({ family, lease }) => family === side.family && lease === peer.peer.lease)
-      // Nothing is forwarded at all: that is another check's.
+      // If the kernel forwards no packets at all, another check reports that.
       const asked = ways.filter(({ direction }) => direction === 'host' || forwards)
       const wrong = asked.filter((way) => isWrong(way, peer, bridge, status))
       const [first] = [
@@ -40,12 +40,12 @@ function isWrong(
   if ('refused' in answer) return true
   const { device, gateway, type } = answer.way
   if (direction === 'in') return type === 'unicast' && bridge !== undefined && device !== bridge
-  // Past the tunnel only the peers are reached that the data path itself routes to.
+  // A route past the tunnel is right only for peers to which the data path itself routes directly.
   const isToHost = peer.way === 'direct' && gateway !== undefined && parseAddress(gateway) === peer.publicIp
   return type !== 'unicast' || !(isOwnDevice(status, peer.family, device) || isToHost)
 }
 
-/** The rule by which the kernel came to a table, or refuses: the first that fits. */
+/** Finds the policy rule by which the kernel chose a table, or refused: the first rule that matches the packet. */
 export const ruleFor = (
   rules: readonly PolicyRule[],
   { iif, mark }: WayQuestion,
@@ -58,7 +58,7 @@ export const ruleFor = (
       (rule.mark === undefined || rule.text.includes(' not ') || (Number(mark ?? 0) & rule.mask) === rule.mark),
   )
 
-/** `ts0, by the table 52 and the rule "5270: from all lookup 52"` */
+/** Describes a route, such as `ts0, by the table 52 and the rule "5270: from all lookup 52"`. */
 export function wayText(way: Way, question: WayQuestion, rules: readonly PolicyRule[]): string {
   const { device, gateway, type, table } = way
   const rule = table === undefined ? undefined : ruleFor(rules, question, (each) => each.table === table)
@@ -89,7 +89,7 @@ function findingsOf(
     `have who made the rule leave the network out, or have the main table asked first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
   if ('refused' in answer) {
     const rule = ruleFor(rules, question, ({ action }) => action !== undefined && REFUSING.has(action))
-    // Strict filtering by the way back (net.ipv4.conf.*.rp_filter).
+    // This error means strict reverse path filtering (net.ipv4.conf.*.rp_filter).
     const isReverse = /cross-device/i.test(answer.refused)
     const why = isReverse ? 'rp_filter: the way back is another one' : answer.refused
     const fix = isReverse

@@ -1,10 +1,10 @@
-// neighbours.ts - whether the kernel's tables of neighbours have room for the hosts and containers that this host speaks with. Pure.
+// neighbours.ts - checks that the kernel's neighbour tables have room for the hosts and containers that this host reaches. Pure.
 
 import { FAMILY_NAMES } from '../../net/address.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 
-/** The part of the hard limit from which new neighbours may be refused in a burst. */
+/** The fraction of the hard limit above which a burst of new neighbours may be refused. */
 const FULL_SHARE = 0.9
 
 export function checkNeighbours({ neighbours, status }: Facts): Finding[] | undefined {

@@ -1,7 +1,7 @@
-// nft-walk.ts - what the chains of nftables would do with a packet, by what `nft list ruleset` prints. Pure.
+// nft-walk.ts - decides whether the chains of nftables would accept a packet, from the output of `nft list ruleset`. Pure.
 //
-// A condition that is not read here may hold or not. A chain whose policy is accept and whose last rule rejects is the same as one whose
-// policy is drop.
+// For a condition that is not read here, it is not known whether it holds. A chain with the policy accept whose last rule rejects is
+// equivalent to a chain with the policy drop.
 
 import { familyOf } from '../../net/address.ts'
 import {
@@ -23,12 +23,12 @@ import {
 
 /** A chain that the kernel itself calls. */
 export interface BaseChain {
-  /** `inet firewalld filter_FORWARD`. */
+  /** The family, table and chain, such as `inet firewalld filter_FORWARD`. */
   readonly name: string
   readonly hook: string
   /** The hook and devices that call the chain, and its policy. */
   readonly head: string
-  /** The chain as it is printed. */
+  /** The chain, as nft prints it. */
   readonly text: string
 }
 
@@ -36,7 +36,7 @@ export interface NftVerdict extends Verdict {
   readonly base: BaseChain
 }
 
-/** Tables that iptables shows itself, so that the walk leaves out their chains if iptables was read. */
+/** True for a table that iptables shows itself. If iptables was read, the walk leaves out the table's chains. */
 const isOfIptables = (table: string, packet: FilteredPacket): boolean =>
   table === `${familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'} filter`
 
@@ -47,13 +47,13 @@ const HOOKS: Readonly<Record<FilteredPacket['chain'], readonly string[]>> = {
   OUTPUT: ['output', 'postrouting', 'egress'],
 }
 
-/** A ruleset that was read. */
+/** A parsed ruleset. */
 export interface Ruleset {
-  /** Tells what each base chain on the packet's way would do with it. `but` leaves out the table that iptables shows, if iptables was asked. */
+  /** Returns the verdict of each base chain on the packet's way. `but` leaves out the table that iptables shows, if iptables was read. */
   readonly walk: (packet: FilteredPacket, but: { readonly iptables: boolean }) => readonly NftVerdict[]
 }
 
-/** Reads what `nft list ruleset` prints. */
+/** Parses the output of `nft list ruleset`. */
 export function readRuleset(ruleset: string): Ruleset {
   const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table) }))
   return {
@@ -73,25 +73,25 @@ const isSeen = (table: string, { source }: FilteredPacket): boolean =>
 
 function isOnTheWay({ hook, head }: BaseChain, { chain, from, to }: FilteredPacket): boolean {
   if (!HOOKS[chain].includes(hook)) return false
-  // A chain of devices sees the packets of those alone.
+  // A chain that is bound to devices sees only their packets.
   if (hook !== 'ingress' && hook !== 'egress') return true
   const device = hook === 'egress' ? to : from
   return device !== undefined && head.includes(`"${device}"`)
 }
 
 interface Table {
-  /** `inet firewalld`. */
+  /** The family and the table, such as `inet firewalld`. */
   readonly name: string
   readonly text: string
 }
 
-/** The tables of a ruleset. */
+/** Splits a ruleset into its tables. */
 export const tablesOf = (ruleset: string): readonly Table[] =>
   ruleset.split(/^(?=table )/m).map((text) => ({ name: /^table (\S+ \S+) \{/.exec(text)?.[1] ?? '', text }))
 
 interface Sets {
   readonly table: string
-  /** Elements by the set's name. */
+  /** The elements of each set, by the set's name. */
   readonly sets: ReadonlyMap<string, readonly string[]>
 }
 
@@ -102,7 +102,7 @@ function readTable({ name: table, text }: Table): {
   const sets = new Map<string, readonly string[]>()
   for (const [, name = '', body = ''] of text.matchAll(/^\s+(?:set|map) (\S+) \{([^]*?)^\s+\}$/gm)) {
     const [, elements] = /elements = \{([^]*?)\}/.exec(body) ?? []
-    // A set that programs change, or whose elements are not shown, may have any.
+    // A set that programs change, or whose elements are not shown, may contain any element.
     if (elements !== undefined && !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)) sets.set(name, listOf(elements))
   }
   const bases: BaseChain[] = []
@@ -129,13 +129,13 @@ function readTable({ name: table, text }: Table): {
   return { bases, chains }
 }
 
-/** The rules of a chain: one in a line, or several with a semicolon between them. */
+/** Splits a chain into its rules: one per line, or several with a semicolon between them. */
 const statementsOf = (body: string): readonly string[] =>
   (body.match(/(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|[^;\n"{])+/g) ?? [])
     .map((rule) => rule.trim())
     .filter((rule) => rule !== '' && !/^(comment "[^"]*"|\})$/.test(rule))
 
-/** The tokens of a rule: words, texts without their quotes, and each group in braces as one token. */
+/** Splits a rule into tokens: words, texts without their quotes, and each group in braces as one token. */
 const tokensOf = (rule: string): readonly string[] =>
   (rule.match(/"(?:\\.|[^"\\])*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replace(/^"(.*)"$/s, '$1'))
 
@@ -148,7 +148,7 @@ const listOf = (text: string): readonly string[] =>
 
 const TARGETS: Readonly<Record<string, Target>> = {
   ...{ accept: { to: 'accept' }, drop: { to: 'drop' }, reject: { to: 'drop' }, return: { to: 'return' } },
-  // The packet continues with another address; the filter chains read here do not drop it for that.
+  // The packet continues with another address; these statements do not drop it.
   ...{ masquerade: { to: 'accept' }, snat: { to: 'accept' }, dnat: { to: 'accept' }, redirect: { to: 'accept' } },
 }
 /** Statements after which a packet continues to the next rule, with the number of words that belong to them. */
@@ -157,12 +157,12 @@ const STATEMENTS: Readonly<Record<string, number>> = {
   ...{ notrack: 0, continue: 0, 'queue-threshold': 1 },
 }
 
-/** The number of words of a statement that compares nothing; 0 if there is no such statement at this place. */
+/** Returns the number of words of a statement without a comparison; 0 if there is no such statement at this place. */
 function statementAt(words: readonly string[], at: number): number {
   const word = words[at] ?? ''
-  // `counter packets 0 bytes 0`, or one with a name.
+  // A counter, such as `counter packets 0 bytes 0` or `counter name "x"`.
   if (word === 'counter') return words[at + 1] === 'packets' ? 5 : words[at + 1] === 'name' ? 3 : 1
-  // `meta mark set 0x1`, `ct mark set 0x1`.
+  // A statement that sets a value, such as `meta mark set 0x1` or `ct mark set 0x1`.
   if ((word === 'meta' || word === 'ct') && words[at + 2] === 'set') return 4
   const more = STATEMENTS[word]
   return more === undefined ? 0 : 1 + more
@@ -192,7 +192,7 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
     const target = TARGETS[word]
     if (target) return [{ matches, target }]
     if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]
-    // A program outside the kernel decides.
+    // A program outside the kernel decides about the packet.
     if (word === 'queue') return [{ matches: undefined, target: { to: 'drop' } }]
     const statement = statementAt(words, at)
     if (statement > 0) {
@@ -214,16 +214,16 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
 type Test = (value: string) => Holds
 
 interface Selector {
-  /** The number of its words. */
+  /** The number of words of the selector. */
   readonly width: number
   readonly test: Test
-  /** True if this file knows the selector: then a value must follow. After other selectors a value may follow or not. */
+  /** True if this file knows the selector, so that a value must follow. After an unknown selector a value may or may not follow. */
   readonly isRead: boolean
-  /** False if the packet has no such header: the rule does not match, whatever is compared. */
+  /** False if the packet has no such header. Then the rule does not match, whatever the value is. */
   readonly isThere: boolean
 }
 
-/** The selector at a place, such as `ip saddr`, and how values are compared with it. */
+/** Reads the selector at a place, such as `ip saddr`, and returns how values are compared with it. */
 function selectorAt({ words, packet }: Reading, at: number): Selector {
   const [first = '', second = ''] = words.slice(at, at + 2)
   const family = familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'
@@ -260,7 +260,7 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
       return of(2, isEcho, isProtocol(packet.protocol, first))
     case 'ct state':
       return of(2, (value) => isState(packet, value.split(',')))
-    // Packets are walked by the addresses that they have: no rule translated those.
+    // Packets are walked with their own addresses, so no rule has translated them.
     case 'ct status':
       return of(2, (value) => (packet.state === 'new' && /^[sd]nat$/.test(value) ? false : undefined))
     case 'fib saddr':
@@ -290,7 +290,7 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
 
 const COMPARISONS = new Set(['!=', '==', '<', '>', '<=', '>=', '&', '|', '^', 'over', '/'])
 
-/** Compares with what stands behind a selector. */
+/** Evaluates the comparison that follows a selector. */
 function comparedAt(
   { words, sets }: Reading,
   at: number,
@@ -311,11 +311,11 @@ function comparedAt(
   return { width: place - at + 1, holds: holds === undefined ? undefined : holds !== isNot }
 }
 
-/** The values of a set; undefined if its elements are not known. */
+/** Returns the values of a set, or a single value; undefined if the elements of a set are not known. */
 const valuesOf = (value: string, sets: Sets['sets']): readonly string[] | undefined =>
   value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
 
-/** `ct state vmap { established : accept, invalid : drop }`. */
+/** Evaluates a verdict map, such as `ct state vmap { established : accept, invalid : drop }`. */
 function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true | undefined): readonly Outcome[] {
   const entries = valuesOf(map, sets)
   if (!entries) return [{ matches: undefined, target: { to: 'drop' } }]
@@ -334,7 +334,7 @@ function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true |
   return outcomes
 }
 
-/** A port, or a range of ports; undefined for a name, such as `domain`. */
+/** True if a port is in a port or a range of ports; undefined for a service name, such as `domain`. */
 function isPortIn(port: number, text: string): Holds {
   const [from = 0, to = from] = text.split('-').map(Number)
   return Number.isNaN(from) || Number.isNaN(to) ? undefined : port >= from && port <= to

@@ -140,7 +140,7 @@ export function checkPeers(
   ]
 }
 
-/** What to do about a silent peer, by the backend: with its port and the two hosts. */
+/** Returns the remedy for a silent peer. It depends on the backend, and names the port and the two hosts. */
 function silentFix(status: Status, side: SeenSide): string {
   const { config, node, dataPath } = status
   const kind = kindOf(config?.backendType ?? '')

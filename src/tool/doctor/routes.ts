@@ -27,8 +27,8 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
 }
 
 /**
- * True if one route leads to the whole network. It is so for each backend that weftd carries itself; a backend that the kernel carries has
- * that route, or a route to each peer.
+ * True if one route leads to the whole network. Each backend whose packets weftd carries has such a route. A backend whose packets the
+ * kernel carries has either such a route or a route to each peer.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
@@ -40,7 +40,7 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     return net ? [{ net: formatNet(net), publicIp, state, way }] : []
   })
   const routesToHosts = kindOf(status.config?.backendType ?? '')?.probe === 'host'
-  // Past the tunnel only the peers are reached that the data path itself routes to.
+  // A route past the tunnel is right only for peers to which the data path itself routes directly.
   const direct = peers.filter(({ way }) => routesToHosts || way === 'direct')
   const hosts = new Map(direct.map(({ net, publicIp }) => [net, publicIp]))
   const whole = formatNet(network)
@@ -48,7 +48,7 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     const net = parseNet(destination)
     if (!net || isOwnDevice(status, family, device)) return true
     if (destination === whole) return !isOneRoute
-    // To this node's own containers a route leads by a device, or by way of one of them.
+    // A route to this node's own containers leads to a device of this host, or through one of the containers.
     if (net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)) return staysHere(subnet, gateway)
     return gateway !== undefined && hosts.get(destination) === parseAddress(gateway)
   }

@@ -144,7 +144,7 @@ export const hostText = ({ peer, publicIp }: SeenSide): string =>
 export const sideText = (side: SeenSide): string =>
   `${titleOf({ name: side.peer.name ?? null, subnet: subnetText(side) })} at ${(side.state === 'stored' ? undefined : side.endpoint) ?? hostText(side)}`
 
-/** The bridge of this node's containers; undefined if there is none, or more than one. */
+/** Finds the bridge of this node's containers; undefined if there is none, or more than one. */
 export function bridgeOf(
   links: readonly Link[],
   subnet: Net,
@@ -155,7 +155,7 @@ export function bridgeOf(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
-        // The device of the data path has the first address with no other address behind it.
+        // The data path's device has the subnet's first address with the prefix length of a single host, so it is no bridge.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )

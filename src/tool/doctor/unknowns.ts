@@ -1,11 +1,11 @@
-// unknowns.ts - why a check could not be made. Pure.
+// unknowns.ts - explains why a check was not possible. Pure.
 
 import { ownSides } from './sides.ts'
 import type { Facts } from './facts.ts'
 
 type Reason = (facts: Facts) => string | undefined
 
-/** The daemon says nothing of itself, or has no node yet. */
+/** The reason if the daemon reports no status, or has no node yet. */
 const withoutNode: Reason = ({ status, silence, isForbidden }) => {
   if (isForbidden) return 'this user may not ask weftd: run weft doctor as root'
   if (!status) return `weftd does not answer${silence ? ` (${silence})` : ''}, and nothing is left of an earlier one`
@@ -18,7 +18,7 @@ const withoutDaemon: Reason = ({ silence }) =>
 const withoutPeers: Reason = ({ status }) => (status?.peers ? undefined : 'weftd does not know its peers yet')
 const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? undefined : 'the data path is not open')
 
-/** The reasons of each check, the first that holds. Each check needs the node that weftd has, unless it is said here. */
+/** The possible reasons for each check; the first that applies is used. A check that is not listed needs only weftd's node. */
 const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   firewall: [
     withoutNode,
@@ -54,7 +54,7 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   drops: [withoutDaemon, withoutNode, () => 'weftd has counted for too short a time'],
 }
 
-/** Why a check cannot know. */
+/** Returns the reason why a check was not possible. */
 export function whyUnknown(check: string, facts: Facts): string {
   for (const reason of REASONS[check] ?? [withoutNode]) {
     const why = reason(facts)

@@ -1,4 +1,4 @@
-// way-questions.ts - the packets whose way the doctor asks the kernel for: to each peer and from it. Pure.
+// way-questions.ts - lists the packets to and from each peer whose kernel routes weft doctor looks up. Pure.
 
 import type { Link } from '../../host/links.ts'
 import type { PolicyRule, WayAnswer, WayQuestion } from '../../host/ways.ts'
@@ -6,15 +6,15 @@ import { formatAddress, isIpv4Net, type Address, type Family, type Net } from '.
 import type { Status } from '../../report/status.ts'
 import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The number of peers whose ways are asked for. */
+/** The maximum number of peers whose routes are looked up. */
 const ASKED_PEERS = 16
-/** The number of marks that are asked for. */
+/** The maximum number of packet marks with which routes are looked up. */
 const ASKED_MARKS = 4
 
-/** A packet whose way is asked for. */
+/** A packet whose route is looked up. */
 export interface WayTo {
   readonly family: Family
-  /** `out`: from a container to one of a peer; `host`: from this host; `in`: from a container of a peer. */
+  /** `out`: from a container of this node to one of a peer; `host`: from this host; `in`: from a container of a peer. */
   readonly direction: 'out' | 'host' | 'in'
   /** The peer's lease. */
   readonly lease: string
@@ -25,7 +25,7 @@ export interface AnsweredWay extends WayTo {
   readonly answer: WayAnswer
 }
 
-/** What the kernel says, and its rules by family. */
+/** The kernel's answers, and its policy rules by family. */
 export interface KernelWays {
   readonly ways: readonly AnsweredWay[]
   readonly rules: Readonly<Partial<Record<Family, readonly PolicyRule[]>>>
@@ -33,7 +33,7 @@ export interface KernelWays {
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True for a backend whose routes weft makes. */
+/** True if weft makes the routes of the backend. */
 const isRouted = ({ dataPath }: Status): boolean =>
   dataPath !== null && dataPath.engine !== null && dataPath.engine !== 'none'
 
@@ -61,7 +61,7 @@ export function waysToAsk(status: Status, links: readonly Link[], marks: readonl
         return [
           of('host', { to: there }),
           ...(out ? [of('out', out), ...marks.slice(0, ASKED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
-          // A packet of a peer that is routed directly comes by another interface, which the strict rp_filter asks for.
+          // A packet of a directly routed peer arrives on another interface, which a strict rp_filter requires.
           ...(out && device && peer.way !== 'direct' ? [of('in', { to: here, from: there, iif: device })] : []),
         ]
       })
@@ -73,7 +73,7 @@ export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSi
     .flatMap((peer) => seenSides(peer, new Map()))
     .filter((side) => side.family === family && side.state !== 'stored' && side.subnet)
 
-/** The marks that rules of nftables give to packets, which rules of routing may ask for. */
+/** Finds the marks that nftables rules set on packets, because policy rules may match them. */
 export const marksIn = (nft: string): readonly string[] => [
   ...new Set([...nft.matchAll(/\bmeta mark set (0x[\da-f]+)(?![\da-f])/g)].map(([, mark = '']) => mark)),
 ]

@@ -1,5 +1,5 @@
-// daemon-store.ts - the store of this host's daemon, with its credentials: from its status and its environment, or from the file in which
-// the service manager finds its flags. What is found is handed to the store and never shown.
+// daemon-store.ts - finds the store of this host's daemon and its credentials: from the daemon's status and environment, or from the
+// service manager's file of flags. The credentials are passed to the store and never shown.
 
 import { readFile } from 'node:fs/promises'
 import { isWeftError, WeftError } from '../../base/errors.ts'
@@ -23,7 +23,7 @@ export interface Places {
   readonly defaults: string
 }
 
-/** Finds the store of the daemon whose status this is; of a daemon that does not answer by the file of its flags alone. */
+/** Finds the store of the daemon with this status. Without a status only the file of flags is read. */
 export async function daemonStore(
   status: Status | undefined,
   { proc, defaults }: Places = { proc: '/proc', defaults: DEFAULTS },
@@ -40,7 +40,7 @@ export async function daemonStore(
   }
   const own = status && `${proc}/${status.daemon.pid}`
   const environment = own && (await read(`${own}/environ`))
-  // In another namespace of processes the number is another process's.
+  // In another PID namespace this number may belong to another process.
   const isDaemon = own !== undefined && daemonName(((await read(`${own}/cmdline`)) ?? '').split('\0')) !== undefined
   if (status && isDaemon && environment !== undefined) {
     const variables = Object.fromEntries(environment.split('\0').map((line) => pairOf(line)))
@@ -52,7 +52,7 @@ export async function daemonStore(
   return { options: status ? { ...options, ...placeOf(status) } : options, unread }
 }
 
-/** Adds to a refusal, of the user or of the TLS connection, that the credentials are in a file which this user may not read. */
+/** If the store refused the user or the TLS connection, adds the hint that this user may not read the file with the credentials. */
 export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'>): unknown {
   if (unread === undefined || !isWeftError(error)) return error
   if (error.code !== 'STORE' && !error.message.startsWith('no TLS connection')) return error
@@ -62,7 +62,7 @@ export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'
   })
 }
 
-/** Fills in the options that are as they are by default. */
+/** Replaces the options that have their default values by those that were found. */
 export function withDefaultsOf(options: StoreOptions, found: Partial<StoreOptions>): StoreOptions {
   const isDefault = (name: keyof StoreOptions): boolean =>
     name === 'etcd-password' ? options[name].isEmpty : String(options[name]) === String(STORE_FLAGS[name].default)
@@ -70,7 +70,7 @@ export function withDefaultsOf(options: StoreOptions, found: Partial<StoreOption
   return { ...options, ...Object.fromEntries(names.filter(isDefault).map((name) => [name, found[name]])) }
 }
 
-/** The place of the leases and the files of TLS, as DaemonStatus has them. */
+/** Reads the place of the leases and the TLS files from a status. */
 function placeOf({ store, daemon: { leases, etcdFiles } }: Status): Partial<StoreOptions> {
   if (store.name === 'directory') return { 'lease-dir': leases }
   const at = leases.lastIndexOf(' ')
@@ -88,7 +88,7 @@ function pairOf(line: string): readonly [string, string] {
   return at < 0 ? [line, ''] : [line.slice(0, at), line.slice(at + 1)]
 }
 
-/** The options that these variables set; the daemon has said already which of them have no valid value. */
+/** Returns the options that these variables set. Invalid values are ignored silently, because the daemon has logged them. */
 function optionsOf(variables: Readonly<Record<string, string | undefined>>): Partial<StoreOptions> {
   const all = applyEnvironment(STORE_FLAGS, parseFlags(STORE_FLAGS, []), 'FLANNELD', variables, () => {})
   const set = Object.entries(all).filter(([name, value]) => value !== STORE_FLAGS[name as keyof StoreOptions].default)
@@ -97,7 +97,7 @@ function optionsOf(variables: Readonly<Record<string, string | undefined>>): Par
 
 /**
  * Reads a systemd EnvironmentFile (systemd.exec(5)): `NAME=VALUE` lines, comments that begin with # or ;, quotes, and a backslash that
- * takes the next character as it is, or joins the next line.
+ * escapes the next character, or joins the next line.
  */
 export function parseEnvironmentFile(text: string): Record<string, string> {
   const found: Record<string, string> = {}

@@ -105,7 +105,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
 /** What a store says, and its place in words. */
 interface Looked {
   readonly seen: StoreSeen | undefined
-  /** The reason why nothing is seen. */
+  /** The reason why `seen` is undefined. */
   readonly why?: string
   readonly stored: Remains['stored']
   readonly place: Remains['place']

@@ -87,21 +87,21 @@ function hostAddress(status: Status, name: string, like: Address | undefined): A
   throw new WeftError('USAGE', `${nameIn(name)} has no subnet that can be read`, { remedy: 'see `weft peers`' })
 }
 
-/** The interface by which a packet from this source comes in; undefined for the host's own, and if that is not known. */
+/** Returns the interface on which a packet from this source arrives; undefined for the host's own packets, and if it is not known. */
 function entryOf(source: Address, status: Status, facts: Facts): string | undefined {
   const side = sideOf(source, status, facts)
   const { kind } = side
   const family = familyOf(source)
   if (kind === 'host' || !status.node) return undefined
   const { device, devices } = status.dataPath ?? {}
-  // A packet of a peer that is routed directly comes by the interface to that peer's host.
+  // A packet of a directly routed peer arrives on the interface to that peer's host, which is not known here.
   if (side.kind === 'peer' && side.peer.way === 'direct') return undefined
   if (kind === 'peer') return devices?.[family] ?? (family === 'ipv4' ? device : undefined) ?? undefined
   const { subnet } = placeIn(status.node, family)
   return subnet && bridgeOf(facts.links, subnet, status)
 }
 
-/** The kernel's way for the packet: a container's packet is taken as one that comes in, if there are containers. */
+/** Looks up the kernel's route for a packet. `by` is the interface on which it arrives; without it the host sends the packet. */
 async function wayOf(
   source: Address,
   destination: Address,
@@ -112,7 +112,7 @@ async function wayOf(
   const question = by === undefined ? own : { to, from: formatAddress(source), iif: by }
   try {
     const [answer] = await askWays(run, family, [question])
-    // A container that has no route yet is asked for as the host itself.
+    // If the kernel refuses the packet as an incoming one, look up the route of a packet of the host itself.
     const [found] = answer && 'refused' in answer && by !== undefined ? await askWays(run, family, [own]) : [answer]
     if (!found || 'refused' in found)
       return { route: undefined, refused: answer && 'refused' in answer ? answer.refused : undefined }

@@ -53,7 +53,7 @@ function read(entry: StoreEntry): Read {
 const addressesText = (addresses: Addresses): string =>
   listed(addresses).map(formatAddress).join(',') || addressText(addresses)
 
-/** The backend type of a lease, for people. `udp` and `alloc` publish no type; such a lease is shown as `udp`. */
+/** Returns the backend type of a lease for display. `udp` and `alloc` publish no type; such a lease is shown as `udp`. */
 const typeText = (published: string): string => published || DEFAULT_TYPE
 
 /** What programs get of one: by what it is known, and what it has of IPv6. */
@@ -175,7 +175,7 @@ export const leaseShowCommand = command({
     }),
 })
 
-/** A value as people see it: a lease that publishes no type is shown with the default type. */
+/** Formats a value for display; a lease that publishes no type is shown with the default type. */
 const textOf = (key: string, value: unknown): string => (key === 'type' ? typeText(String(value)) : String(value))
 
 /** The node that would lose its subnet, as far as this host knows: one that answers. */

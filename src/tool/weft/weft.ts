@@ -76,7 +76,7 @@ const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   'config schema': async () => (await import('./config.ts')).configSchemaCommand,
 }
 
-/** The words that may come first, such as `status` or `lease`. */
+/** Lists the possible first words of a command, such as `status` or `lease`. */
 const topNames = (): readonly string[] => [
   ...new Set(
     [...Object.keys(COMMANDS), ...OLD.map(({ name }) => name), ...OTHERS.map(({ name }) => name)].map(

@@ -22,8 +22,8 @@ const STAGGER_MS = 250
 const SILENT_MS = 500
 
 /**
- * A call that every endpoint refused is repeated after each of these pauses, lengthened at random by up to as much, because a busy etcd
- * refuses some calls.
+ * The pauses after which a call is repeated that every endpoint refused, because a busy etcd refuses some calls. Each pause is lengthened
+ * at random, at most to twice its length.
  */
 const REFUSED_PAUSES_MS = [50, 100]
 const BUSY: ReadonlySet<grpc.status | undefined> = new Set([status.UNAVAILABLE, status.RESOURCE_EXHAUSTED])
@@ -58,7 +58,7 @@ export function metadataWith(token?: string): grpc.Metadata {
   return metadata
 }
 
-/** Resolves if a member of etcd answers there that has a leader and serves clients, which a learner does not. */
+/** Resolves if the endpoint is a member of etcd that has a leader and serves clients. A learner does not serve clients. */
 async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
   let answer
   try {
@@ -69,7 +69,7 @@ async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endp
       { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
     )
   } catch (error) {
-    // A member that refuses this request to an unknown user is alive.
+    // A member that refuses this request because it does not know the user is alive.
     if (!isDecision(error) && !isUnknownToken(error)) throw error
   }
   if ((answer as { isLearner?: boolean } | undefined)?.isLearner)

@@ -35,7 +35,7 @@ export interface OpenWatch {
   readonly created: etcd3.IWatchResponse
   /** Called also when it has ended by itself. */
   readonly end: () => void
-  /** True if this error ended it because of our pings, and the endpoint gets fewer from now on: the watch can be opened again. */
+  /** True if the server ended the watch because of our pings. The endpoint gets fewer pings from then on, so the watch can be reopened. */
   readonly pingsLess: (error: unknown) => boolean
 }
 

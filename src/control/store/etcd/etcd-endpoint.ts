@@ -42,9 +42,9 @@ export interface Endpoint {
   call(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown>
   /** The client for streams. */
   client(service: Service): grpc.Client
-  /** True once the server has refused our pings: connections are new since, and pinged as seldom as every gRPC server takes. */
+  /** True once the server has refused our pings. Since then new connections are in use, with pings as rare as every gRPC server accepts. */
   readonly isPingedSeldom: boolean
-  /** Makes new connections, which are pinged seldom. */
+  /** Makes new connections, with rare pings. */
   pingLess(): void
   close(): void
 }
@@ -56,8 +56,8 @@ export interface Endpoint {
 const KEEPALIVE_MS = 6_000
 const KEEPALIVE_TIMEOUT_MS = 2_000
 /**
- * The same for a server that is not etcd itself, such as `etcd grpc-proxy`: gRPC servers that are not told otherwise close connections
- * that ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
+ * The interval of pings to a server that is not etcd itself, such as `etcd grpc-proxy`. By default gRPC servers close connections that
+ * ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
  */
 const SELDOM_MS = 310_000
 
@@ -78,9 +78,9 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
  */
 const CONNECT_MS = 3_000
 
-/** The endpoints that read gRPC's own lines: a server's complaint about pings is nowhere else. */
+/** The listeners of the endpoints to gRPC's log lines. A server's complaint about pings appears only there. */
 const listeners = new Set<(line: string) => void>()
-/** gRPC's lines have no header of klog's, and all else in them is in the errors of calls. */
+/** True if the operator requested gRPC's log lines. By default they are hidden: they lack klog's header, and call errors repeat them. */
 const isAskedFor = process.env['GRPC_VERBOSITY'] !== undefined || process.env['GRPC_NODE_VERBOSITY'] !== undefined
 const hear = (line?: unknown, ...more: readonly unknown[]): void => {
   for (const listen of listeners) listen(String(line))
@@ -93,8 +93,8 @@ export type Hosts = ReadonlyMap<string, boolean>
 
 /**
  * The scheme of an endpoint says whether TLS is spoken with it; without one it is if there are certificates, as with etcd's client
- * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end. Throws WeftError USAGE when there is none, and for one
- * that can never be reached.
+ * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end. Throws WeftError USAGE if there is no endpoint, and for an
+ * endpoint that can never be reached.
  */
 export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOptions): Hosts {
   const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
@@ -114,7 +114,7 @@ export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOption
   return hosts
 }
 
-/** Throws WeftError USAGE for what is no host and port. Without a port gRPC takes 443, which is right for TLS alone. */
+/** Throws WeftError USAGE for a text that is not a host and a port. Without a port gRPC uses 443, which is right only with TLS. */
 function checkHost(endpoint: string, host: string, isTls: boolean): void {
   if (host.startsWith('unix:')) return
   const [, name, port] = /^(\[[\da-f:.]+(?:%[\w.-]+)?\]|[^\s"'`/@:[\]]+)(?::(\d+))?$/i.exec(host) ?? []
@@ -150,7 +150,7 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
   let waitingSince: number | undefined
   let closed = false
 
-  /** Later calls get a new connection; the streams that are open stay on the old one. */
+  /** Makes a new connection for later calls; open streams stay on the old connection. */
   function reconnect(): void {
     const { channel } = connection
     connection = connect()
@@ -163,7 +163,7 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     isPingedSeldom = true
     reconnect()
   }
-  /** @grpc/grpc-js, subchannel.js. */
+  /** Recognises the log line about excess pings that @grpc/grpc-js writes (subchannel.js). */
   const listen = (line: string): void => {
     if (line.startsWith(`Connection to dns:${address} `) && line.includes('excess pings')) pingLess()
   }
@@ -254,14 +254,14 @@ function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: 
     : credentials.createInsecure()
 }
 
-/** The part of @grpc/grpc-js's connectors that is given to tls.connect (channel-credentials.js). */
+/** The part of a connector of @grpc/grpc-js that is passed to tls.connect (channel-credentials.js). */
 interface TlsConnector {
   readonly connectionOptions?: { host?: string; servername?: string }
 }
 
 /**
- * Names no server to an endpoint that is an address: TLS has names alone (RFC 6066, section 3), so Node.js warns of an address (DEP0123).
- * The certificate is compared with the endpoint's host all the same (`host` of tls.connect).
+ * Sends no server name to an endpoint that is an IP address: TLS allows only names (RFC 6066, section 3), and Node.js warns about an
+ * address (DEP0123). The certificate is still checked against the endpoint's host (`host` of tls.connect).
  */
 function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredentials {
   const METHOD = '_createSecureConnector'

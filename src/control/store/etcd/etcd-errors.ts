@@ -1,4 +1,4 @@
-// etcd-errors.ts - failures of calls to etcd: whether another endpoint may do better, and their meaning for an operator.
+// etcd-errors.ts - failures of calls to etcd: decides whether to try another endpoint, and explains the failure to an operator.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -12,7 +12,7 @@ export class EndpointError extends Error {}
 /** Returns the gRPC status of a failed call; undefined for every other error. */
 export const codeOf = (error: unknown): grpc.status | undefined => (error as Partial<grpc.ServiceError>).code
 
-/** The statuses by which etcd decides about a request (api/v3rpc/rpctypes/error.go): each member would decide the same. */
+/** The statuses of etcd's decisions about a request (api/v3rpc/rpctypes/error.go): each member would decide the same. */
 const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.INVALID_ARGUMENT,
   status.NOT_FOUND,
@@ -24,8 +24,8 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
 const DECIDED = /authentication is not enabled|lease already exists|database space exceeded/
 
 /**
- * True if etcd decided about the request, or if the error is none of a call. False for a failure that another endpoint may not have: only
- * etcd's own words count as a decision, because a proxy uses the same statuses.
+ * True if etcd decided about the request, or if the error does not come from a call. False for a failure that another endpoint may not
+ * have. Only messages of etcd itself count as decisions, because a proxy uses the same statuses.
  */
 export function isDecision(error: unknown): boolean {
   if (error instanceof EndpointError) return false
@@ -39,11 +39,11 @@ export function isDecision(error: unknown): boolean {
 export const isUnknownToken = (error: unknown): boolean =>
   codeOf(error) === status.UNAUTHENTICATED && /etcdserver: /.test(messageOf(error))
 
-/** gRPC's words for a connection that the server closed with ENHANCE_YOUR_CALM, which it does after too many pings. */
+/** gRPC's message for a connection that the server closed with ENHANCE_YOUR_CALM, as servers do after too many pings. */
 const TOO_MANY_PINGS = /Bandwidth exhausted or memory limit exceeded/
 export const isTooManyPings = (error: unknown): boolean => TOO_MANY_PINGS.test(messageOf(error))
 
-/** gRPC's words (@grpc/grpc-js: subchannel-call, resolving-call, resolver-dns) and ours. The first that matches is used. */
+/** Messages of gRPC (@grpc/grpc-js: subchannel-call, resolving-call, resolver-dns) with our replacements. The first match is used. */
 const PLAIN: readonly (readonly [RegExp, string])[] = [
   [/^Deadline exceeded.*/s, 'no answer in time'],
   [/^Connection dropped$/, 'the connection broke'],
@@ -63,8 +63,8 @@ const PLAIN: readonly (readonly [RegExp, string])[] = [
 ]
 
 /**
- * Says a failure without the words of the gRPC library: the status before it, the previous error that it quotes, a time, and the note on
- * how the name was resolved, of which only the reason is kept.
+ * Rewrites an error message of the gRPC library for an operator. Removes the status in front, the previous error that it quotes, and a
+ * time. Of the note on name resolution only the reason is kept.
  */
 export function plainly(message: string): string {
   const [, what = '', note = ''] = /^(.*?)\.? Resolution note: ?(.*)$/s.exec(message) ?? [undefined, message]
@@ -80,27 +80,27 @@ export function plainly(message: string): string {
   return reason === '' || text.includes(reason) ? text : `${text}: ${reason}`
 }
 
-/** etcd's own words (rpctypes/error.go). */
+/** Messages of etcd itself (rpctypes/error.go). */
 const REFUSED = /authentication failed/
 const DENIED = /permission denied|user name is empty/
 const LEARNER = /learner/
 
-/** How a server that does not speak TLS ends a TLS connection, and how one that speaks TLS ends a plain connection. */
+/** Errors of a TLS connection to a server without TLS, and of a plain connection to a server with TLS. */
 const NO_TLS_THERE =
   /before secure TLS connection|ECONNRESET|socket hang up|wrong version number|packet length too long/
 const TLS_THERE = /closed before it could be used|connection broke|ECONNRESET|socket hang up/
-/** The other end is there and refuses the connection, or there is no other end: TLS is not the reason. */
+/** Errors for which TLS is not the reason: the server refused the connection, or there is no server. */
 const NOBODY_THERE = /ECONNREFUSED|EHOSTUNREACH|ENETUNREACH|ENOTFOUND|EAI_AGAIN/
 
 export interface Asked {
   readonly endpoints: readonly string[]
   readonly prefix: string
   readonly username: string
-  /** True if etcd has answered this client before: then the scheme of the endpoints is right. */
+  /** True if etcd has answered this client before. Then the scheme of the endpoints is right. */
   readonly hasAnswered: boolean
 }
 
-/** The failure of a call as a WeftError that names the endpoints and never the password. */
+/** Converts the failure of a call to a WeftError that names the endpoints and never the password. */
 export function storeError(error: unknown, { endpoints, prefix, username, hasAnswered }: Asked): WeftError {
   const where = endpoints.join(', ')
   const message = plainly(messageOf(error))
@@ -131,7 +131,7 @@ export function storeError(error: unknown, { endpoints, prefix, username, hasAns
       `no TLS connection to etcd at ${where}: ${message}`,
       'what answers there does not speak TLS, or ended the connection: if etcd is plain, say http in --etcd-endpoints',
     )
-  // Tried again like any failure: certificates are renewed, and one member of several may have a wrong one.
+  // The call is tried again after a bad certificate too: certificates are renewed, and perhaps only one member has a wrong one.
   if (/certificate|SSL|TLS/i.test(message) && !NO_TLS_THERE.test(message))
     return unavailable(
       `no TLS connection to etcd at ${where}: ${message}`,

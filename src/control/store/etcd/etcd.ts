@@ -29,7 +29,7 @@ type Kind = 'subnets' | 'claim'
 /** The number of leases whose ends are requested simultaneously. */
 const ENDS_ASKED = 64
 
-/** A lease of etcd; `at` is when it was asked for, in ms since the epoch. */
+/** A lease of etcd; `at` is the time of its request, in ms since the epoch. */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
 type Comparison =
@@ -50,13 +50,13 @@ export function createEtcdStore(options: EtcdOptions): Store {
 
   /** The cluster as watches, or a listing before the first, have found it: to notice that it is not the same any more. */
   let known: { readonly cluster?: string; readonly term?: bigint } = {}
-  /** What a header says of its cluster. `etcd grpc-proxy` leaves out the fields of some, which reads as 0. */
+  /** Reads the cluster's identity and term from a header. `etcd grpc-proxy` omits these fields in some headers, which reads as 0. */
   const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): typeof known => ({
     ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
     ...(Number(raft_term) === 0 ? {} : { term: BigInt(raft_term) }),
   })
 
-  /** The revision of an answer. etcd's is at least 1: an answer without a revision is none of etcd's, and its content is not used. */
+  /** Reads the revision of an answer, which is at least 1. An answer without a revision does not come from etcd and is not used. */
   function revisionOf(header: etcd3.IResponseHeader | null): bigint {
     const revision = BigInt(header?.revision ?? 0)
     if (revision > 0n) return revision
@@ -205,9 +205,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
       throw new WeftError('GAP', `the store went back from revision ${delivered} to ${current}`)
   }
 
-  /** Yields what one watch brings. Returns when the server ended it for our pings, and it can be opened again. */
+  /** Yields the batches of one watch. Returns if the server ended the watch because of our pings, so that it can be opened again. */
   async function* watchOnce(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, void> {
-    // The watch resumes only from what was delivered, and says GAP whenever that cannot be.
+    // The watch resumes only from the last delivered revision. If that is impossible, it throws GAP.
     const request = { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true }
     const { responses, created, end, pingsLess } = await client.openWatch(request, signal)
     try {
@@ -217,8 +217,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
         const { header } = response as { readonly header: etcd3.IResponseHeader | null }
         checkCluster(header, delivered)
         const current = BigInt(header?.revision ?? 0)
-        // The created answer carries the store's revision, not the watch's: events before it are still to come. Any
-        // other that is empty is a progress notification: everything up to its revision was delivered.
+        // The `created` response carries the store's revision, not the watch's: events before it are still to come. Every
+        // other empty response is a progress notification: everything up to its revision was delivered.
         if (!response.created && response.events.length === 0 && current > delivered) delivered = current
         if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
         else

@@ -63,7 +63,7 @@ interface Endpoint {
   readonly port: number
   /** The limit of a peer's record. */
   readonly limit: number
-  /** True if a peer's subnet has the address, so that datagrams to it come out of the TUN again. */
+  /** True if the address is in a peer's subnet, so that datagrams to it come out of the TUN again. */
   readonly leadsInside: boolean
   readonly traffic: Traffic
 }
@@ -190,7 +190,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     const to = { peer: parseIpv4(endpoint.address) ?? 0 }
-    // A datagram of ours that came back, as native/core/circle.h has it.
+    // A datagram of this host came back; native/core/circle.h explains the rule.
     if (endpoint.leadsInside && table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
       return drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
@@ -290,7 +290,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   socket.on('error', (error) => reportFault(error))
 
   const buffer = Buffer.alloc(65536)
-  /** The bytes that were read; undefined if this turn is over. An error of one packet is counted, and ends the turn. */
+  /** Reads a packet and returns its length; undefined if this turn is over. An error of one packet is counted, and ends the turn. */
   function readTun(): number | undefined {
     try {
       return readSync(tun.fd, buffer)
@@ -301,7 +301,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
         watcher.stop() // the device was deleted
         reportFault(error as Error)
       } else {
-        drop('tx_drop_tun', Buffer.alloc(0)) // the kernel has thrown that packet away
+        drop('tx_drop_tun', Buffer.alloc(0)) // the kernel has dropped that packet
       }
       return undefined
     }

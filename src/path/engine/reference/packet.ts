@@ -210,8 +210,8 @@ export const fragmentationNeeded = (mtu: number): IcmpError => ({ type: 3, code:
 
 /**
  * An ICMP error about `packet` from `source`, an IPv4 address in host order; undefined when none may be sent (RFC 1122
- * section 3.2.2, RFC 1812 section 4.3.2.7). TTL 8, as flanneld's (pkg/backend/udp/proxy_amd64.c), and a quote of as much as there is
- * room for, as native/core/icmp.h has it.
+ * section 3.2.2, RFC 1812 section 4.3.2.7). It has TTL 8, like flanneld's errors (pkg/backend/udp/proxy_amd64.c), and quotes as much of
+ * the packet as there is room for, like native/core/icmp.h.
  */
 export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)

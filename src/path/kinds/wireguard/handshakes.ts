@@ -128,7 +128,7 @@ export interface HandshakeParts {
   readonly privateKey: SecretBytes
   /** Of 32 bits, drawn at random: hides in the indices how many peers there are, and which is which. The engine has the same. */
   readonly indexSecret: number
-  /** The key that indices are permuted with (indices.ts); none where left out. The engine has the same. */
+  /** The key that permutes indices (indices.ts); all zeros if left out. The engine has the same key. */
   readonly indexKey?: Uint8Array
   readonly engine: SessionEngine
   readonly random: Randomness
@@ -140,8 +140,8 @@ export interface HandshakeParts {
   /** A peer that proved who it is sent from another place, to where it is sent from now on. */
   readonly roamed: (peer: number, to: Endpoint) => void
   /**
-   * Is called when no more initiations are sent to a peer that did not answer. Packets that wait for it need no care then: the engine drops
-   * them after 12 s.
+   * Called when the handshake gives up sending initiations to a peer that did not answer. The engine itself drops the packets that wait for
+   * the peer, after 12 s.
    */
   readonly gaveUp?: (peer: number) => void
   /**

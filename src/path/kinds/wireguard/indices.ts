@@ -1,7 +1,7 @@
-// indices.ts - hides a peer's number in the indices that stand in WireGuard's messages: native/core/index_code.h, which says how, does the
-// same. Pure.
+// indices.ts - hides a peer's number in the indices of WireGuard's messages. native/core/index_code.h implements the same permutation and
+// explains it. Pure.
 
-/** The room that an index has for a peer's number, and below that for its handshakes. */
+/** The lowest bits of an index, which number the handshakes of a peer; the bits above them are the peer's number. */
 export const LOW_BITS = 12
 export const LOW_MASK = (1 << LOW_BITS) - 1
 export const INDEX_KEY_BYTES = 32
@@ -9,16 +9,16 @@ export const INDEX_KEY_BYTES = 32
 const ROUNDS = [0, 1, 2, 3] as const
 
 export interface Indices {
-  /** The index of a peer's handshake; `low` is its number among those of the peer. */
+  /** Returns the index of a peer's handshake; `low` is the handshake's number among those of the peer. */
   readonly of: (peer: number, low: number) => number
-  /** The peer's number, if the index is one of ours. */
+  /** Returns the peer's number, if this process made the index; else any number. */
   readonly peerOf: (index: number) => number
 }
 
-/** `secret` has 32 bits. Without a key indices are only mixed with the secret. */
+/** `secret` has 32 bits. Without a key the permutation uses zeros, so that the secret alone hides the numbers. */
 export function createIndices(secret: number, key: Uint8Array = new Uint8Array(INDEX_KEY_BYTES)): Indices {
   const view = new DataView(key.buffer, key.byteOffset, INDEX_KEY_BYTES)
-  /** 16 bits of a half and two words of the key. */
+  /** The round function: mixes a half of 16 bits with two words of the key. */
   const mixed = (half: number, round: number): number => {
     const once = Math.imul(half + 1, view.getUint32(8 * round, true))
     return Math.imul(once ^ (once >>> 15), view.getUint32(8 * round + 4, true)) >>> 16

@@ -84,7 +84,7 @@ const nameOf = ({ address, port }: UdpEndpoint): string => `${address} ${port}`
 interface Head {
   readonly form: number
   readonly secret: number
-  /** Base64. */
+  /** The key that permutes indices (indices.ts), in base64. */
   readonly indexKey: string
   readonly last: number
   readonly lastTick: number

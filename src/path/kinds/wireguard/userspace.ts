@@ -22,7 +22,7 @@ export interface UserspaceOptions {
   /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
   readonly privateKey: Secret
-  /** The family of datagrams for which this host has no address now. */
+  /** The underlay family in which this host has no address now. */
   readonly awaited: Family | undefined
   readonly psk: Secret
   /** Seconds; 0: none. */
