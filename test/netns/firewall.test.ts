@@ -2,7 +2,7 @@
 
 import { execFileSync, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { existsSync, mkdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, rmSync, statSync, copyFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, test } from 'vitest'
 import { ended, output } from '../../lab/command.ts'
@@ -330,7 +330,11 @@ test.each([
   expect(await found()).toEqual([{ name: 'rules-missing', detail: 'IPv6' }])
   await run('ip6tables', ['-P', 'FORWARD', 'DROP'])
   expect(await found()).toEqual([
-    { name: 'forward-dropped', detail: 'ip6tables: -P FORWARD DROP' },
+    {
+      name: 'forward-dropped',
+      detail: 'ip6tables: -P FORWARD DROP',
+      fix: expect.stringContaining('`ip6tables -I FORWARD -s fd00:5::/48 -j ACCEPT`'),
+    },
     { name: 'rules-missing', detail: 'IPv6' },
   ])
 })
@@ -602,19 +606,24 @@ describe('weftd', () => {
     expect(await theirs()).toBe(before)
   })
 
-  /** A folder of programs that lacks iptables, and a way to bring it there. */
+  /**
+   * A folder of programs that lacks iptables, a way to bring it there, and how a daemon is started that has no other: weftd finds
+   * programs in /usr/sbin whatever PATH says, so an empty folder hides it.
+   */
   function binWithout(programs = ['ip', 'nft', 'setpriv']) {
     const bin = join(lab.folder, 'bin')
     mkdirSync(bin)
     const provide = (name: string): void =>
-      symlinkSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(bin, name))
+      copyFileSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(bin, name))
     for (const name of programs) provide(name)
-    return { bin, provide }
+    const before = ['/usr/bin/unshare', '--mount', '/bin/sh', '-c']
+    const hiding = '/usr/bin/mount -t tmpfs none /usr/sbin && exec "$@"'
+    return { bin, provide, options: { env: { PATH: bin }, before: [...before, hiding, 'sh'] } }
   }
 
   test("starts without iptables, with flanneld's words, and sets the rules up once it is there", async () => {
-    const { bin, provide } = binWithout()
-    const daemon = await start({}, { env: { PATH: bin } })
+    const { provide, options } = binWithout()
+    const daemon = await start({}, options)
     const said = daemon.lines.filter((line) => line.startsWith('E'))
     expect(said).toHaveLength(2) // as flanneld: for masquerading, and for forwarding
     for (const line of said)
@@ -634,14 +643,14 @@ describe('weftd', () => {
     expect(await first.stop()).toBe(0)
     const left = await rules('iptables-nft-save')
     expect(left).toContain('-j FLANNEL-POSTRTG')
-    const env = { PATH: binWithout().bin }
-    const nft = await start({ EnableNFTables: true }, { env })
+    const { options } = binWithout()
+    const nft = await start({ EnableNFTables: true }, options)
     expect(await rules('iptables-nft-save')).not.toContain('FLANNEL')
     expect(lines(nft, 'may stay')).toBe(0)
     expect(await nft.stop()).toBe(0)
 
     await host.output(['iptables-legacy-restore', '--noflush'], { input: left })
-    const again = await start({ EnableNFTables: true }, { env })
+    const again = await start({ EnableNFTables: true }, options)
     expect(again.lines.filter((line) => line.includes('may stay'))).toEqual([
       expect.stringMatching(
         /^W.*Rules that an iptables mode left may stay: the legacy kind of iptables has tables here/,
@@ -650,10 +659,10 @@ describe('weftd', () => {
   })
 
   test("says from -v 2 on that the nftables mode's tables could not be removed", async () => {
-    const { bin } = binWithout(['ip', 'setpriv'])
+    const { options } = binWithout(['ip', 'setpriv'])
     for (const level of [1, 2]) {
       const args = [`-v=${level}`, '--iptables-forward-rules=false']
-      const daemon = await start({}, { args, env: { PATH: bin } })
+      const daemon = await start({}, { ...options, args })
       expect(daemon.lines.filter((line) => line.includes('] nft is not installed'))).toHaveLength(level - 1)
       expect(await daemon.stop()).toBe(0)
     }

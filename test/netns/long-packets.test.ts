@@ -67,7 +67,7 @@ it.concurrent.each(BACKENDS)(
     const said = await weft(first, ['status'])
     expect(said.code).toBe(3)
     expect(said.stdout).toContain(
-      `100% whole, but long packets of more than ${least} of ${whole} bytes do not reach one peer`,
+      `100% whole for short packets, but long packets of more than ${least} of ${whole} bytes do not reach one peer`,
     )
     expect(said.stdout).toMatch(new RegExp(`^\\S+ +${three} .* narrow `, 'm'))
     const explained = await weft(first, ['explain', first.address, three.replace('.0/24', '.2')])
