@@ -2,7 +2,7 @@
 
 import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, rmSync, copyFileSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
@@ -39,12 +39,14 @@ const here = (...command: string[]): Promise<string> => output(inside(...command
 const feed = (input: string, ...command: string[]): Promise<string> => output(inside(...command), { input })
 const cleanup = (...args: string[]): Promise<Finished> =>
   execute(inside(process.execPath, weft, 'cleanup', '-f', subnetFile, ...args))
-/** On a host that has these programs only. */
+/** On a host that has these programs only: weft finds programs in /usr/sbin whatever PATH says, so an empty folder hides it. */
 function cleanupWith(programs: readonly string[], ...args: string[]): Promise<Finished> {
   const path = mkdtempSync(join(folder, 'bin-'))
   for (const name of programs)
-    symlinkSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(path, name))
-  return execute(inside('env', `PATH=${path}`, process.execPath, weft, 'cleanup', '-f', subnetFile, ...args))
+    copyFileSync(execFileSync('sh', ['-c', `command -v ${name}`], { encoding: 'utf8' }).trim(), join(path, name))
+  const hiding = 'mount -t tmpfs none /usr/sbin && exec "$@"'
+  const command = ['env', `PATH=${path}`, process.execPath, weft, 'cleanup', '-f', subnetFile, ...args]
+  return execute(inside('unshare', '--mount', 'sh', '-c', hiding, 'sh', ...command))
 }
 
 /** All that a program could have changed, without counters and dates. */
@@ -345,7 +347,7 @@ describe('while weftd runs', () => {
       // One that cannot be told by its name, as in a container, is told by the device that it holds.
       expect(await daemon.stop()).toBe(0)
       const other = join(lab.folder, 'overlay')
-      symlinkSync(join(packageRoot, 'bin/weftd'), other)
+      copyFileSync(join(packageRoot, 'bin/weftd'), other)
       const hidden = host!.spawn([
         process.execPath,
         other,

@@ -506,7 +506,7 @@ describe.sequential('of a host with', () => {
     expect([code, names]).toEqual([3, ['daemon-silent', 'forward-dropped']])
     expect(details).toEqual(expect.arrayContaining(['nobody carries the packets of this node']))
     const unknown = checks.filter(({ state }) => state === 'unknown').map(({ check }) => check)
-    expect(unknown).toEqual(['clock', 'peers', 'handshakes', 'drops'])
+    expect(unknown).toEqual(['neighbours', 'clock', 'peers', 'handshakes', 'drops'])
     await inShell(first, `ip route del 10.5.0.0/16; ip route add ${subnetOf(second)} via 192.168.77.254`)
     expect((await doctor(first)).details).toEqual(
       expect.arrayContaining(['10.5.0.0/16', `${subnetOf(second)} goes via 192.168.77.254 to eth0`]),
