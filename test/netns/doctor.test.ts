@@ -517,7 +517,7 @@ describe.sequential('of a host with', () => {
     const alone = await doctor(first)
     expect(alone.names).toEqual(['daemon-silent', 'forward-dropped', 'foreign-route', 'no-route'])
     expect(alone.checks.filter(({ state }) => state === 'unknown').map(({ check }) => check)).toEqual([
-      ...['store', 'clock', 'config', 'leases', 'peers', 'handshakes', 'drops'],
+      ...['neighbours', 'store', 'clock', 'config', 'leases', 'peers', 'handshakes', 'drops'],
     ])
     const given = await weft(first, ['doctor', '--json', '--subnet-file', first.subnetFile, '--lease-dir', leases()])
     expect(given.stdout).toContain('"name":"store-away"')
