@@ -1,6 +1,6 @@
 // record-cost.ts - with WEFT_COSTS=FILE, appends one line of JSON per test file: the CPU seconds it used and how long it took.
 //
-// scripts/test-costs.mjs turns these lines into the table of test/selection.ts.
+// scripts/test-costs.mjs turns these lines into the table of test/selection.json.
 
 import { appendFileSync, readFileSync } from 'node:fs'
 import { relative } from 'node:path'
