@@ -1,4 +1,5 @@
-// vitest.config.ts - projects one after another: what runs in one process; then hosts, stores and programs. Those of the container image and of the page in a browser are there when they are asked for.
+// vitest.config.ts - projects one after another: tests that run in one process; then those of hosts, stores and programs. The projects of
+// the container image, of a release and of the page in a browser exist only if they are asked for.
 
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'

@@ -150,6 +150,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
     // All packets have left the TUN once, and so have the datagrams that came back.
     const isOver = (): boolean =>
       datagrams() > MANY || (datagrams() >= PACKETS && (what.startsWith('outside') || circles() >= PACKETS))
+    // The engine counts without an event, so the counters are read again and again; the test's limit ends a wait for a lost packet.
     while (!isOver()) await new Promise((resolve) => setTimeout(resolve, 5))
     const result = { what, packets: PACKETS, datagrams: datagrams(), circles: circles(), moved: mail.map(String) }
     await engine.stop()
@@ -188,6 +189,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
       await new Promise<void>((resolve) =>
         socket.send(Buffer.concat([head, seal.getAuthTag()]), 8285, net.own, () => resolve()),
       )
+      // This counter has no event either.
       while (Number(engine.counters[messages]) === 0) await new Promise((resolve) => setTimeout(resolve, 5))
       socket.close()
       await ip('address', 'del', `${net.inside[0]}/${net.whole}`, 'dev', 'lo')

@@ -70,10 +70,10 @@ for start in range(0, count, burst):
     for s, flow in zip(sockets, flows):
         for number in range(start, min(count, start + burst)):
             s.send(struct.pack('!I', number).ljust(flow['sizes'][number % len(flow['sizes'])], b'.'))
-    time.sleep(0.001)
+    time.sleep(0.001)  # paces the bursts, so that no queue overflows
 print('sent', flush=True)
 while True:
-    time.sleep(0.05)
+    time.sleep(0.05)  # paces the end markers, of which some may be lost
     for s in sockets:
         try:
             s.send(struct.pack('!I', END))
