@@ -53,7 +53,7 @@ export const TASKS = {
   },
   'lint:words': {
     usage: '[FILE...]',
-    accepts: /^[^-]/,
+    accepts: /\.(?:ts|mjs|h|cc|md)$/,
     setup: ['lint'],
     commands: [script('scripts/lint-words.mjs')],
   },
