@@ -73,12 +73,15 @@ function daemonsOf(
     flags = [],
     checkout,
     joinsUdp = false,
+    byWireguardGo = false,
   }: {
     readonly inner?: Family
     readonly flags?: readonly string[]
     readonly checkout?: string
     /** True to switch rx-udp-gro-forwarding on, by which weftd joins UDP. */
     readonly joinsUdp?: boolean
+    /** True if wireguard-go takes the place of the kernel's WireGuard device. */
+    readonly byWireguardGo?: boolean
   },
 ): Setup {
   return async (from, to, lab) => {
@@ -88,8 +91,11 @@ function daemonsOf(
     const started = [from, to].map((host) =>
       host.startDaemon({
         args: ['--lease-dir', leases, ...flags],
-        env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
-        before: WIREGUARD_APART,
+        env: {
+          WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`),
+          ...(byWireguardGo ? { WEFT_WIREGUARD_GO: '1' } : {}),
+        },
+        before: byWireguardGo ? WIREGUARD_APART : [],
         ...(checkout === undefined ? {} : { checkout }),
       }),
     )
@@ -235,9 +241,9 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
   'vxlan-userspace': daemons({ Type: 'vxlan', DataPath: 'userspace' }),
-  'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-userspace': daemons({ Type: 'wireguard', DataPath: 'userspace' }),
-  'wireguard-go': daemons({ Type: 'wireguard', DataPath: 'wireguard-go' }),
+  'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
+  'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
   // Measures what the ingress filter costs.
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),

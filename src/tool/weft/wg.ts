@@ -27,7 +27,7 @@ interface Interface {
   readonly name: string
   readonly publicKey: string
   readonly listeningPort: number | null
-  /** As the status has it: `kernel` of wireguard-go too. */
+  /** As in the status. */
   readonly engine: string | null
   readonly hasPresharedKey: boolean
   /** 0: none is sent. */
