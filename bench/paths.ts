@@ -141,6 +141,23 @@ const vxlan: Setup = async (from, to) => {
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], 1450)
 }
 
+/** A tunnel of the benchmark's own that moves one packet by one system call (native/naive.cc). */
+const naive: Setup = async (from, to) => {
+  const program = await nativeProgram('naive')
+  const ends = [
+    { host: from, peer: to, address: '10.6.0.1' },
+    { host: to, peer: from, address: '10.6.0.2' },
+  ]
+  for (const { host, peer, address } of ends) {
+    await ready(host, [program, host.address, peer.address], 'naive')
+    await host.output(['ip', 'address', 'add', `${address}/24`, 'dev', 'naive0'])
+    await host.output(['ip', 'link', 'set', 'naive0', 'mtu', String(UDP_MTU), 'up'])
+  }
+  return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], UDP_MTU)
+}
+/** As much as fits behind IPv4 and UDP, in bytes. */
+const UDP_MTU = 1500 - 20 - 8
+
 /** Two hosts of nebula, each of which knows where the other is; their containers' subnets are its unsafe routes. */
 const nebula: Setup = async (from, to, lab) => {
   const folder = join(lab.folder, 'nebula')
@@ -230,7 +247,7 @@ const SETUPS: Readonly<Record<string, Setup>> = {
   native: weft('native'),
   'native-bare': weft('native', ...without(addon.featureNames)),
   dgram: weft('dgram'),
-  naive: weft('naive'),
+  naive,
   vxlan,
   veth: (from, to) => subnetsBy([from, to], [from.address, to.address], 1500),
 }
