@@ -364,7 +364,7 @@ function sideOf(
   probed: Probed | undefined,
   pathMtu: number | undefined,
   at: number,
-): PeerSide {
+): Omit<PeerSide, 'path' | 'passesBytes' | 'pathSince' | 'session'> {
   return {
     endpoint: side?.endpoint ?? null,
     way: side?.way ?? null,

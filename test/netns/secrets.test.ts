@@ -54,7 +54,7 @@ PATH=\${PATH#*:}; exec ${name} "$@"
     writeFileSync(join(folder, name), script)
     chmodSync(join(folder, name), 0o755)
   }
-  return ['env', `PATH=${folder}:${process.env['PATH']}`]
+  return ['sh', '-c', 'PATH="$0:$PATH" exec "$@"', folder]
 }
 
 function start(at: Host, args: readonly string[], env: Record<string, string> = {}): Daemon {
