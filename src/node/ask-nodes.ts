@@ -240,7 +240,7 @@ function ask({ from, to }: Target, port: number, token: Secret | undefined, sign
         if (statusCode === 401 || statusCode === 403)
           return end({ kind: 'refused', why: printable(text.trim().slice(0, 200)) })
         if (statusCode === 404)
-          return end({ kind: 'closed', why: 'another program, or a weftd of before, has the port there' })
+          return end({ kind: 'closed', why: 'another program has the port there' })
         if (statusCode !== 200) return end({ kind: 'junk', why: `it answers ${statusCode}` })
         try {
           const view = readView(text)

@@ -127,7 +127,7 @@ export interface Carrier {
   /** Those of the families; left out where all that it carries have the one. */
   readonly devices?: ByFamily<string>
   /** `none`: something that is not ours to know. */
-  readonly engine: 'native' | 'naive' | 'dgram' | 'kernel' | 'none'
+  readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
   /** Kernel features in use at this moment, of those that an engine asks for. */
   readonly features: readonly string[]
 }

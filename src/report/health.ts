@@ -79,7 +79,15 @@ const REST = 10
 const QUICK_MS = 20
 
 const NOBODY: About = {
-  daemon: { version: '', pid: process.pid, startedAt: new Date(0).toISOString(), subnetFile: '', leases: '' },
+  daemon: {
+    version: '',
+    pid: process.pid,
+    startedAt: new Date(0).toISOString(),
+    subnetFile: '',
+    leases: '',
+    etcdFiles: null,
+    network: 'off',
+  },
   events: () => [],
 }
 

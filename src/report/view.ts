@@ -74,7 +74,7 @@ export function viewOf(status: Status, at: string): NodeView {
 const rankOf = ({ reach }: Sight): number => REACHES.indexOf(reach)
 
 function sightOf(peer: PeerStatus): Sight {
-  const { lease, state, roundTripMs, lossPercent } = peer
+  const { lease, state, roundTripMs, lossPercent, passesBytes } = peer
   const reach =
     state === 'answering'
       ? 'reached'
@@ -83,7 +83,6 @@ function sightOf(peer: PeerStatus): Sight {
         : conditionOf(peer) === 'silent'
           ? 'silent'
           : 'unknown'
-  const { passesBytes = null } = peer as { readonly passesBytes?: number | null }
   return { lease, reach, roundTripMs, lossPercent, passesBytes }
 }
 

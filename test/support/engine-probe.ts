@@ -83,9 +83,7 @@ async function main(kind: string): Promise<void> {
     settings: { verifySource: job.verifySource, clampMss: false, probePathMtu: false },
   }
   const engine: Engine =
-    kind === 'dgram'
-      ? await startDgramEngine(config)
-      : startNativeEngine(config, { naive: kind === 'naive', without: job.without })
+    kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { without: job.without })
   const probe = addon.openTun('probe%d', false)
   await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // its solicitations would be counted
   const settings = `

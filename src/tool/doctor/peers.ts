@@ -35,7 +35,6 @@ export function checkLeases({ status }: Facts): Finding[] | undefined {
       twice,
       (peer) => `${formatAddress(sameAddress(node, peer) ?? 0)} leases ${titleOf(peer)} too`,
     ),
-    // A weftd of before tells of none.
     ...(node.twin ? [{ name: 'address-twice', detail: `${node.publicIp}, as ${node.twin}` } as const] : []),
   ]
 }

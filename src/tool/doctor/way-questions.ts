@@ -42,7 +42,7 @@ export function waysToAsk(status: Status, links: readonly Link[], marks: readonl
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
     const bridge = bridgeOf(links, side.subnet, status)
-    const device = status.dataPath?.devices?.[side.family] ?? (side.family === 'ipv4' ? status.dataPath?.device : null)
+    const device = status.dataPath?.devices[side.family] ?? null
     return peersOf(side, status)
       .slice(0, ASKED_PEERS)
       .flatMap((peer): WayTo[] => {
