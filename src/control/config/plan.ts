@@ -8,7 +8,7 @@ import { readOption } from './backend-options.ts'
 import { optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'
 
-export interface Plan {
+interface Plan {
   /** A line for each key that changes: `Backend.Port: 8285 -> 9000`. */
   readonly changes: readonly string[]
   /** The nodes of which packets to and from the others are lost until all have restarted; 0 for none. */

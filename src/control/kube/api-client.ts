@@ -22,7 +22,7 @@ const LONGEST_RETRY_AFTER_S = 30
 const SHOWN_BODY = 200
 
 /** `metadata.k8s.io` without the rest, which is most of a node; a server that cannot do so sends the whole. */
-export const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
+const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
 
 export interface WatchEvent {
   readonly type?: string

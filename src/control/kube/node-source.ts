@@ -31,7 +31,7 @@ const SHORT_MS = 5_000
 const RELIST_MS_PER_NODE = 3_000
 
 /** A part of a listing, or all of it. */
-export interface NodeList {
+interface NodeList {
   readonly version: bigint
   /** The token of the next page; empty when there is none. */
   readonly next: string
@@ -47,7 +47,7 @@ export function nodeListOf(value: unknown): NodeList {
 }
 
 /** Versions come from etcd, one counter for all: they compare as numbers (Kubernetes KEP-5504, which made it a promise). */
-export function versionOf(text: unknown): bigint {
+function versionOf(text: unknown): bigint {
   if (typeof text === 'string' && /^\d{1,20}$/.test(text)) return BigInt(text)
   throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
 }

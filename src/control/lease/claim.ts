@@ -13,7 +13,7 @@ import { isOfOneNode, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } fro
 export type FoundLease = Lease & { readonly entry: StoreEntry }
 
 /** What a node is to have. */
-export interface Claim {
+interface Claim {
   readonly subnet: Nets
   readonly attrs: LeaseAttrs
   /** Its leases until now, whose subnets are its own. */

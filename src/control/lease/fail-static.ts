@@ -22,7 +22,7 @@ export interface ViewChange {
   readonly renewed: readonly string[]
 }
 
-export interface ViewOptions {
+interface ViewOptions {
   /** The loss of most peers must last this long before it is believed. */
   readonly holdMs: number
   /** The key of this node's own lease, which is no peer: its loss is believed at once. */

@@ -51,7 +51,7 @@ export interface FollowState {
   holds: number
 }
 
-export interface FollowOptions {
+interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
@@ -66,7 +66,7 @@ export interface FollowOptions {
 }
 
 /** The changes that a listing or a batch of the watch brought. */
-export interface Followed extends ViewChange {
+interface Followed extends ViewChange {
   /** All leases as they are now; changed in place by what follows. */
   readonly leases: PeerView
   /** True for a whole listing. */

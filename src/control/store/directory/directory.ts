@@ -10,7 +10,7 @@ import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
 import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
 
-export interface DirectoryOptions {
+interface DirectoryOptions {
   readonly directory: string
   /** A lease ends this long after it was last written, in ms. All daemons of a directory must agree. */
   readonly ttlMs?: number

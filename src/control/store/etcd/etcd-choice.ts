@@ -121,7 +121,7 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
   throw new EndpointError(`no answer from ${endpoint.address}`)
 }
 
-export interface EndpointChoice {
+interface EndpointChoice {
   /** Runs `ask` at the endpoint that answered last, and at others while it fails; with new connections when certificates are new. */
   at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T>
   /** True if etcd has answered a call. */

@@ -30,7 +30,7 @@ export interface EtcdCalls {
   readonly leaseClient: etcd3.LeaseClient
 }
 
-export interface OpenWatch {
+interface OpenWatch {
   readonly responses: AsyncIterator<etcd3.IWatchResponse>
   readonly created: etcd3.IWatchResponse
   /** Called also when it has ended by itself. */
@@ -39,7 +39,7 @@ export interface OpenWatch {
   readonly pingsLess: (error: unknown) => boolean
 }
 
-export interface EtcdClient {
+interface EtcdClient {
   /**
    * Runs calls; each has `timeoutMs` at each endpoint that is tried. Their failure becomes a WeftError that names the endpoints
    * and never the password. Rejects at once when `signal` aborts.

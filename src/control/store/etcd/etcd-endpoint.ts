@@ -27,7 +27,7 @@ export interface EndpointOptions {
 /** A gRPC service of etcd's, and one of its methods as etcd3 names them. */
 export type Service = keyof typeof etcd3.Services
 
-export interface CallOptions {
+interface CallOptions {
   readonly metadata: grpc.Metadata
   /** In ms since the epoch. */
   readonly deadline: number
