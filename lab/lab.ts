@@ -200,7 +200,7 @@ export interface Lab {
 /** The labs of this process; `beforeClose` is called while all of a lab's hosts still stand, for reports of failures. */
 export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
-export interface LabOptions {
+interface LabOptions {
   readonly hosts: number
   /** The MTU of the underlay, in bytes. */
   readonly mtu?: number
@@ -211,7 +211,7 @@ export interface LabOptions {
 }
 
 /** Removes what labs whose owner is gone have left. */
-export function removeLeftovers(): void {
+function removeLeftovers(): void {
   const gone = (id: string): boolean => {
     const match = /^weft-(\d+)-(\d+)/.exec(id)
     return match !== null && startTime(Number(match[1])) !== match[2]

@@ -44,7 +44,7 @@ type Value<O> = O extends { readonly kind: 'flag' }
         : Values<O>
 
 /** The values that are read of options, one for each. */
-export type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
+type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
 
 export interface Kind {
   readonly options: Options

@@ -121,7 +121,7 @@ export interface UnknownKey {
 }
 
 /** A carrier moves packets: an engine of weft's, or the kernel. */
-export interface Carrier {
+interface Carrier {
   /** That of the first family; left out where there is no device of a backend's own. */
   readonly device?: string
   /** Those of the families; left out where all that it carries have the one. */

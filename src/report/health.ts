@@ -65,7 +65,7 @@ export interface Memory {
 }
 
 /** A daemon's facts about itself. */
-export interface About {
+interface About {
   readonly daemon: DaemonStatus
   readonly events: () => readonly StatusEvent[]
   readonly page?: () => Promise<Page | undefined>
@@ -228,7 +228,7 @@ export interface HealthServer {
   close(): Promise<void>
 }
 
-export interface HealthPlace {
+interface HealthPlace {
   /** The address where the probes are answered. */
   readonly ip: string
   readonly port: number
@@ -298,7 +298,7 @@ export async function serveHealth(
 }
 
 /** Who may hear this node's view. */
-export interface ViewAudience {
+interface ViewAudience {
   isNode(address: string | undefined): boolean
   /** Rejects where it cannot be known. */
   isTrusted(authorization: string | undefined): Promise<boolean>

@@ -276,7 +276,7 @@ export const METRICS: readonly Metric[] = [
   gauge(
     'weft_store_config_gone',
     '1 while the store has no network configuration, though this node has one from there.',
-    ({ node, store }) => (node ? one(bit(store.configGone === true)) : []),
+    ({ node, store }) => (node ? one(bit(store.configGone)) : []),
   ),
   gauge(
     'weft_lease_expiry_timestamp_seconds',

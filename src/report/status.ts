@@ -80,7 +80,7 @@ export interface PeerSide {
  * True where long packets do not reach a peer whose short ones do, and nobody tells those who send them: their connections open and then
  * stall.
  */
-export const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
+const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
   path === 'narrow' && (pathMtu === null || (passesBytes ?? 0) < pathMtu)
 
 /** Its own side is that of its worse family (`worstOf`): what is broken is not hidden by what is not. */
@@ -133,7 +133,7 @@ export interface StatusEvent {
   readonly text: string
 }
 
-export interface NodeStatus {
+interface NodeStatus {
   readonly hostname: string
   readonly subnet: string
   readonly publicIp: string

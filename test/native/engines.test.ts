@@ -8,7 +8,7 @@ import { packageRoot } from '../../lab/lab.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { KINDS } from '../../src/path/catalog.ts'
-import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/path/engine/encapsulation.ts'
+import { ENCAPSULATIONS, type Encapsulation } from '../../src/path/engine/encapsulation.ts'
 import { decrementTtl } from '../../src/path/engine/reference/packet.ts'
 import type { ProbeJob, ProbeResult } from '../support/engine-probe.ts'
 import type { HandoverResult } from '../support/handover-probe.ts'
@@ -93,7 +93,7 @@ const outward = packetsBetween(CONTAINER, PEER, 1, 2_000)
 const inward = packetsBetween(PEER, CONTAINER, 2, 2_000)
 const hex = (packets: readonly Buffer[]): string[] => packets.map((packet) => packet.toString('hex'))
 
-const encapsulations = Object.keys(ENCAPSULATIONS) as Speakable[]
+const encapsulations = Object.keys(ENCAPSULATIONS) as (keyof typeof ENCAPSULATIONS)[]
 const engines = ['native', 'dgram'].flatMap((engine) => encapsulations.map((name) => [engine, name] as const))
 
 describe.each(engines)('the %s engine with the encapsulation %s', (engine, encapsulation) => {

@@ -65,7 +65,7 @@ async function isSeenBy(families: readonly Family[], host: Host, from: Pod, to: 
   await eventually(async () => {
     const { peers, dataPath } = await statusOf(host)
     expect([dataPath?.families, peers?.answering, peers?.whole]).toEqual([families, 1, 1])
-    const sides = Object.entries(peers!.list[0]!.families!).flatMap(([family, side]) =>
+    const sides = Object.entries(peers!.list[0]!.families).flatMap(([family, side]) =>
       side ? [[family, side.state]] : [],
     )
     expect(sides).toEqual(families.map((family) => [family, 'answering']))
@@ -400,7 +400,7 @@ describe('of two families', () => {
       const { peers } = await statusOf(a)
       expect([peers?.answering, peers?.whole]).toEqual([0, 0])
       const { state, families } = peers!.list[0]!
-      expect([state, families![other!]!.state, families![family]!.state]).toEqual([
+      expect([state, families[other!]!.state, families[family]!.state]).toEqual([
         'programmed',
         'answering',
         'programmed',

@@ -513,7 +513,7 @@ it('of both families finds what reaches a peer by each, and goes by that', async
     await eventually(async () => expect(await probe(bytes + 1)).toMatch(new RegExp(`mtu ?[=:] ?${bytes}`)))
   }
   const { peers } = await statusOf(a)
-  expect(Object.values(peers!.list[0]!.families!).map((side) => side!.pathMtu)).toEqual([fits.ipv4, fits.ipv6])
+  expect(Object.values(peers!.list[0]!.families).map((side) => side!.pathMtu)).toEqual([fits.ipv4, fits.ipv6])
   const server = await iperfServer((command) => podB.spawn(command))
   for (const address of [podB.address, podB.ipv6!])
     expect((await server.run(podA.namespace, address, 1)).bitsPerSecond).toBeGreaterThan(STALLED)

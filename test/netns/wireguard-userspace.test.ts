@@ -148,7 +148,7 @@ describe("beside the kernel's device", () => {
       expect(endpoints.toSorted()).toEqual(['192.168.77.3:51820', '[2001:db8::1]:51820'])
       const { list } = (await statusOf(a)).peers!
       const told = list.map(
-        ({ publicIp, families }) => `${publicIp} ${families!.ipv4!.endpoint} ${families!.ipv6!.endpoint}`,
+        ({ publicIp, families }) => `${publicIp} ${families.ipv4!.endpoint} ${families.ipv6!.endpoint}`,
       )
       expect(told.toSorted()).toEqual([
         `${b.address} [2001:db8::2]:51820 [2001:db8::2]:51820`,

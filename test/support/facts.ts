@@ -256,7 +256,7 @@ export const soundIpv6: Facts = {
 }
 export function peerOfIpv6(known: Partial<PeerSide> = {}): PeerStatus {
   const peer = dualPeer({}, known)
-  const side = peer.families!.ipv6!
+  const side = peer.families.ipv6!
   const place = { lease: '0.0.0.0-0&fd00:5:0:2::-64', subnet: 'fd00:5:0:2::/64', publicIp: '2001:db8::2' }
   return { ...peer, ...place, ...side, families: { ipv4: null, ipv6: side } }
 }

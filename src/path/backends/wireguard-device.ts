@@ -27,7 +27,7 @@ export interface WireguardPeer {
   readonly allowedIps: readonly string[]
 }
 
-export interface WireguardOptions {
+interface WireguardOptions {
   readonly name: string
   /** The file that the private key is kept in: beside it what `wg` is handed may lie. */
   readonly keyFile: string
@@ -43,7 +43,7 @@ export interface WireguardOptions {
   readonly log: Log
 }
 
-export interface WireguardDevice {
+interface WireguardDevice {
   /** Makes the peers equal these, and touches no other; returns how many settings, its own too, were not as they had been set. */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
   /** Traffic to and from each peer, the session with it, and where its packets go, by its key. */

@@ -7,7 +7,7 @@ import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
 
-export interface NativeOptions {
+interface NativeOptions {
   /** Loops, each with a TUN queue, a socket and a thread: the lanes of packets. */
   readonly workers?: number
   /** Priority of the threads, -20 (first) to 19; 0: that of the process. */

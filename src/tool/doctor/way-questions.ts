@@ -12,7 +12,7 @@ const ASKED_PEERS = 16
 const ASKED_MARKS = 4
 
 /** A packet whose route is looked up. */
-export interface WayTo {
+interface WayTo {
   readonly family: Family
   /** `out`: from a container of this node to one of a peer; `host`: from this host; `in`: from a container of a peer. */
   readonly direction: 'out' | 'host' | 'in'

@@ -512,7 +512,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
 
 it('says that nothing takes IPv6 where the backend carries IPv4 alone', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
-  const peer = { ...dualPeer(), families: { ipv4: dualPeer().families!.ipv4, ipv6: null } }
+  const peer = { ...dualPeer(), families: { ipv4: dualPeer().families.ipv4, ipv6: null } }
   const facts = { ...soundDual, status: { ...soundDual.status, dataPath, peers: countPeers([peer], 10) } }
   expect(says(HERE6, THERE6, undefined, facts)).toContain(
     'data path false: the vxlan backend carries IPv4 alone here: nothing takes IPv6 to other nodes',

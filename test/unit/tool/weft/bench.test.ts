@@ -103,7 +103,7 @@ describe('who is let in', () => {
 describe('the ways to a peer', () => {
   const waysBy = (family: 'ipv4' | 'ipv6', endpoint: string, to: string) => {
     const four = ofBoth(4)
-    const families = { ...four.families!, [family]: { ...four.families![family], endpoint } }
+    const families = { ...four.families, [family]: { ...four.families[family], endpoint } }
     const probe = { family, from: parseAddress('::1')!, to: parseAddress(to)! }
     return waysTo(STATUS, { ...four, families }, probe).outside.to
   }
