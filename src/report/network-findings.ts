@@ -1,4 +1,4 @@
-// network-findings.ts - the nodes of a network, as they answer, and what is wrong with it: each cause once; docs/operating.md has all that
+// network-findings.ts - the nodes of a network, as they answer, and what is wrong with it: each cause once; docs/weft-network.md has all that
 // can be found. Pure.
 
 import { publishers } from '../path/kinds.ts'
@@ -60,7 +60,7 @@ interface Possible {
   readonly fix: string
 }
 
-/** All that can be found of a network; docs/operating.md has the same, which a test compares. */
+/** All that can be found of a network; docs/weft-network.md has the same, which a test compares. */
 export const NETWORK_FINDINGS = {
   'node-dead': {
     level: 'failure',

@@ -252,7 +252,7 @@ export function manual(
   return `${lines.join('\n')}\n`
 }
 
-/** The section on the location of the documents that messages name, such as docs/operating.md. */
+/** The section on the location of the documents that messages name, such as docs/messages.md. */
 const DOCUMENTS = [
   ...['.SH FILES', '.TP', '.I docs/', 'Documents: below /usr/share/doc/weft of the Debian and the RPM package,'],
   'in the folder of the npm package, and in the repository.',
