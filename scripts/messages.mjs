@@ -14,8 +14,8 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const MAKERS = ['fail', 'invalid']
 
 /** Stands for a value that the code fills in. */
-const hole = (name) => `\u0001${name}\u0002`
-const HOLE = /\u0001([^\u0002]*)\u0002/g
+const hole = (name) => `\uE000${name}\uE001`
+const HOLE = /\uE000([^\uE001]*)\uE001/g
 /** A name in camel case as words: `listenPort` becomes `listen port`. A constant's name says nothing to an operator. */
 const words = (name) => (/[a-z]/.test(name) ? name.replaceAll(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`) : '...')
 
@@ -115,7 +115,7 @@ function hasInOrder(text, parts) {
 
 /** True if an entry is that of a message. A line that the table shortens, by three dots, lacks some words of the message. */
 const isLineOf = (line, text) =>
-  hasInOrder(line, fixedParts(text, /\u0001[^\u0002]*\u0002/)) ||
+  hasInOrder(line, fixedParts(text, /\uE000[^\uE001]*\uE001/)) ||
   (line.includes('...') && hasInOrder(text, fixedParts(line, /<[^<>]+>|\.\.\./)))
 
 /** Reads the table. @returns {{ title: string, entries: { line: string, cause: string, remedy: string }[] }[]} */
