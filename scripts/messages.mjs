@@ -11,7 +11,7 @@ import { parseAst } from 'rolldown/parseAst'
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 
 /** Functions that take a message, and after it the remedy. */
-const MAKERS = ['fail', 'invalid']
+const MAKERS = new Set(['fail', 'invalid'])
 
 /** Stands for a value that the code fills in. */
 const hole = (name) => `\uE000${name}\uE001`
@@ -66,7 +66,7 @@ function messageOf(node, constants) {
     return { text: textOf(node.arguments[1], constants), remedies: remediesOf(remedy, constants) }
   }
   if (node.type !== 'CallExpression') return undefined
-  if (!MAKERS.includes(node.callee.name)) return undefined
+  if (!MAKERS.has(node.callee.name)) return undefined
   const isCode = /^[A-Z_]+$/.test(textOf(node.arguments[0], constants) ?? '')
   const [message, remedy] = node.arguments.slice(isCode ? 1 : 0)
   return { text: textOf(message, constants), remedies: remediesOf(remedy, constants) }
@@ -160,7 +160,7 @@ export function messages() {
     ...entry,
     remedy: [[...remedies.get(entry)].join(' Or: '), entry.remedy].filter(Boolean).join(' '),
   })
-  return all.map(({ title, entries }) => ({ title, entries: entries.map(whole) }))
+  return all.map((section) => ({ ...section, entries: section.entries.map(whole) }))
 }
 
 /** Returns the text of docs/messages.md. */
