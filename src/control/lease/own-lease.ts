@@ -338,7 +338,7 @@ function chooseSubnets(round: Round, acquiring: Acquiring): Nets {
       nets.push(chooseSubnet(range, round, acquiring))
     } catch (error) {
       if (nets.length === 0 || !isWeftError(error, 'OUT_OF_SUBNETS')) throw error
-      acquiring.log.error(`This node goes on without a subnet of IPv6: ${describeError(error)}`)
+      acquiring.log.error(`This node continues without an IPv6 subnet: ${describeError(error)}`)
     }
   }
   return netsOf(nets)

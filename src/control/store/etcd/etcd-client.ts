@@ -63,7 +63,7 @@ function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpt
   const plain = [...hosts].flatMap(([host, isTls]) => (isTls ? [] : [host]))
   if (plain.length > 0 && (caFile !== '' || certFile !== '' || keyFile !== ''))
     log?.warn(
-      `etcd at ${plain.join(', ')} is asked without TLS, whatever certificates are given: say https to change that`,
+      `etcd at ${plain.join(', ')} is used without TLS, although certificates are given: write https to change that`,
     )
 }
 
