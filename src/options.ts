@@ -168,7 +168,7 @@ export function checkFeatures({ without, engine }: DaemonOptions, features: read
     })
   }
   if (without.length > 0 && (engine === 'dgram' || engine === 'naive')) {
-    throw new WeftError('USAGE', `--without ${without[0]}: the engine ${engine} does not use this feature`, {
+    throw new WeftError('USAGE', `--without ${without[0]}: the engine ${engine} uses no such feature`, {
       remedy: 'leave it out, or take the native engine',
     })
   }

@@ -122,7 +122,7 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
     code: 1,
     stdout: '',
     stderr: expect.stringMatching(
-      /no program listens at TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
+      /nobody listens at TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
     ),
   })
   const listener = second.spawn(weftOf(second, ['bench', '--listen']))

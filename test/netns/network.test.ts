@@ -57,7 +57,7 @@ describe.each([{ Type: 'udp' }, { Type: 'host-gw' }])('with %j', (backend) => {
     await isWhole(first)
     const { stdout } = await weft(first, ['network'])
     for (const { name } of lab.hosts) expect(stdout).toContain(name)
-    expect(stdout).toMatch(/^3 nodes, 3 answered in .*: 100% of the pairs/)
+    expect(stdout).toMatch(/^3 nodes, 3 told how they are in .*: 100% of the pairs/)
     expect(stdout).toMatch(/FROM \\ TO +1 +2 +3/)
 
     await third!.stop('SIGKILL')
@@ -156,7 +156,7 @@ it('counts a node that tells nothing as what others see of it, and is off unless
   })
   expect(await weft(third, ['network'])).toMatchObject({
     code: 1,
-    stderr: expect.stringContaining('do not publish their status to each other; give weftd --status-network'),
+    stderr: expect.stringContaining('do not tell one another how they are; give weftd --status-network'),
   })
 })
 

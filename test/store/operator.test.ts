@@ -176,16 +176,16 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     for (const [words, problem] of [
       [['reserve', '10.5.7.0/24', '192.0.2.8'], 'is leased by 192.0.2.7'],
       [['reserve', '10.5.8.0/24'], 'the subnet is free'],
-      [['reserve', '10.5.8.0/24', 'host'], 'is not an address'],
-      [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is not an address'],
+      [['reserve', '10.5.8.0/24', 'host'], 'is no address'],
+      [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is no address'],
       [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], 'no node can have'],
-      [['reserve', '10.5.8.0/24,10.5.9.0/24', '192.0.2.8'], 'is not a subnet'],
-      [['show', '10.5.8.1/24'], 'is not a subnet'],
+      [['reserve', '10.5.8.0/24,10.5.9.0/24', '192.0.2.8'], 'is no subnet'],
+      [['show', '10.5.8.1/24'], 'is no subnet'],
       [['reserve', '10.5.8.0/25', '192.0.2.8'], 'no node can have'],
       [['reserve', '10.6.8.0/24', '192.0.2.8'], 'no node can have'],
       [['show', '10.5.8.0/24'], 'there is no lease of'],
       [['release', '10.5.8.0/24'], 'there is no lease of'],
-      [['release', 'everything'], 'is not a subnet'],
+      [['release', 'everything'], 'is no subnet'],
     ] as const)
       expect(await run('lease', ...words)).toMatchObject({ code: 2, out: '', err: expect.stringContaining(problem) })
     expect(await run('lease', 'release', '10.5.7.0/24')).toMatchObject({ code: 0, out: 'released 10.5.7.0/24\n' })
@@ -293,7 +293,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     for (const [words, problem] of [
       [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], `${key} is leased by 192.0.2.7,fd77::7`],
       [['reserve', '10.5.9.0/24,fd00:5:0:8::/64', '192.0.2.9'], '0.0.0.0-0&fd00:5:0:8::-64 overlaps'],
-      [['reserve', 'fd00:5:0:9::/63', 'fd77::9'], 'is not a subnet'],
+      [['reserve', 'fd00:5:0:9::/63', 'fd77::9'], 'is no subnet'],
       [['reserve', 'fd00:5:0:10::/60', 'fd77::9'], 'no node can have fd00:5:0:10::/60'],
       [['show', '10.5.7.0/24,fd00:5:0:8::/64'], 'there is no lease of 10.5.7.0/24,fd00:5:0:8::/64'],
     ] as const)

@@ -263,8 +263,8 @@ describe('checkFeatures', () => {
     [['-without=magic'], '--without magic: there is no such feature', 'choose from tun-tso, udp-gso'],
     [['-without=udp-gso', '-without=udp-gos'], '--without udp-gos: there is no such feature', 'choose from'],
     [['-without=udp-gso,tun-tso'], '--without udp-gso,tun-tso: there is no such feature', 'choose from'],
-    [['-engine=dgram', '-without=udp-gso'], '--without udp-gso: the engine dgram does not use this feature', 'leave it out'],
-    [['-engine=naive', '-without=tun-tso'], '--without tun-tso: the engine naive does not use this feature', 'leave it out'],
+    [['-engine=dgram', '-without=udp-gso'], '--without udp-gso: the engine dgram uses no such feature', 'leave it out'],
+    [['-engine=naive', '-without=tun-tso'], '--without tun-tso: the engine naive uses no such feature', 'leave it out'],
   ])('refuses %j', (args, message, remedy) => {
     expect(() => check(...args)).toThrow(
       expect.objectContaining({ code: 'USAGE', message, remedy: expect.stringContaining(remedy) }),

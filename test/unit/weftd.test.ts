@@ -27,7 +27,7 @@ it.each([
   [
     ['--engine', 'dgram', '--without', 'udp-gso'],
     {},
-    'weftd: --without udp-gso: the engine dgram does not use this feature; leave it out, or take the native engine\n',
+    'weftd: --without udp-gso: the engine dgram uses no such feature; leave it out, or take the native engine\n',
   ],
   [['--workers', '0'], {}, 'weftd: --workers is 0; give it 1 to 16\n'],
   [[], { FLANNELD_ENGINE: 'warp' }, 'weftd: unknown engine: warp; choose one of native, dgram, naive\n'],

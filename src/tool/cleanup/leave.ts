@@ -18,7 +18,7 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
-      remedy: 'stop it first: weft cannot distinguish what the two daemons left',
+      remedy: 'stop it first: what they left cannot be told apart',
     })
   await running?.leave()
   running?.close()

@@ -37,7 +37,7 @@ export async function ask<Answer extends { readonly schema: number }>(
 ): Promise<Answer> {
   const { code, text } = await answerAt(socket, path, signal, patienceMs)
   if (code === 409)
-    throw new WeftError('CONFIG', 'the nodes of this network do not publish their status to each other', {
+    throw new WeftError('CONFIG', 'the nodes of this network do not tell one another how they are', {
       remedy: 'give weftd --status-network 8287 on each node, and let that TCP port through between them',
     })
   if (code === 404) throw new WeftError('COMMAND', `the weftd at ${socket} is older than this weft`, OTHER_VERSION)

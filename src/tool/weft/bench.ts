@@ -97,7 +97,7 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
   const named = from.map((text) => {
     const address = parseAddress(text)
     if (address !== undefined) return formatAddress(address)
-    throw new WeftError('USAGE', `${text} is not an IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
+    throw new WeftError('USAGE', `${text} is no IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
   })
   const asked = await askStatus(socket, signal).catch((error: unknown) => {
     if (from.length > 0 && isWeftError(error)) return undefined
@@ -327,7 +327,7 @@ async function whyNotOutside({ outside, inside }: Ways, port: number, error: unk
     )
   }
   if (isRefused(error) || isRefused(insideError)) {
-    return new WeftError('COMMAND', `no program listens at TCP port ${port} of ${to}`, {
+    return new WeftError('COMMAND', `nobody listens at TCP port ${port} of ${to}`, {
       remedy: 'run `weft bench --listen` there',
       ...options,
     })

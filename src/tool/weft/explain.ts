@@ -28,7 +28,7 @@ export const explainCommand = command({
     const families = [source, destination].map(familyOf)
     if (families[0] !== families[1])
       throw new WeftError('USAGE', `${words.map(nameIn).join(' and ')} are not of one family`, {
-        remedy: 'give two IPv4 or two IPv6 addresses',
+        remedy: 'give it two addresses of IPv4, or two of IPv6',
       })
     const facts = await gatherFacts({ status, silence: undefined, subnetFile: '', run, ask: undefined })
     const way = await wayOf(source, destination, entryOf(source, status, facts))
@@ -78,7 +78,7 @@ function addressesOf(status: Status, [from = '', to = '']: readonly string[]): r
 function hostAddress(status: Status, name: string, like: Address | undefined): Address {
   const place = isOwnName(status, name) ? (status.node ?? undefined) : peerNamed(status, name)
   if (!place)
-    throw new WeftError('USAGE', `${nameIn(name)} is neither an IP address nor the name of a host`, {
+    throw new WeftError('USAGE', `${nameIn(name)} is no IP address, and no host's name`, {
       remedy: 'write it as 10.5.1.2, as fd00:5:1::2, or as a name that `weft peers` shows',
     })
   const families = like === undefined ? FAMILIES : [familyOf(like), ...FAMILIES]

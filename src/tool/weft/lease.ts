@@ -215,7 +215,7 @@ export const leaseReleaseCommand = command({
 })
 
 const changed = (key: string): WeftError =>
-  new WeftError('STORE', `the lease of ${nameOf(key)} was changed by someone else meanwhile`, {
+  new WeftError('STORE', `the lease of ${nameOf(key)} was changed by somebody else meanwhile`, {
     remedy: 'look at it, and try again',
   })
 
@@ -291,11 +291,7 @@ function addressesIn(text: string | undefined): Addresses {
     ipv6: all.find((each) => typeof each === 'bigint'),
   }
   if (all.length === listed(found).length) return found
-  throw new WeftError(
-    'USAGE',
-    text === undefined ? 'the subnet is free: whose is it to be' : `${text} is not an address`,
-    {
-      remedy: "give the node's public IP behind the subnet, or both with a comma between them",
-    },
-  )
+  throw new WeftError('USAGE', text === undefined ? 'the subnet is free: whose is it to be' : `${text} is no address`, {
+    remedy: "give the node's public IP behind the subnet, or both with a comma between them",
+  })
 }

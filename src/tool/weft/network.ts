@@ -52,7 +52,7 @@ function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour
   const told = nodes.filter(({ answer }) => answer === 'told').length
   const isWell = isNetworkWell({ findings })
   const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} asked` : count(nodes.length, 'node')
-  return `${asked}, ${told} answered in ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
+  return `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
 }
 
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>

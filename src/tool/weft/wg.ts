@@ -63,7 +63,7 @@ export function interfacesOf(status: Status): readonly Interface[] {
     })
   const list = peers?.list ?? []
   if (list.some(({ session }) => session === undefined))
-    throw new WeftError('COMMAND', 'this weftd is older than this weft, and does not report keys', OTHER_VERSION)
+    throw new WeftError('COMMAND', 'this weftd is older than this weft, and tells nothing of keys', OTHER_VERSION)
   const names = new Set(ends.flatMap(([family]) => dataPath?.devices?.[family] ?? []))
   if (names.size === 0)
     throw new WeftError('COMMAND', `weftd carries no packets now: ${trouble ?? 'it has no device'}`, {

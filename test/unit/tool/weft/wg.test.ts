@@ -185,7 +185,7 @@ it.each<[string, () => Status, RegExp]>([
       const { session: _session, ...before } = peer('b')
       return encrypting([before])
     },
-    /^weft wg: this weftd is older than this weft, and does not report keys; restart weftd/,
+    /^weft wg: this weftd is older than this weft, and tells nothing of keys; restart weftd/,
   ],
 ])('says what to do where the daemon %s', async (_what, of, line) => {
   status = of()
