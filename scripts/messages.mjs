@@ -1,4 +1,5 @@
-// messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy.
+// messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy. It also writes the
+// table of findings in docs/weft-network.md.
 //
 // scripts/messages.txt has one entry for each message: the line as it is printed, its cause, and what to do if the code does not say it.
 // The remedies that the code has are read from its syntax tree, so the page repeats them to the letter.
@@ -185,4 +186,20 @@ in. Search the page for a few words of the line that you see.
 - A line that repeats is logged rarely. One line may stand for many attempts.
 `
 
-if (process.argv[1] === fileURLToPath(import.meta.url)) writeFileSync(join(root, 'docs/messages.md'), page())
+/** Returns docs/weft-network.md with the table of findings as the code has them. */
+export function networkPage() {
+  const rows = []
+  walk(parseAst(readFileSync(join(root, 'src/report/network-findings.ts'), 'utf8'), { lang: 'ts' }), (node) => {
+    if (node.type !== 'Property' || node.key.type !== 'Literal') return
+    const value = (name) => node.value.properties?.find(({ key }) => key.name === name)?.value.value
+    if (value('level'))
+      rows.push(`| \`${node.key.value}\` | ${value('level')} | ${value('means')} | ${value('fix')} |\n`)
+  })
+  const text = readFileSync(join(root, 'docs/weft-network.md'), 'utf8')
+  return text.replace(/(?<=\n\| finding .*\n\|[-|]+\n)(?:\|.*\n)*/, () => rows.join(''))
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  writeFileSync(join(root, 'docs/messages.md'), page())
+  writeFileSync(join(root, 'docs/weft-network.md'), networkPage())
+}

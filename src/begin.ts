@@ -93,7 +93,7 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
       },
       refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and leaves nothing to others'),
       async takeBack(why) {
-        log.warn(`The weftd that should have taken over ${why}; forwarding again`)
+        log.warn(`The weftd that was to take over ${why}; forwarding again`)
         await possession.takeBack()
         await write()
       },

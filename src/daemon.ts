@@ -163,7 +163,7 @@ export async function whileForwarding<T>(
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error) || !possession.dataPath) throw error
-      calm.error(`This weftd continues with the last known state, and tries again: ${describeError(error)}`)
+      calm.error(`This weftd goes on as last known, and tries again: ${describeError(error)}`)
       onFailure(messageOf(error))
     }
     await pause(signal, pauseMs * (0.5 + Math.random() / 2))

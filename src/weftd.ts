@@ -74,7 +74,7 @@ export async function main(program: string, args: readonly string[], environment
   for (const message of badVariables) log.error(`Failed to set flag FLANNELD from env: ${message}`)
   await warnOfUnread(parsed, environment, log)
   for (const name of WITHOUT_EFFECT) {
-    if (options[name] !== '') log.warn(`-${name} is ignored: only -v decides which lines are logged`)
+    if (options[name] !== '') log.warn(`-${name} does nothing: -v alone decides which lines are logged`)
   }
   if (options.leave) return leaveWith(options, log)
   try {
@@ -88,7 +88,7 @@ export async function main(program: string, args: readonly string[], environment
   for (;;) {
     const how = await live(life)
     if (how !== 'alone') return how
-    log.warn('The weftd that had taken over has ended: this one forwards again')
+    log.warn('The weftd that had taken over has ended, and nobody forwards: this one goes on')
   }
 }
 
@@ -117,7 +117,7 @@ async function live(life: Life): Promise<number | 'alone'> {
   const uncaught = new Set<unknown>()
   const fail = (error: unknown): void => {
     uncaught.add(error)
-    calm.error(`Stopping because of an uncaught error: ${describeError(error)}`)
+    calm.error(`Stopping for an error that nobody caught: ${describeError(error)}`)
     stopping.abort(error)
   }
   process.on('uncaughtException', fail)

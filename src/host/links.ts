@@ -124,7 +124,7 @@ export function parseList<T>(text: string, command: string): T[] {
   } catch {
     // the error is thrown below
   }
-  throw new WeftError('COMMAND', `\`${command}\` did not print a JSON list: ${excerpt(text)}`, {
+  throw new WeftError('COMMAND', `\`${command}\` printed what is no JSON list: ${excerpt(text)}`, {
     remedy: 'run it by hand: an `ip` that is replaced or cut off prints something else',
   })
 }

@@ -38,7 +38,7 @@ export async function endDataPath({ possession, forwarding, notifier, log }: End
   await possession.end(async (paths) => {
     const kept = await giveToManager(paths, notifier)
     await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
-      log.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
+      log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
     )
   })
 }

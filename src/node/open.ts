@@ -74,7 +74,7 @@ export async function openNode(
     const goesOn = resumed && possession.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
     const backend = goesOn ? amend(resumed.backend) : parts.backend
     if (!goesOn) {
-      if (resumed) log.warn(`The last known state is out of date; weftd opens the data path again`)
+      if (resumed) log.warn(`What was last known is out of date; the data path is opened again`)
       await possession.close()
       if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
       try {

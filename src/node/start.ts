@@ -212,7 +212,7 @@ export async function waitForInterface(
   for (const family of FAMILIES) {
     const address = wishes.publicIp[family]
     if (address !== '' && !families.includes(family))
-      log.warn(`The public address ${address} is ignored: the network does not have its family`)
+      log.warn(`The public address ${address} is passed over: it is of a family that the network does not have`)
   }
   const waitS = options['iface-wait']
   const began = performance.now()
@@ -302,7 +302,7 @@ export async function warnOfForwarding(
   const forwarding = await readSysctl(FORWARDING.ipv6)
   if (forwarding === '0')
     log.warn(
-      'net.ipv6.conf.all.forwarding is 0: no packet of a container leaves this host over IPv6 until it is 1; the bridge plugin of CNI sets it',
+      'net.ipv6.conf.all.forwarding is 0: no packet of a container leaves this host by IPv6 until it is 1; the bridge plugin of CNI sets it',
     )
   const route = await defaultRoute(run, 'ipv6')
   if (route?.protocol !== 'ra') return
@@ -312,7 +312,7 @@ export async function warnOfForwarding(
   const accepting = `net/ipv6/conf/${route.device}/accept_ra`
   if (forwards && (await readSysctl(accepting)) === '1')
     log.warn(
-      `The IPv6 default route of ${route.device} comes from a router's advertisements, which the kernel ignores when it forwards IPv6: this host loses the route unless ${dotted(accepting)} is 2`,
+      `The IPv6 default route of ${route.device} comes from a router's advertisements, which the kernel passes over where it forwards IPv6: this host loses the route unless ${dotted(accepting)} is 2`,
     )
 }
 

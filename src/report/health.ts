@@ -277,7 +277,7 @@ export async function serveHealth(
     )
   ) {
     log.error(
-      `This host has no address ${statusIp}, so the status is not served there; give --status-ip an address of this host`,
+      `This host has no address ${statusIp}, and nobody is told the status there; give --status-ip an address of it`,
     )
   } else if (second !== undefined) {
     try {

@@ -1,4 +1,4 @@
-// network-findings.ts - the nodes of a network, as they answer, and what is wrong with it: each cause once; docs/weft-network.md has all that
+// network-findings.ts - the nodes of a network, as they answer, and what is wrong with it: each cause once; docs/operating.md has all that
 // can be found. Pure.
 
 import { publishers } from '../path/catalog.ts'
@@ -60,74 +60,72 @@ interface Possible {
   readonly fix: string
 }
 
-/** All that can be found of a network; docs/weft-network.md has the same, which a test compares. */
+/** All that can be found of a network; docs/operating.md has the same, which a test compares. */
 export const NETWORK_FINDINGS = {
   'node-dead': {
     level: 'failure',
-    means: 'a node answers neither queries for its status nor probes of any other node',
-    fix: 'check that the host runs and has a network, then that weftd runs there: `systemctl status weftd`, `weft doctor`',
+    means: 'a node answers nobody: neither its status nor a probe of any other node',
+    fix: 'look whether the host runs and has its network, then whether weftd runs there: `systemctl status weftd`, `weft doctor`',
   },
   'node-cut-off': {
     level: 'failure',
-    means: 'a node and the other nodes do not reach each other, although the others reach one another',
-    fix: 'run `weft doctor` there: usually its firewall drops the port of the backend, or its address or route is wrong',
+    means: 'a node is not reached by others, or reaches them not, though they reach one another',
+    fix: "run `weft doctor` there: most often its firewall drops the backend's port, or its address or route is wrong",
   },
   'pair-broken': {
     level: 'failure',
-    means: 'two nodes do not reach each other, although other nodes reach both of them',
-    fix: 'check what is only between these two hosts, such as a route, a firewall rule for an address or a link; run `weft explain` on both',
+    means: 'two nodes do not reach each other, though others reach both',
+    fix: 'look at what is between these two hosts alone: a route, a firewall by address, a link; `weft explain` on both',
   },
   'node-impaired': {
     level: 'failure',
-    means: 'a node reports that it is impaired',
+    means: 'a node says itself that it does not do its work',
     fix: 'run `weft doctor` there',
   },
   'backend-differs': {
     level: 'failure',
-    means: 'nodes run another backend than this node: no packet passes between nodes with different backends',
-    fix: 'restart weftd on all nodes, so that each node runs the backend in the store; see docs/change-the-backend.md',
+    means: 'nodes run another backend than the node that was asked: no packet passes between these and those',
+    fix: 'restart weftd on all nodes, so that each runs the backend in the store; see docs/change-the-backend.md',
   },
   'config-differs': {
     level: 'failure',
-    means: 'nodes run different network configurations, and may not reach each other',
-    fix: 'restart weftd on the nodes with the old configuration; `weft config get` shows the configuration in the store',
+    means: 'nodes run different network configurations: they may not understand one another',
+    fix: 'restart weftd on the nodes that run the old one; `weft config get` shows the one in the store',
   },
   'node-lossy': {
     level: 'warning',
-    means: 'some packets between these nodes are lost',
-    fix: 'look for loss outside the tunnel too: `ping` from host to host, the counters of the interface, the load of the CPU',
+    means: 'packets between these nodes are lost now and then',
+    fix: 'look for the loss outside the tunnel too: `ping` from host to host, the counters of its interface, its CPU',
   },
   'node-narrow': {
     level: 'failure',
     means: 'long packets do not pass between these nodes: connections open and then stall',
-    fix: 'the smallest MTU on the path is smaller than the data path expects: see `path-mtu` in docs/doctor.md',
+    fix: 'the narrowest MTU on the way is smaller than the data path counts on: see `path-mtu` in docs/doctor.md',
   },
   'clock-off': {
     level: 'warning',
-    means:
-      'the clock of a node is wrong: leases end early or late there, and the times in its log do not match those of other nodes',
-    fix: 'start an NTP client there (chrony, systemd-timesyncd), and check that it reaches its servers',
+    means: "a node's clock is off: leases end early or late there, and its log does not match those of others",
+    fix: 'start an NTP client there (chrony, systemd-timesyncd), and look whether it reaches its servers',
   },
   'version-differs': {
     level: 'warning',
     means: 'nodes run different versions of weft',
-    fix: 'complete the upgrade, or go back to the old version; both versions work together',
+    fix: 'go on with the upgrade, or back; the versions work together meanwhile',
   },
   'mtu-differs': {
     level: 'warning',
-    means:
-      'nodes have data paths with different MTUs: long packets from the nodes with the larger MTU may not reach the others',
+    means: 'nodes have data paths of different MTUs: what the larger ones send whole may not pass at the others',
     fix: "give the hosts' external interfaces one MTU, or set the smallest one as `MTU` in `Backend`, and restart weftd",
   },
   'node-refuses': {
     level: 'warning',
-    means: 'a node refuses to send its status, or sends a status that this node cannot read',
-    fix: 'give all nodes the same token in --status-token-file, and the same version of weft',
+    means: 'a node does not tell this one its status, or tells what cannot be read',
+    fix: 'give all nodes the same --status-token-file, and the same version of weft',
   },
   'not-told': {
     level: 'note',
     means:
-      'nodes publish no status, because they run flanneld, or weftd without --status-network; other nodes report what they see of them',
+      'nodes are there and tell nothing: they run flanneld, or weftd without --status-network; what others see of them is known',
     fix: 'give weftd the same --status-network port on each node',
   },
 } as const satisfies Readonly<Record<string, Possible>>

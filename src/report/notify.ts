@@ -47,14 +47,14 @@ export async function takeNotifier(
   for (const name of ['NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID', 'FDSTORE']) delete environment[name]
   if (socket === undefined || socket === '') return undefined
   if (!/^[/@]./.test(socket)) {
-    log.warn(`NOTIFY_SOCKET is ${socket}, neither a path nor @ and a name: weftd does not notify the service manager`)
+    log.warn(`NOTIFY_SOCKET is ${socket}, neither a path nor @ and a name: the service manager is not told anything`)
     return undefined
   }
   let aliveMs: number | undefined
   if (interval !== undefined && (watched === undefined || watched === String(pid))) {
     // Half of it, as sd_watchdog_enabled(3) recommends.
     if (/^[1-9]\d*$/.test(interval)) aliveMs = Number(interval) / 2000
-    else log.warn(`WATCHDOG_USEC is ${interval}, not a number of microseconds: weftd does not notify the watchdog`)
+    else log.warn(`WATCHDOG_USEC is ${interval}, not a number of microseconds: the watchdog is not served`)
   }
   return createNotifier(socket, aliveMs, Number(keeps) || 0, log, await loadSend())
 }
@@ -81,7 +81,7 @@ function createNotifier(
       const busy = (error as NodeJS.ErrnoException).code === 'EAGAIN'
       if (!busy && !complained) {
         complained = true
-        log.warn(`Cannot notify the service manager at ${socket}: ${messageOf(error)}`)
+        log.warn(`Cannot tell the service manager at ${socket}: ${messageOf(error)}`)
       }
       return false
     }

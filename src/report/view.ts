@@ -118,9 +118,9 @@ export function readView(text: string): NodeView {
   try {
     value = JSON.parse(text)
   } catch {
-    throw new Error('its answer is not JSON')
+    throw new Error('what it tells is no JSON')
   }
-  if (!isMembers(value)) throw new Error('its answer is not a view of a node')
+  if (!isMembers(value)) throw new Error('what it tells is no view of a node')
   const { schema, at, version, hostname, lease, state, trouble, mtu, config, peers, seen } = value
   if (schema !== VIEW_SCHEMA) throw new Error(`it speaks another version than ${VIEW_SCHEMA} of its view`)
   const told = textOr(at)

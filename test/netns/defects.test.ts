@@ -50,7 +50,7 @@ async function arm(daemon: Daemon): Promise<void> {
   await daemon.line(/^it will throw/)
 }
 const said = ({ lines }: Daemon, kind: string): string[] =>
-  lines.filter((line) => line.includes(`Stopping because of an uncaught error: Error: thrown by a test: ${kind}`))
+  lines.filter((line) => line.includes(`Stopping for an error that nobody caught: Error: thrown by a test: ${kind}`))
 
 /** As a stop leaves it: the next daemon forwards before it has asked anybody, by the same lease. */
 async function expectLeft(before: string): Promise<void> {

@@ -172,13 +172,13 @@ it.each(CASES)(
     expect(heard).toBe(`listening\nlistening\n${peers}\n`)
 
     // What there is to say is said, and once.
-    await daemon.line(/Packets from 192\.168\.77\.3 are dropped: no lease says that /)
+    await daemon.line(/Packets from 192\.168\.77\.3 are not let in: no lease says that /)
     await daemon.line(
       new RegExp(
-        `Packets from 192\\.168\\.77\\.3 are dropped: (they claim to be from |${peers}|${tunAddress(peer)} belongs to the node at 192\\.168\\.77\\.2)`,
+        `Packets from 192\\.168\\.77\\.3 are not let in: (they claim to be from |${peers}|${tunAddress(peer)} belongs to the node at 192\\.168\\.77\\.2)`,
       ),
     )
-    expect(daemon.lines.filter((line) => line.includes('192.168.77.3 are dropped: no lease says'))).toHaveLength(1)
+    expect(daemon.lines.filter((line) => line.includes('192.168.77.3 are not let in: no lease says'))).toHaveLength(1)
     expect(daemon.lines.filter((line) => line.includes('Packets from 192.168.77.3'))).toHaveLength(2)
     expect(await daemon.stop()).toBe(0)
   },
@@ -319,7 +319,7 @@ it.each(OF_BOTH)(
     if (isUdp) {
       await send(old, sent([], whole), 10 * whole.length)
       await daemon.line(
-        /Packets from 192\.168\.77\.3 are dropped: no lease says that 2001:db8::7 is there|Packets from 192\.168\.77\.3 are dropped: fd00:5:/,
+        /Packets from 192\.168\.77\.3 are not let in: no lease says that 2001:db8::7 is there|Packets from 192\.168\.77\.3 are not let in: fd00:5:/,
       )
     }
     await send(attacker, sent([...ipv4, ...damaged4], [...whole, ...damaged6]), FORGED_OF_BOTH)
@@ -366,7 +366,7 @@ it('a peer that sends from another address than it publishes is named once, and 
   await strict.line(added(b))
   const ping = b.spawn(['ping', '-n', '-i', '0.2', tunAddress(a)])
   await strict.line(
-    /Packets from 192\.168\.77\.2 are dropped: 10\.5\.\d+\.0 belongs to the node at 192\.168\.77\.9\. .*set "VerifySource": "inner"/,
+    /Packets from 192\.168\.77\.2 are not let in: 10\.5\.\d+\.0 belongs to the node at 192\.168\.77\.9\. .*set "VerifySource": "inner"/,
   )
   expect(await written(a, 'flannel0')).toBe(0)
   expect(await strict.stop()).toBe(0)
@@ -375,7 +375,7 @@ it('a peer that sends from another address than it publishes is named once, and 
   const inner = await start(a)
   await inner.line(added(b))
   await eventually(async () => expect(await written(a, 'flannel0')).toBeGreaterThan(5))
-  expect(inner.lines.filter((line) => line.includes('are dropped'))).toEqual([])
+  expect(inner.lines.filter((line) => line.includes('are not let in'))).toEqual([])
   ping.kill()
 })
 

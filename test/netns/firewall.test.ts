@@ -653,7 +653,7 @@ describe('weftd', () => {
     const again = await start({ EnableNFTables: true }, options)
     expect(again.lines.filter((line) => line.includes('may stay'))).toEqual([
       expect.stringMatching(
-        /^W.*Rules of an earlier iptables mode may remain: the legacy kind of iptables has tables here/,
+        /^W.*Rules that an iptables mode left may stay: the legacy kind of iptables has tables here/,
       ),
     ])
   })

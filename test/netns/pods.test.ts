@@ -181,7 +181,7 @@ it('an old pod whose successor dies goes on by itself, and hands over to the nex
     before.lines.length = 0
     const route = await a.output(['ip', 'route', 'show', '10.5.0.0/16'])
     process.kill(after.pid, 'SIGKILL')
-    await before.line(/The weftd that had taken over has ended: this one forwards again$/)
+    await before.line(/The weftd that had taken over has ended, and nobody forwards: this one goes on$/)
     await before.line(/Forwarding to 1 peers as last known/)
     await reach(containers[0].namespace, containers[1].address)
     expect(await a.output(['ip', 'route', 'show', '10.5.0.0/16'])).toBe(route)
@@ -223,7 +223,7 @@ it('forwards again when a successor hangs that it cannot end, being of another p
   const told = new Promise<string>((resolve) =>
     hanging.stdout!.once('data', (text: Buffer) => resolve(text.toString())),
   )
-  await before.line(/The weftd that should have taken over hung; forwarding again/)
+  await before.line(/The weftd that was to take over hung; forwarding again/)
   await reach(containers[0].namespace, containers[1].address)
   expect(await told).toBe('told\n')
 })

@@ -142,7 +142,7 @@ describe('a service manager', () => {
 })
 
 describe('a thread that hangs', () => {
-  it('of any engine: /livez names it, weftd does not notify the watchdog, and both mend with it', async () => {
+  it('of any engine: /livez names it, the watchdog is not served, and both mend with it', async () => {
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
     const { endpoint } = etcd

@@ -130,7 +130,7 @@ it.each(UNDERLAYS)(
     expect(await strangers()).toEqual(before)
     await eventually(async () => expect(await doctor(a)).toMatchObject({ code: 0, names: [] }))
     for (const { lines } of daemons)
-      expect(lines.filter((line) => line.includes('is reached at') || /^W.* are dropped/.test(line))).toHaveLength(2)
+      expect(lines.filter((line) => line.includes('is reached at') || /^W.* not let in/.test(line))).toHaveLength(2)
   },
 )
 

@@ -84,7 +84,7 @@ it.each([
   vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
   // Refused when the log is there, before anything is started.
   expect(await main('weftd', [...args, '--subnet-lease-renew-margin=0'], environment)).toBe(1)
-  const said = written.flatMap((line) => /^W.*\] -(\w+) is ignored/.exec(line)?.[1] ?? [])
+  const said = written.flatMap((line) => /^W.*\] -(\w+) does nothing/.exec(line)?.[1] ?? [])
   expect(said).toEqual(names)
   expect(started).not.toHaveBeenCalled()
 })

@@ -183,7 +183,7 @@ function createGoneLog(log: Log): GoneLog {
       const [was, is] = [before[family], gone[family]]
       const name = FAMILY_NAMES[family]
       if (is !== undefined && is !== was)
-        log.warn(`${is}: by ${name} no packets pass between this node and other nodes until it returns or is replaced`)
+        log.warn(`${is}: by ${name} nothing passes between this node and others until it is back, or there is another`)
       if (is === undefined && was !== undefined) log.info(`The external interface has an address of ${name} again`)
     }
     before = gone

@@ -109,7 +109,7 @@ function foreignWrites(node: Node): () => void {
     seen = revision
     if (revision === undefined || looks !== FOREIGN_LOOKS) return
     node.log.warn(
-      `Someone else wrote this node's lease ${node.lease.key}, with its public IP: a flanneld, on this host or on another that has ` +
+      `Somebody else wrote this node's lease ${node.lease.key}, with its public IP: a flanneld, on this host or on another that has ` +
         'the address too? Stop it, or give each host its own address with --public-ip or --iface',
     )
   }

@@ -55,7 +55,7 @@ async function runForLock(
   more: Parameters<Run>[2],
   stopping: AbortSignal,
 ): Promise<string> {
-  const late = (): Error => new WeftError('COMMAND', `\`${file}\` did not end within ${LOCK_MS / 1000} s`)
+  const late = (): Error => new WeftError('COMMAND', `\`${file}\` had no end within ${LOCK_MS / 1000} s`)
   try {
     return await limited(stopping, LOCK_MS, late, (signal) => run(file, args, { ...more, signal }))
   } catch (error) {

@@ -72,7 +72,7 @@ export async function keepLastKnown(node: Node): Promise<never> {
   for (;;) {
     await node.learnt.wait(node.signal)
     await writeKnown(node).catch((error: unknown) =>
-      calm.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
+      calm.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
     )
     await pause(node.signal, REST_MS + REST_MS_A_LEASE * node.view.size)
   }

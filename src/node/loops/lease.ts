@@ -143,7 +143,7 @@ export async function keepLease(node: Node): Promise<never> {
   let pauseMs = 0
   for (;;) {
     const { unwritten } = node.lease
-    if (unwritten !== undefined) node.log.error(`The lease is kept alive, but cannot be written: ${unwritten}`)
+    if (unwritten !== undefined) node.log.error(`The lease lives on, but cannot be written: ${unwritten}`)
     const waitMs = renewalWaitMs(node)
     if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
     if (await untilDue(node, waitMs)) {

@@ -184,7 +184,7 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
     try {
       events.adopt(await readEvents(path))
     } catch (error) {
-      calm.warn(`Cannot use the events of peers in ${path}: ${messageOf(error)}; weftd starts a new list`)
+      calm.warn(`Cannot use the events of peers in ${path}: ${messageOf(error)}; they begin anew`)
     }
     written = last()
   }

@@ -135,7 +135,7 @@ function limit(searching: Searching, search: PathSearch, { log }: Node): void {
     if (bytes === undefined) log.info(`No packet is too long for the path to ${key} any more`)
     else
       log.warn(
-        `Packets of more than ${bytes} bytes do not reach ${key}, and no router reports it: weftd sends shorter packets`,
+        `Packets of more than ${bytes} bytes do not reach ${key}, and nobody on the way says so: shorter ones are sent`,
       )
   }
 }

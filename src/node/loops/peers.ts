@@ -83,8 +83,8 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
       if (!isAcross || named.has(key)) continue
       named.add(key)
       log.error(
-        `Two nodes have one subnet: ${addressText(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to the ` +
-          'addresses that both have reach only one of them; delete the lease whose length is not that of the network configuration, and ' +
+        `Two nodes have one subnet: ${addressText(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to what ` +
+          'both have reach only one of them; delete the lease whose length is not that of the network configuration, and ' +
           'restart its node',
       )
     }

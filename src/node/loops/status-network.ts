@@ -41,7 +41,7 @@ export async function tellNetwork(node: Node): Promise<never> {
         } catch (error) {
           // The address may not be there yet, and the weftd before may have the port still.
           calm.warn(
-            `The status cannot be served to other nodes at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
+            `The other nodes cannot be told the status at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
           )
         }
       }

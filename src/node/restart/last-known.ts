@@ -124,7 +124,7 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
     }
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
-      log.warn(`Cannot use the last known state in ${path}: ${messageOf(error)}; waiting for the store`)
+      log.warn(`Cannot use what was last known, in ${path}: ${messageOf(error)}; waiting for the store`)
     return undefined
   }
 }

@@ -284,7 +284,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
       await pause(signal, MEET_RETRY_MS)
     if (!lock)
       throw new WeftError('DEVICE', 'another weftd took over before this one could', {
-        remedy: 'start this one again if it should take over from the other one',
+        remedy: 'start this one again if it is to take over from that one',
       })
   }
 
@@ -393,7 +393,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
       // The predecessor has what it lent open too: device and port are this process's alone when it has ended.
       const late = setTimeout(() => {
         if (before.pid > 0 && rendezvous.kill(before.pid))
-          log.warn(`The weftd that should have ended (pid ${pidOf(before.pid)}) hung, and was killed`)
+          log.warn(`The weftd that was to end (pid ${pidOf(before.pid)}) hung, and was killed`)
       }, END_MS)
       before.ended.then(() => {
         clearTimeout(late)

@@ -194,7 +194,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     if (!under)
       throw new WeftError(
         'DEVICE',
-        `${name} is not as it should be, and weftd leaves it so: the interface ${underlay} is gone`,
+        `${name} is not as it should be, and is left so: the interface ${underlay} is gone`,
         {
           remedy: `bring ${underlay} back, or restart weftd to have it choose another interface`,
         },

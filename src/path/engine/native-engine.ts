@@ -119,7 +119,7 @@ export function startNativeEngine(
       )
     }
     const refused = features.filter((name) => !opened.features.includes(name))
-    if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: weftd works without it, but slower`)
+    if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, but not less correct`)
   }
 
   const details: string[] = []

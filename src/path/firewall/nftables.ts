@@ -141,9 +141,9 @@ async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log:
       await each.remove()
       for (const reason of each.stays) log.warn(`Not removed: ${reason}`)
     }
-    for (const where of unseen) log.warn(`Rules of an earlier iptables mode may remain: ${where}`)
+    for (const where of unseen) log.warn(`Rules that an iptables mode left may stay: ${where}`)
   } catch (error) {
     if (!isWeftError(error)) throw error
-    log.warn(`Rules of an earlier iptables mode, if there are any, remain: ${describeError(error)}`)
+    log.warn(`Rules that an iptables mode left, if any, stay: ${describeError(error)}`)
   }
 }

@@ -29,7 +29,7 @@ import {
 /** Why no host can have the address of a family that a lease publishes, or undefined when one can. */
 export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family): string | undefined {
   const address = attrs.publicIp[family] ?? (family === 'ipv4' ? 0 : 0n)
-  if (!isOneHost(address)) return `${formatAddress(address)} cannot be the address of a host`
+  if (!isOneHost(address)) return `${formatAddress(address)} is no address of a host`
   if (isOfOneNode(attrs, own.attrs) || address === own.attrs.publicIp[family])
     return `${formatAddress(address)} is this node's own address`
   return undefined

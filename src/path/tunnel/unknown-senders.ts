@@ -74,29 +74,31 @@ export function createStrangerLog(
     const peer = known.find(source)
     if (reason === 'rx_drop_destination') {
       const [to, subnet] = [formatAddress(destination), netsText(filter.subnet)]
-      log.warn(`Packets from ${sender} are dropped: they are for ${to}, which is not in this node's subnet ${subnet}`)
+      log.warn(
+        `Packets from ${sender} are not let in: they are for ${to}, which is not in this node's subnet ${subnet}`,
+      )
     } else if (filter.provesSender && peer) {
       log.warn(
-        `Packets from ${sender} are dropped: ${claimed} belongs to the node at ${formatAddress(peer.endpoint)}, and with WireGuard a ` +
+        `Packets from ${sender} are not let in: ${claimed} belongs to the node at ${formatAddress(peer.endpoint)}, and with WireGuard a ` +
           'node may send from its own subnet alone. See which node has which subnet: `weft lease ls`',
       )
     } else if (filter.provesSender && reason === 'rx_drop_unknown_sender') {
       log.warn(
-        `Packets from ${sender} are dropped: they come from ${claimed}, and with WireGuard a node may send from its own subnet alone. ` +
+        `Packets from ${sender} are not let in: they come from ${claimed}, and with WireGuard a node may send from its own subnet alone. ` +
           'Have that node masquerade them (`--ip-masq`), or have the program there use the address of the WireGuard device',
       )
     } else if (reason === 'rx_drop_unknown_sender') {
       log.warn(
-        `Packets from ${sender} are dropped: no lease says that ${claimed} is there. If that is a node, see that its lease ` +
+        `Packets from ${sender} are not let in: no lease says that ${claimed} is there. If that is a node, see that its lease ` +
           'is in the store; else have the firewall keep it out',
       )
     } else if (peer) {
       log.warn(
-        `Packets from ${sender} are dropped: ${claimed} belongs to the node at ${formatAddress(peer.endpoint)}. They are forged, ` +
+        `Packets from ${sender} are not let in: ${claimed} belongs to the node at ${formatAddress(peer.endpoint)}. They are forged, ` +
           'or set "VerifySource": "inner" if that peer is behind NAT or published another address with --public-ip',
       )
     } else {
-      log.warn(`Packets from ${sender} are dropped: they claim to be from ${claimed}, which no other node can have`)
+      log.warn(`Packets from ${sender} are not let in: they claim to be from ${claimed}, which no other node can have`)
     }
   }
 }

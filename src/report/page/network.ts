@@ -45,7 +45,10 @@ export function createNetworkView() {
     const { nodes, size, tookMs, whole } = report
     const told = nodes.filter(({ answer }) => answer === 'told').length
     const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} asked` : count(size, 'node')
-    setText(sum, `${asked}, ${told} answered in ${milliseconds(tookMs)}: ${wholeText({ nodes, whole }, percent)}.`)
+    setText(
+      sum,
+      `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${wholeText({ nodes, whole }, percent)}.`,
+    )
     list.replaceChildren(...findingsOf(report))
     table.replaceChildren(...rowsOf(report))
   }

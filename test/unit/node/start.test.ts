@@ -174,8 +174,8 @@ describe('the external interface', () => {
     await vi.advanceTimersByTimeAsync(1_000)
     changed.ring()
     await vi.advanceTimersByTimeAsync(1_000)
-    expect(warnings.filter((line) => line.includes('is ignored: the network'))).toEqual([
-      `The public address ${passedOver} is ignored: the network does not have its family`,
+    expect(warnings.filter((line) => line.includes('passed over'))).toEqual([
+      `The public address ${passedOver} is passed over: it is of a family that the network does not have`,
     ])
   })
 })

@@ -84,16 +84,16 @@ it('of a daemon that waits has what it waits for', () => {
 
 describe('what another node tells', () => {
   it.each([
-    ['', 'not JSON'],
-    ['{', 'not JSON'],
-    ['[]', 'not a view of a node'],
-    ['null', 'not a view of a node'],
-    ['"text"', 'not a view of a node'],
+    ['', 'no JSON'],
+    ['{', 'no JSON'],
+    ['[]', 'no view of a node'],
+    ['null', 'no view of a node'],
+    ['"text"', 'no view of a node'],
     ['{}', 'another version than 1'],
     ['{"schema":2}', 'another version than 1'],
     ['{"schema":1}', 'no time'],
     ['{"schema":1,"at":"soon"}', 'no time'],
-    ['['.repeat(500_000), 'not JSON'],
+    ['['.repeat(500_000), 'no JSON'],
   ])('is refused as %.20s', (text, why) => expect(() => readView(text)).toThrow(why))
 
   it('is as much of it as can be', () => {

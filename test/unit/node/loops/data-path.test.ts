@@ -224,7 +224,7 @@ it('says once that an address of the external interface is gone, and that there 
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said()).toEqual([
     expect.stringMatching(
-      /eth0 has lost its address fd77::1: by IPv6 no packets pass between this node and other nodes until it returns or is replaced$/,
+      /eth0 has lost its address fd77::1: by IPv6 nothing passes between this node and others until it is back, or there is another$/,
     ),
   ])
   dataPaths[0]!.gone = {}

@@ -530,7 +530,7 @@ describe('look', () => {
     dataPath.look!()
     dataPath.look!()
     expect(host.lines).toEqual([
-      expect.stringMatching(/^Packets from 192\.0\.2\.9 are dropped: no lease says that 10\.5\.9\.7 is there/),
+      expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease says that 10\.5\.9\.7 is there/),
       "Packets that came before their sender's lease was known were dropped: 192.0.2.2",
     ])
   })

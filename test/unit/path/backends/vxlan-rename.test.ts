@@ -112,7 +112,7 @@ it.each([
   const opened = await openVxlanDevice({ ...options, underlayIndex: 2, local: parseIpv4('172.31.0.1')! }, MAC, run, log)
   Object.assign(state, { nic, vni: 9 })
   const looked = opened.resync([])
-  if (nic === undefined) await expect(looked).rejects.toThrow(/weftd leaves it so: the interface eth0 is gone/)
+  if (nic === undefined) await expect(looked).rejects.toThrow(/is left so: the interface eth0 is gone/)
   else await looked
   expect([links(), state.hasVxlan]).toEqual([commands, true])
 })

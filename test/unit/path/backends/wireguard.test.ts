@@ -194,10 +194,10 @@ it.each(['separate', 'auto'])(
 )
 
 it.each([
-  ['auto', '127.0.0.1', '2001:db8::2', ['IPv4', 'IPv6'], '127.0.0.1 cannot be the address of a host'],
-  ['ipv6', '192.0.2.2', '::1', ['IPv4', 'IPv6'], '::1 cannot be the address of a host'],
+  ['auto', '127.0.0.1', '2001:db8::2', ['IPv4', 'IPv6'], '127.0.0.1 is no address of a host'],
+  ['ipv6', '192.0.2.2', '::1', ['IPv4', 'IPv6'], '::1 is no address of a host'],
   ['ipv6', '192.0.2.2', '2001:db8::1', ['IPv4', 'IPv6'], "2001:db8::1 is this node's own address"],
-  ['ipv4', '192.0.2.2', '::1', ['IPv6'], '::1 cannot be the address of a host'],
+  ['ipv4', '192.0.2.2', '::1', ['IPv6'], '::1 is no address of a host'],
 ])('in the mode %s has no peer whose datagrams go to nobody: %s, %s', async (mode, ipv4, other, families, why) => {
   const { path } = await open(mode, BOTH)
   const attrs = {

@@ -172,7 +172,7 @@ it('has no peer that lacks a subnet or an address of IPv4', () => {
   expect([lines, filter.skipped()]).toEqual([
     [
       'Lease subnet of IPv6 is not used: its subnet is not within the network 10.5.0.0/16',
-      'Lease address of IPv6 is not used: 0.0.0.0 cannot be the address of a host',
+      'Lease address of IPv6 is not used: 0.0.0.0 is no address of a host',
     ],
     2,
   ])

@@ -1,4 +1,4 @@
-// unknown-senders.test.ts - what is said of those who are dropped.
+// unknown-senders.test.ts - what is said of those who are not let in.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { formatAddress } from '../../../../src/net/address.ts'
@@ -63,7 +63,7 @@ describe('strangers', () => {
     name([one, { ...one, source: typeof one.source === 'number' ? one.source && one.source + 1 : one.source + 1n }])
     now = 3_600_000
     name([one])
-    expect(lines).toEqual([`W Packets from ${formatAddress(one.from)} are dropped: ${said}`])
+    expect(lines).toEqual([`W Packets from ${formatAddress(one.from)} are not let in: ${said}`])
   })
 
   it('are named again for another reason, and others too', () => {
@@ -86,7 +86,7 @@ describe('strangers', () => {
     expect(lines).toEqual(["I Packets that came before their sender's lease was known were dropped: 192.0.2.4"])
     log.setPeers(() => peers)
     name(early)
-    expect(lines[1]).toMatch(/^W Packets from 192\.0\.2\.4 are dropped: no lease/)
+    expect(lines[1]).toMatch(/^W Packets from 192\.0\.2\.4 are not let in: no lease/)
   })
 
   it('are told of once, as early as they come', () => {
@@ -106,9 +106,9 @@ describe('strangers', () => {
         stranger('spoofed_source', '192.0.2.3', '10.5.1.7'),
       ])
     expect(lines).toEqual([
-      'W Packets from 192.0.2.2 are dropped: they come from 192.168.7.7, and with WireGuard a node may send from its own subnet alone. ' +
+      'W Packets from 192.0.2.2 are not let in: they come from 192.168.7.7, and with WireGuard a node may send from its own subnet alone. ' +
         'Have that node masquerade them (`--ip-masq`), or have the program there use the address of the WireGuard device',
-      'W Packets from 192.0.2.3 are dropped: 10.5.1.7 belongs to the node at 192.0.2.2, and with WireGuard a node may send from its own subnet alone. ' +
+      'W Packets from 192.0.2.3 are not let in: 10.5.1.7 belongs to the node at 192.0.2.2, and with WireGuard a node may send from its own subnet alone. ' +
         'See which node has which subnet: `weft lease ls`',
     ])
   })

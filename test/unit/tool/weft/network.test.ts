@@ -62,9 +62,9 @@ it('of few nodes is a matrix', () => {
     [
       '3 nodes, 2 told how they are in 31 ms: 50% of the pairs that were probed reach each other',
       '',
-      'failure: a node answers neither queries for its status nor probes of any other node',
+      'failure: a node answers nobody: neither its status nor a probe of any other node',
       '    host2 (10.5.2.0/24 at 192.0.2.2): 0 of 2 nodes reach it',
-      '  to do: check that the host runs and has a network, then that weftd runs there: `systemctl status weftd`, `weft doctor`',
+      '  to do: look whether the host runs and has its network, then whether weftd runs there: `systemctl status weftd`, `weft doctor`',
       '',
       '   NAME   SUBNET       AT         STATE    REACHED BY  REACHES  VERSION  MTU   CLOCK',
       '1  host1  10.5.1.0/24  192.0.2.1  working  1/1         1/2      1.0      1472  right',
