@@ -73,7 +73,7 @@ function messageOf(node, constants) {
   return { text: textOf(message, constants), remedies: remediesOf(remedy, constants) }
 }
 
-/** Returns each message of `src` whose words the code has in one place, with the remedies that stand beside it.
+/** Returns each message of `src` whose words the code has in one place, with the remedies in the same call.
  * @returns {{ text: string, remedies: string[] }[]} */
 function codeMessages() {
   const found = []

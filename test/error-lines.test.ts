@@ -13,7 +13,7 @@ const code = readdirSync(join(packageRoot, 'src'), { recursive: true, encoding: 
   .map((path) => read(join('src', path)))
   .join('\n')
 
-/** What is filled in in a template literal, with at most one pair of braces inside. */
+/** A value in a template literal, with at most one pair of braces inside. */
 const HOLE = /\$\{(?:[^{}]|\{[^{}]*\})*\}/
 const LITERAL = new RegExp(
   String.raw`\s*(?:'((?:\\.|[^'\\\n])*)'|"((?:\\.|[^"\\\n])*)"|${'`'}((?:\\.|${HOLE.source}|[^${'`'}\\])*)${'`'})`,
@@ -24,13 +24,13 @@ const literalsAfter = (begin: RegExp): string[] =>
     (single ?? double ?? template ?? '').replaceAll(/\\(.)/g, '$1'),
   )
 
-/** The words between what is filled in. */
+/** The words between the values. */
 const fixedParts = (text: string, hole: RegExp): string[] =>
   text
     .split(hole)
     .map((part) => part.trim())
     .filter((part) => /[a-z]{3}/.test(part))
-/** By so many words a part is known: what follows them may be shortened in the list. */
+/** The first words of a part, which identify it: the page may shorten the rest. */
 const beginningOf = (part: string): string => part.split(' ').slice(0, 4).join(' ')
 
 const messages = [
