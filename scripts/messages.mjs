@@ -187,7 +187,7 @@ in. Search the page for a few words of the line that you see.
 `
 
 /** Returns docs/weft-network.md with the table of findings as the code has them. */
-export function networkPage() {
+function networkPage() {
   const rows = []
   walk(parseAst(readFileSync(join(root, 'src/report/network-findings.ts'), 'utf8'), { lang: 'ts' }), (node) => {
     if (node.type !== 'Property' || node.key.type !== 'Literal') return
