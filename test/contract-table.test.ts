@@ -84,7 +84,9 @@ describe('CONTRACT.md', () => {
       for (const [file, words] of pinsOf(cell))
         if (file !== DIFFERENCES) {
           const block = testAround(read(file), words)
-          expect(block, `${number}: ${words}`).toMatch(/\bexpect\w*[.(]|\b(until|line|reach|answers|mends|check)\(/)
+          expect(block, `${number}: ${words}`).toMatch(
+            /\bexpect\w*[.(]|\b(until|line|reach|answers|repairsAfter|check)\(/,
+          )
           expect(block, `${number}: ${words}`).not.toMatch(/^\s*(it|test|describe)\.(skip|todo)\b/)
         }
   })

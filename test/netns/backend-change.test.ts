@@ -1,5 +1,5 @@
-// backend-change.test.ts - the backend of a cluster is changed, from each to each: afterwards no packet goes by the way of the old one, and
-// with wireguard none is readable on the cable.
+// backend-change.test.ts - changes the backend of a cluster from each one to each other one. Afterwards no packet uses the old backend, and
+// with wireguard no packet is readable on the underlay.
 
 import { writeFileSync, mkdirSync } from 'node:fs'
 import { join } from 'node:path'
@@ -18,12 +18,12 @@ import { ETCD, HOSTS, needs } from '../support/needs.ts'
 const lack = needs(HOSTS, ...ETCD, 'openssl', 'ping', 'tcpdump')
 
 const NETWORK = '10.5.0.0/16'
-/** As long as ping's pattern can be. */
+/** The maximum length of ping's pattern. */
 const TEXT = 'nobody reads it.'
 const PATTERN = Buffer.from(TEXT).toString('hex')
 const PINGS = 5
 
-/** The backends that this machine can run: what each makes on a host, and how its packets are known on the cable. */
+/** The backends that this machine can run: the devices that each creates, and how its packets look on the underlay. */
 const BACKENDS = {
   udp: { options: { Type: 'udp' }, devices: ['flannel0'], ports: [8285] },
   'vxlan by the kernel': { options: { Type: 'vxlan', DataPath: 'kernel' }, devices: ['flannel.1'], ports: [8472] },
@@ -32,10 +32,10 @@ const BACKENDS = {
   wireguard: { options: { Type: 'wireguard', DataPath: 'userspace' }, devices: ['flannel-wg'], ports: [51_820] },
 } as const
 type Name = keyof typeof BACKENDS
-/** Lanes of WireGuard's, beside the port that it listens on. */
+/** The source ports of WireGuard's lanes, in addition to its listening port. */
 const LANES = { first: 52_060, last: 52_067 }
 
-/** Each ordered pair once, as one walk over all of them (Hierholzer's algorithm): each change begins where the one before has ended. */
+/** Returns a path that uses each ordered pair once (Hierholzer's algorithm), so each change starts from the result of the previous one. */
 function walkOver(names: readonly Name[]): Name[] {
   const left = new Map(names.map((name) => [name, names.filter((other) => other !== name)]))
   const [stack, walk]: [Name[], Name[]] = [[names[0]!], []]
@@ -67,7 +67,7 @@ afterAll(async () => {
   await etcd?.close()
 })
 
-/** The keeper of the leases. */
+/** A store of leases. */
 interface Bed {
   readonly configure: (backend: object) => Promise<unknown> | void
   readonly args: (host: Host) => readonly string[]
@@ -115,7 +115,7 @@ async function stopAll(): Promise<void> {
   running.clear()
 }
 
-/** How a daemon with the new backend comes in the place of the one that runs. */
+/** Ways to replace the running daemon by one with the new backend. */
 const WAYS = {
   'is restarted': async (host: Host, bed: Bed) => {
     await running.get(host)!.stop()
@@ -128,15 +128,15 @@ const WAYS = {
   },
 } as const
 
-/** Packets on the cable of a host, of one kind each. */
+/** The packets on a host's link, by kind. */
 interface Heard {
-  /** Readable packets, whatever is around them. */
+  /** Packets whose inner content is readable, with any encapsulation. */
   readonly readable: number
-  /** By destination port of UDP; 0 stands for packets without a tunnel. */
+  /** The UDP destination ports; 0 stands for packets without a tunnel. */
   readonly ports: ReadonlySet<number>
 }
 
-/** What is heard on the cable of the first host while its container pings the other's. */
+/** Captures on the first host's link while its container pings the other host's container. */
 async function listenWhilePinging(isAnswered: boolean): Promise<Heard> {
   const [from, to] = pods!
   const tap = hosts[0].spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', 'ip'])
@@ -158,11 +158,11 @@ async function listenWhilePinging(isAnswered: boolean): Promise<Heard> {
   }
 }
 
-/** The address of a host's link, in hexadecimal digits. */
+/** Returns the MAC address of a host's link in hexadecimal digits. */
 const macOf = async (host: Host): Promise<string> =>
   (await host.output(['cat', '/sys/class/net/eth0/address'])).trim().replaceAll(':', '')
 
-/** The packets of a capture (pcap, as tcpdump writes it on this machine), with their Ethernet headers. */
+/** Splits a capture (pcap, as tcpdump writes it on this machine) into packets with their Ethernet headers. */
 function packetsOf(pcap: Buffer): Buffer[] {
   const packets: Buffer[] = []
   for (let at = 24; at + 16 <= pcap.length;) {
@@ -174,8 +174,8 @@ function packetsOf(pcap: Buffer): Buffer[] {
 }
 
 /**
- * The port of a datagram of some tunnel; 0 for a packet of the two containers that goes to one of these hosts without a tunnel. One for
- * which there is no way any more goes to the default gateway.
+ * Returns the port of a tunnel's datagram, or 0 for a packet between the containers that goes directly to one of these hosts. A packet
+ * without a route goes to the default gateway instead.
  */
 function portOf(frame: Buffer, from: string, to: string, macs: readonly string[]): readonly number[] {
   const packet = frame.subarray(14)
@@ -189,7 +189,7 @@ function portOf(frame: Buffer, from: string, to: string, macs: readonly string[]
 const TUNNELS: ReadonlySet<number> = new Set([0, ...Object.values(BACKENDS).flatMap(({ ports }) => ports)])
 const portsOf = (name: Name): readonly number[] => (BACKENDS[name].ports.length === 0 ? [0] : BACKENDS[name].ports)
 
-/** The devices of any backend on a host, and the routes to the other host's subnet. */
+/** Lists the devices of all backends on a host, and the routes to the other host's subnet. */
 async function leftOn(host: Host, other: Host): Promise<{ devices: string[]; routes: string[] }> {
   const [links, routes] = [await host.output(['ip', '-j', 'link']), await host.output(['ip', '-j', 'route'])]
   const names = (JSON.parse(links) as { ifname: string }[]).map(({ ifname }) => ifname)
@@ -214,7 +214,7 @@ async function check(from: Name, to: Name): Promise<void> {
 
 describe.each(Object.keys(BEDS))('with leases in %s', (keeper) => {
   let bed: Bed
-  it('starts', async ({ skip }) => {
+  it('starts with the first backend', async ({ skip }) => {
     const why = await whyNoVxlan()
     skip(why !== undefined, why)
     await stopAll()
@@ -227,13 +227,13 @@ describe.each(Object.keys(BEDS))('with leases in %s', (keeper) => {
 
   const steps = walkOver(Object.keys(BACKENDS) as Name[])
   const changes = steps.slice(1).map((to, at) => [steps[at]!, to] as const)
-  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet goes by the old way once a node %s', async (way) => {
+  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet uses the old backend after a node %s', async (way) => {
     for (const [from, to] of changes) {
       await bed.configure(BACKENDS[to].options)
       for (const [at, host] of hosts.entries()) {
         await WAYS[way](host, bed)
         if (at > 0) continue
-        // The other node has the old backend still.
+        // The other node still has the old backend.
         const { readable, ports } = await listenWhilePinging(false)
         if (to === 'wireguard') expect(readable, `${from} to ${to}, half-way`).toBe(0)
         const old = portsOf(from).filter((port) => !portsOf(to).includes(port))
@@ -247,7 +247,7 @@ describe.each(Object.keys(BEDS))('with leases in %s', (keeper) => {
   })
 })
 
-describe('a route past wireguard that weft did not make', () => {
+describe('a route that bypasses wireguard and that weft did not create', () => {
   let bed: Bed
   const way = (): string[] => [subnetOf(hosts[1]), 'via', hosts[1].address, 'dev', 'eth0', 'proto', 'static']
   const isReady = async (host: Host): Promise<string> =>
@@ -255,7 +255,7 @@ describe('a route past wireguard that weft did not make', () => {
   const isBypassed = async (host: Host): Promise<boolean> =>
     (await statusOf(host)).impairments.some(({ by }) => by === 'bypass')
 
-  it('makes a node that runs impaired and not ready, as each reader says, until it is gone', async () => {
+  it('makes a running node impaired and not ready in every report, until the route is removed', async () => {
     await stopAll()
     bed = await BEDS['a directory']!()
     await bed.configure(BACKENDS.wireguard.options)
@@ -306,7 +306,7 @@ describe('a route past wireguard that weft did not make', () => {
         'ip link del eth9',
       ],
     ],
-  ])('is seen if it is %s', async (_what, commands) => {
+  ])('is detected if it is %s', async (_what, commands) => {
     const [host, other] = hosts
     const [add, remove] = commands(subnetOf(host), subnetOf(other), other.address)
     await host.output(['sh', '-c', add])
@@ -316,7 +316,7 @@ describe('a route past wireguard that weft did not make', () => {
     await reach(pods![0].namespace, pods![1].address)
   })
 
-  it('is none if it is a rule by which the network goes as ever, as VPNs have it', async () => {
+  it('is not reported for a policy rule that leaves the traffic in the tunnel, as VPNs use it', async () => {
     const [host, other] = hosts
     const rules = [
       `ip route add default via ${other.address} table 101`,
@@ -324,16 +324,16 @@ describe('a route past wireguard that weft did not make', () => {
       'ip rule add pref 101 not fwmark 0xca6c lookup 101',
     ]
     await host.output(['sh', '-c', rules.join('; ')])
-    await WAYS['is restarted'](host, bed) // which is ready only if there is none
+    await WAYS['is restarted'](host, bed) // the restarted node becomes ready only without a bypass
     await host.output(['sh', '-c', 'ip rule del pref 100; ip rule del pref 101; ip route flush table 101'])
   })
 
-  it('keeps one that starts from being ready until it is gone', async () => {
+  it('keeps a starting node from becoming ready until it is removed', async () => {
     const [host] = hosts
     await running.get(host)!.stop()
     await host.output(['ip', 'route', 'add', ...way()])
     const starting = start(host, bed)
-    starting.catch(() => {}) // a failure below tells more
+    starting.catch(() => {}) // a failure below has more details
     await eventually(async () => expect(await isBypassed(host)).toBe(true))
     expect(await isReady(host)).toBe('503')
     await host.output(['ip', 'route', 'del', ...way()])
@@ -341,7 +341,7 @@ describe('a route past wireguard that weft did not make', () => {
     await eventually(async () => expect(await isReady(host)).toBe('200'))
   })
 
-  it('is left alone, and no matter, with "AllowBypass": true', async () => {
+  it('is kept and not reported with "AllowBypass": true', async () => {
     const [host] = hosts
     await bed.configure({ ...BACKENDS.wireguard.options, AllowBypass: true })
     await host.output(['ip', 'route', 'add', ...way()])
@@ -352,9 +352,9 @@ describe('a route past wireguard that weft did not make', () => {
   })
 })
 
-describe('a route of an earlier run to what is the own subnet now', () => {
+describe("a route of an earlier run to the node's present subnet", () => {
   const BY_HOST = { ...BACKENDS['host-gw'].options }
-  it.each(['host-gw', 'udp'] as const)('goes as %s starts', async (name) => {
+  it.each(['host-gw', 'udp'] as const)('is removed when %s starts', async (name) => {
     const [host, other] = hosts
     const bed = await BEDS['a directory']!()
     await stopAll()
@@ -362,7 +362,7 @@ describe('a route of an earlier run to what is the own subnet now', () => {
     for (const each of hosts) await start(each, bed)
     pods ??= [await host.startPod(), await other.startPod()]
     await running.get(host)!.stop()
-    // As a bridge that is made later would find it: before its own route.
+    // A bridge that is created later would find the old route before its own route.
     await host.output(['ip', 'link', 'set', 'cni0', 'down'])
     await host.output(['ip', 'route', 'add', subnetOf(host), 'via', other.address, 'dev', 'eth0'])
     await host.output(['ip', 'link', 'set', 'cni0', 'up'])

@@ -1,5 +1,5 @@
-// wireguard-mixed.test.ts - one network in which each host has WireGuard carried by another: the kernel, weftd itself; by
-// leases in a directory, in etcd, and of the Kubernetes API.
+// wireguard-mixed.test.ts - one network in which the kernel carries WireGuard on some hosts and weftd on others; with leases in a
+// directory, in etcd, and in the Kubernetes API.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -23,7 +23,7 @@ afterEach(async () => {
   ends = []
 })
 
-/** A store's flags for a host, once it says this configuration. */
+/** Returns the flags of a store for a host, after writing this configuration to it. */
 type Store = (host: Host, config: string) => Promise<readonly string[]>
 
 const STORES: Readonly<Record<string, (on: Lab) => Promise<Store>>> = {
@@ -58,7 +58,7 @@ const STORES: Readonly<Record<string, (on: Lab) => Promise<Store>>> = {
 }
 
 describe.each([['kernel', 'userspace', 'userspace']])('a network of %s, %s and %s', (...carriers) => {
-  it.each(Object.keys(STORES))('is one, by leases in %s', async (kind) => {
+  it.each(Object.keys(STORES))('carries packets between all hosts, with leases in %s', async (kind) => {
     lab = await createLab({ hosts: carriers.length })
     const store = await STORES[kind]!(lab)
     const daemons: Daemon[] = []
