@@ -23,9 +23,9 @@ import {
   SOON_S,
   withTables,
   wrongOf,
-  type Heard,
+  type Reports,
   type Side,
-  type SideHeard,
+  type SideReports,
 } from '../support/broken-table.ts'
 import { HOSTS, lackOf, needs } from '../support/needs.ts'
 import { HEALTHZ_PORT, startReaders, type Readers } from '../support/readers.ts'
@@ -51,7 +51,7 @@ afterEach(async () => {
 afterAll(() => {
   if (!process.env['WEFT_TABLE']) return
   const files = FAULT_NAMES.map((name) => join(OUTPUT, `${name}.json`)).filter((file) => existsSync(file))
-  const all = files.map((file) => JSON.parse(readFileSync(file, 'utf8')) as Heard)
+  const all = files.map((file) => JSON.parse(readFileSync(file, 'utf8')) as Reports)
   writeFileSync(PAGE, withTables(readFileSync(PAGE, 'utf8'), all))
 })
 
@@ -66,14 +66,14 @@ interface Looking {
 }
 
 /** Asks everybody on a host until all have said what they are to say, and once more. */
-async function hear({
+async function readAll({
   readers,
   expected,
   me,
   other,
   began,
   before,
-}: Looking): Promise<SideHeard & { readonly texts: object }> {
+}: Looking): Promise<SideReports & { readonly texts: object }> {
   const seconds: Partial<Record<Reader, number>> = {}
   const words = {} as Record<Reader, readonly string[]>
   const texts: Partial<Record<Reader, string>> = {}
@@ -83,9 +83,9 @@ async function hear({
     words[reader] = said.words.filter((word) => !before.has(word))
     texts[reader] = said.text
     const must = mustOf(expected[reader])
-    const { [reader]: heard } = words
-    if (must.some((word) => heard.includes(word))) seconds[reader] ??= (performance.now() - began.at) / 1000
-    if (must.every((word) => heard.includes(word))) open.delete(reader)
+    const { [reader]: reports } = words
+    if (must.some((word) => reports.includes(word))) seconds[reader] ??= (performance.now() - began.at) / 1000
+    if (must.every((word) => reports.includes(word))) open.delete(reader)
   }
   while (performance.now() - began.at < LOOK_MS && QUICK.some((reader) => open.has(reader)))
     for (const reader of QUICK) if (open.has(reader)) await read(reader)
@@ -136,23 +136,23 @@ it.each(FAULT_NAMES)(
     const [there, here] = await Promise.all(
       SIDES.map((side) => {
         const [me, other] = ends[side]
-        return hear({ readers, expected: fault[side], me, other, began, before: before[side] })
+        return readAll({ readers, expected: fault[side], me, other, began, before: before[side] })
       }),
     )
-    if (!there || !here) throw new Error('both sides are heard')
+    if (!there || !here) throw new Error('a side has no reports')
     const isCutOff = !(await arePodsTogether(first, last))
     const undone = performance.now()
     await undo()
     await becomeWell(['status', 'doctor'])
-    const heard = { name, greenSeconds: (performance.now() - undone) / 1000, there, here }
+    const reports = { name, greenSeconds: (performance.now() - undone) / 1000, there, here }
     mkdirSync(OUTPUT, { recursive: true })
-    writeFileSync(join(OUTPUT, `${name}.json`), JSON.stringify(heard, undefined, 1))
-    const wrong = Object.fromEntries(SIDES.map((side) => [side, wrongOf(fault[side], heard[side].words)]))
+    writeFileSync(join(OUTPUT, `${name}.json`), JSON.stringify(reports, undefined, 1))
+    const wrong = Object.fromEntries(SIDES.map((side) => [side, wrongOf(fault[side], reports[side].words)]))
     expect(wrong).toEqual({ there: [], here: [] })
     // Containers that lose every packet beside a doctor on either side that finds nothing: that is the worst that can be said.
-    const found = SIDES.flatMap((side) => heard[side].words.doctor)
+    const found = SIDES.flatMap((side) => reports[side].words.doctor)
     if (isCutOff) expect(found, 'containers are cut off').not.toEqual([])
-    for (const side of SIDES) expect(firstOf(heard[side])?.[1] ?? 0).toBeLessThan(SOON_S)
+    for (const side of SIDES) expect(firstOf(reports[side])?.[1] ?? 0).toBeLessThan(SOON_S)
   },
   10 * EVENT_MS,
 )

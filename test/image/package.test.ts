@@ -7,7 +7,7 @@ import { execute, output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { fetchNode, insteadIn, makeDebian, npmFolder } from '../support/debian.ts'
-import { tellStep } from '../support/long-step.ts'
+import { printStep } from '../support/long-step.ts'
 import { HOSTS, needs, NODE } from '../support/needs.ts'
 
 const MINUTE = 60_000
@@ -40,7 +40,7 @@ beforeAll(async () => {
   if (missing !== undefined) return
   workshop = await createLab({ hosts: 0 })
   debian = join(workshop.folder, 'debian')
-  tellStep('a bare Debian')
+  printStep('a bare Debian')
   // What the README asks for: ip, and iptables where rules are wanted.
   await makeDebian(debian, ['iproute2', 'iptables'])
   cpSync('/etc/resolv.conf', join(debian, 'etc/resolv.conf'), { dereference: true })
@@ -52,12 +52,12 @@ beforeAll(async () => {
   )
   const npm = await npmFolder()
   for (const major of MAJORS) {
-    tellStep(`Node.js ${major}`)
+    printStep(`Node.js ${major}`)
     await fetchNode(major, nodeOf(major))
     cpSync(npm, join(nodeOf(major), 'lib/node_modules/npm'), { recursive: true })
     symlinkSync('../lib/node_modules/npm/bin/npm-cli.js', join(nodeOf(major), 'bin/npm'))
   }
-  tellStep('npm pack')
+  printStep('npm pack')
   const pack = ['npm', '--prefix', packageRoot, 'pack', packageRoot, '--silent', '--pack-destination', workshop.folder]
   archive = (await output(pack, { timeoutMs: 10 * MINUTE })).trim()
   cpSync(join(workshop.folder, archive), join(debian, 'opt', archive))

@@ -129,7 +129,7 @@ const WAYS = {
 } as const
 
 /** The packets on a host's link, by kind. */
-interface Heard {
+interface Captured {
   /** Packets whose inner content is readable, with any encapsulation. */
   readonly readable: number
   /** The UDP destination ports; 0 stands for packets without a tunnel. */
@@ -137,7 +137,7 @@ interface Heard {
 }
 
 /** Captures on the first host's link while its container pings the other host's container. */
-async function listenWhilePinging(isAnswered: boolean): Promise<Heard> {
+async function listenWhilePinging(isAnswered: boolean): Promise<Captured> {
   const [from, to] = pods!
   const tap = hosts[0].spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', 'ip'])
   const parts: Buffer[] = []

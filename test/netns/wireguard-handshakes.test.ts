@@ -93,14 +93,14 @@ describe.each(['wireguard-go', 'kernel'])('with %s', { timeout: 2 * LIMIT_MS + E
     expect(await probe('it moves')).toMatchObject({ initiated: [true, false], roamed: ['127.0.0.1:51999'] })
   })
 
-  it('it is accepted with the cookie that it gets from us', async () => {
+  it('the other side is accepted with the cookie that it gets from us', async () => {
     const ours = await probe('we are loaded')
     expect(ours).toMatchObject({ ...CROSSED, received: [1, 1], initiated: [false] })
     expect(ours.cookiesSent).toBeGreaterThan(0)
   })
 
   // The speed of the machine decides what overloads wireguard-go, so this is one of the long tests that are run by hand.
-  it.each(IS_LONG ? ['it is loaded'] : [])('it accepts us with its cookie: %s', async (what) => {
+  it.each(IS_LONG ? ['it is loaded'] : [])('the other side accepts us with its cookie: %s', async (what) => {
     const its = await probe(what)
     expect(its).toMatchObject({ ...CROSSED, initiated: [true] })
     expect(its.proved![0]).toBe(false)

@@ -1,7 +1,7 @@
-// kube-gate.ts - lets hosts of a lab reach an API server that serves this process's own loopback.
+// kube-gate.ts - connects hosts of a lab to an API server that listens on this process's own loopback.
 //
-// A Unix socket joins network namespaces: a small program in the switch's listens where hosts reach it and hands on to the
-// socket, and this process hands on to the server.
+// A Unix socket crosses network namespaces. A small program in the switch's namespace listens for the hosts and forwards to the socket, and
+// this process forwards from the socket to the server.
 
 import { spawn } from 'node:child_process'
 import { writeFileSync } from 'node:fs'
@@ -28,7 +28,7 @@ createServer((inner) => {
 export interface KubeGate {
   /** A kubeconfig for hosts of the lab. */
   readonly kubeconfig: string
-  /** Cuts every connection; while refusing, new ones end at once. */
+  /** Cuts every connection. While it refuses, new connections end immediately. */
   cut(): void
   refuse(refusing: boolean): void
   close(): Promise<void>

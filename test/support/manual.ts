@@ -1,10 +1,10 @@
-// manual.ts - the lines that docs/kubernetes.md gives an operator for a shell, for a test to follow them.
+// manual.ts - the shell commands that docs/kubernetes.md gives to an operator, for a test that follows them.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { packageRoot } from '../../lab/lab.ts'
 
-/** The blocks of such lines in the sections that begin with these headings, in their order there. */
+/** Returns the blocks of commands in the sections whose headings start with these words, in the order of the document. */
 export function manualLines(...headings: readonly string[]): readonly string[] {
   const sections = readFileSync(join(packageRoot, 'docs/kubernetes.md'), 'utf8').split(/^(?=## )/m)
   return headings.flatMap((heading) => {

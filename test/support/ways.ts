@@ -1,4 +1,4 @@
-// ways.ts - the routes by which the kernel of a sound host sends packets to its peer and from it, with the changes of a test.
+// ways.ts - the routes over which the kernel of a healthy host sends packets to its peer and receives them, with the changes of a test.
 
 import type { PolicyRule, Way } from '../../src/host/ways.ts'
 import { waysToAsk, type KernelWays } from '../../src/tool/doctor/way-questions.ts'
@@ -24,7 +24,7 @@ const RULES = [
 ]
 type Answer = Partial<Way> | string
 
-/** Returns the routes of the sound host of facts.ts, with `changed` in place of the right ones. A text is a refusal. */
+/** Returns the routes of the healthy host of facts.ts, with `changed` in place of the right ones. A string is an error message. */
 export function waysBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 'marked', Answer>>>): KernelWays {
   const ways = waysToAsk(sound.status!, sound.links, ['0x1']).map((way) => {
     const name = way.question.mark === undefined ? way.direction : 'marked'
