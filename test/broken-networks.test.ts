@@ -1,4 +1,4 @@
-// broken-networks.test.ts - docs/broken-networks.md has every broken network, and what was said of it is what is to be said.
+// broken-networks.test.ts - docs/broken-networks.md has every broken network, and the reports in it are the expected ones.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -10,7 +10,7 @@ import { firstOf, reportsOf, mustOf, SIDES, SOON_S, wrongOf, type Side } from '.
 const page = readFileSync(join(packageRoot, 'docs/broken-networks.md'), 'utf8')
 const reports = reportsOf(page)
 
-it('has eighteen of them, each from both sides, as the code has them', () => {
+it('has eighteen networks, each from both sides, as the code has them', () => {
   expect(FAULT_NAMES).toHaveLength(18)
   expect(reports.map(({ name, side }) => `${name} ${side}`)).toEqual(
     FAULT_NAMES.flatMap((name) => SIDES.map((side) => `${name} ${side}`)),
@@ -19,7 +19,7 @@ it('has eighteen of them, each from both sides, as the code has them', () => {
     expect(page).toContain(`| ${title} | ${does} | ${remedy} |`)
 })
 
-it.each(reports)('has what is to be said of $name, $side, and how soon', ({ name, side, reports: said }) => {
+it.each(reports)('has the expected reports for $name, $side, and in time', ({ name, side, reports: said }) => {
   const expected = FAULTS[name as FaultName][side as Side]
   expect(wrongOf(expected, said.words)).toEqual([])
   const first = firstOf(said)

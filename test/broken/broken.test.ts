@@ -1,5 +1,5 @@
-// broken.test.ts - `npm run test:broken`: networks that are broken in eighteen ways, and what everybody who looks says of each, on both
-// sides, and how soon. What was said stands in build/broken; with WEFT_TABLE=1 the tables of docs/broken-networks.md are made of it.
+// broken.test.ts - `npm run test:broken`: breaks networks in eighteen ways, and records what each reader reports on both sides and how
+// soon. The reports are in build/broken; with WEFT_TABLE=1 the tables of docs/broken-networks.md are made from them.
 
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -32,12 +32,12 @@ import { HEALTHZ_PORT, startReaders, type Readers } from '../support/readers.ts'
 
 needs(HOSTS, 'prometheus', 'curl')
 
-/** Everybody who is to say something is asked again for so long. */
+/** The time for which readers are run again until they report what is expected. */
 const LOOK_MS = 20_000
 const GREEN_MS = 240_000
-/** All but who measures for seconds, and fills the link. */
+/** All readers except the one that measures for seconds and fills the link. */
 const QUICK = READERS.filter((reader) => reader !== 'bench')
-/** What is told for a while of what is past. */
+/** The words that are reported for a while after their cause is gone. */
 const PAST: readonly string[] = ['loss', 'repairs', 'peer-lossy', 'packets-dropped']
 const OUTPUT = join(packageRoot, 'build/broken')
 const PAGE = join(packageRoot, 'docs/broken-networks.md')
@@ -61,11 +61,11 @@ interface Looking {
   readonly me: Member
   readonly other: Member
   readonly began: { readonly at: number; readonly date: number }
-  /** Words of PAST that were said before. */
+  /** Words of PAST that were reported already. */
   readonly before: ReadonlySet<string>
 }
 
-/** Asks everybody on a host until all have said what they are to say, and once more. */
+/** Runs all readers on a host until each has reported what is expected, and once more. */
 async function readAll({
   readers,
   expected,
@@ -99,7 +99,7 @@ const arePodsTogether = async (one: Member, other: Member): Promise<boolean> =>
   (await one.pod.run(['ping', '-c', '3', '-i', '0.2', '-W', '2', other.pod.address])).code === 0
 
 it.each(FAULT_NAMES)(
-  '%s',
+  'reports %s',
   async (name) => {
     const fault: Fault = FAULTS[name]
     const lacks = lackOf(...(fault.needs ?? []))
@@ -121,10 +121,10 @@ it.each(FAULT_NAMES)(
           })
         }
     }
-    // Who had a twin looks for it for minutes.
+    // weftd watches for a duplicate node for minutes after it has found one.
     const becomeWell = (which: readonly Reader[]): Promise<void> =>
       vi.waitFor(() => areWell(which, PAST), { timeout: GREEN_MS, interval: 500 })
-    // A probe that came before its sender's lease was known is lost.
+    // A probe is lost if it arrives before the lease of its sender is known.
     const pastOf = async (side: Side): Promise<ReadonlySet<string>> => {
       const said = await Promise.all(QUICK.map((reader) => readers.read(...ends[side], reader, Date.now())))
       return new Set(said.flatMap(({ words }) => words.filter((word) => PAST.includes(word))))
@@ -149,7 +149,7 @@ it.each(FAULT_NAMES)(
     writeFileSync(join(OUTPUT, `${name}.json`), JSON.stringify(reports, undefined, 1))
     const wrong = Object.fromEntries(SIDES.map((side) => [side, wrongOf(fault[side], reports[side].words)]))
     expect(wrong).toEqual({ there: [], here: [] })
-    // Containers that lose every packet beside a doctor on either side that finds nothing: that is the worst that can be said.
+    // The worst result is a loss of all packets between containers while the doctor finds nothing on either side.
     const found = SIDES.flatMap((side) => reports[side].words.doctor)
     if (isCutOff) expect(found, 'containers are cut off').not.toEqual([])
     for (const side of SIDES) expect(firstOf(reports[side])?.[1] ?? 0).toBeLessThan(SOON_S)

@@ -11,7 +11,7 @@ import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft } from '../support/hosts.ts'
 import type { KubeApi } from '../support/kube-admin.ts'
-import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
+import { openKubeRelay, type KubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
@@ -50,7 +50,7 @@ function walkOver(names: readonly Name[]): Name[] {
 let lab: Lab
 let etcd: Etcd | undefined
 let api: KubeApi | undefined
-let gate: KubeGate | undefined
+let relay: KubeRelay | undefined
 let hosts: readonly [Host, Host]
 let pods: readonly [Pod, Pod] | undefined
 const running = new Map<Host, Daemon>()
@@ -62,7 +62,7 @@ beforeAll(async () => {
 })
 afterAll(async () => {
   await lab?.close()
-  await gate?.close()
+  await relay?.close()
   await api?.close()
   await etcd?.close()
 })
@@ -92,8 +92,8 @@ const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
   },
   async 'nodes of Kubernetes'() {
     api = await startKubeServer()
-    gate = await openKubeGate(lab, api)
-    const { kubeconfig } = gate
+    relay = await openKubeRelay(lab, api)
+    const { kubeconfig } = relay
     for (const host of hosts) await api.admin.addNode(host.name, subnetOf(host))
     const file = join(lab.folder, 'net-conf.json')
     return {

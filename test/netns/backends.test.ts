@@ -301,14 +301,14 @@ describe('vxlan of the kernel', () => {
         })
       }
       await daemons[0]!.line(new RegExp(`Repaired: ${device.replace('.', String.raw`\.`)} was gone`))
-      const told = async (each: Family): Promise<string> =>
+      const dataOf = async (each: Family): Promise<string> =>
         (families as readonly Family[]).includes(each)
           ? `{"VNI":1,"VtepMAC":"${(await deviceOf(b, DEVICE[each])).address}"}`
           : each === 'ipv4'
             ? 'null'
             : '(nil)'
-      const peer = `PublicIP: ${which === 'ipv6' ? '0.0.0.0' : b.address}, PublicIPv6: ${which === 'ipv4' ? '(nil)' : b.ipv6}, BackendData: ${await told('ipv4')}`
-      const received = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: ${await told('ipv6')}`
+      const peer = `PublicIP: ${which === 'ipv6' ? '0.0.0.0' : b.address}, PublicIPv6: ${which === 'ipv4' ? '(nil)' : b.ipv6}, BackendData: ${await dataOf('ipv4')}`
+      const received = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: ${await dataOf('ipv6')}`
       expect(daemons[0]!.lines.filter((each) => each.endsWith(received))).toHaveLength(1)
       expect((await deviceOf(a, device)).address).toBe(mac)
       await talk()

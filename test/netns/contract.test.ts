@@ -129,10 +129,10 @@ describe("flanneld's lines, in its order", () => {
     await etcd.ctl('put', peer, '{"PublicIP":"192.168.77.249","PublicIPv6":null}')
     await etcd.ctl('del', peer)
     await daemon.line(/^I.*\] Subnet removed: 10\.5\.0\.0\/24$/)
-    const told = messages(daemon)
+    const logged = messages(daemon)
       .slice(before)
       .filter((line) => /^I (watchSubnets: |Subnet )/.test(line))
-    expect(told.map((line) => line.replace(/revision \d+$/, 'revision N'))).toEqual([
+    expect(logged.map((line) => line.replace(/revision \d+$/, 'revision N'))).toEqual([
       'I watchSubnets: got valid subnet event with revision N',
       'I Subnet added: SUBNET',
       'I watchSubnets: got valid subnet event with revision N',

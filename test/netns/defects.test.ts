@@ -69,7 +69,7 @@ const nothing = async (): Promise<void> => {}
 describe('an uncaught error', () => {
   it.each<[kind: string, provoke: (daemon: Daemon) => unknown]>([
     ['promise that nobody waits for', nothing],
-    ['error that nobody hears', nothing],
+    ['error without a listener', nothing],
     ['timer', nothing],
     ['health port', () => void host.spawn([process.execPath, '-e', `fetch('http://127.0.0.1:${PORT}/healthz')`])],
     ['status socket', () => get({ socketPath: host.statusSocket, path: '/healthz' }).on('error', () => {})],

@@ -382,7 +382,7 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
   ] as const
   it.each(CUT_OFF)(
     '%s; packets flow, the other nodes continue, and all changes are applied',
-    async (_title, ports, hears) => {
+    async (_title, ports, receives) => {
       const bed = await openCluster()
       const { lab, etcd } = bed
       // Its own member comes first, as operators write it.
@@ -405,10 +405,10 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
       const heal = await drop(a.namespace, 'eth0', ports)
       const struckAt = performance.now()
       await eventually(() => etcd.ctl(putPeer('10.5.0.0/24'), others(etcd.members)))
-      await Promise.all((hears ? daemons : others(daemons)).map((daemon) => daemon.line(added('10.5.0.0/24'))))
+      await Promise.all((receives ? daemons : others(daemons)).map((daemon) => daemon.line(added('10.5.0.0/24'))))
       await delay(Math.max(0, AWAY_S * 1000 - (performance.now() - struckAt)))
       await Promise.any(daemons.map((daemon) => daemon.line(WATCH_LEFT)))
-      expect(daemons[index]!.lines.some((line) => added('10.5.0.0/24').test(line))).toBe(hears)
+      expect(daemons[index]!.lines.some((line) => added('10.5.0.0/24').test(line))).toBe(receives)
       const cost = costs.end()
       expect(await heal()).toBeGreaterThan(0)
       await eventually(() => etcd.ctl(putPeer('10.5.1.0/24'), [alone]))

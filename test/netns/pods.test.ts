@@ -208,7 +208,7 @@ it('forwards again if a successor in another pod hangs, which it cannot end', as
     connection.send(JSON.stringify({ weft: 2, want: 'still' }))
     setInterval(() => {}, 1e6)
     await connection.receive(new AbortController().signal)
-    console.log('told')`
+    console.log('sent')`
   const hanging = a.spawn([
     'unshare',
     '--pid',
@@ -225,7 +225,7 @@ it('forwards again if a successor in another pod hangs, which it cannot end', as
   )
   await before.line(/The weftd that was to take over hung; forwarding again/)
   await reach(containers[0].namespace, containers[1].address)
-  expect(await sent).toBe('told\n')
+  expect(await sent).toBe('sent\n')
 })
 
 it('of two pods that a host starts simultaneously one forwards; the other waits, and continues when the first is ended', async () => {

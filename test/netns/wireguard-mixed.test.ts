@@ -7,7 +7,7 @@ import { afterEach, describe, expect, it } from 'vitest'
 import { startEtcd } from '../../lab/etcd.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { openKubeGate } from '../support/kube-gate.ts'
+import { openKubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
@@ -46,13 +46,13 @@ const STORES: Readonly<Record<string, (on: Lab) => Promise<Store>>> = {
   async 'the Kubernetes API'(on) {
     const api = await startKubeServer()
     ends.push(() => api.close())
-    const gate = await openKubeGate(on, api)
-    ends.push(() => gate.close())
+    const relay = await openKubeRelay(on, api)
+    ends.push(() => relay.close())
     for (const [at, { name }] of on.hosts.entries()) await api.admin.addNode(name, `10.5.${at + 1}.0/24`)
     return async (host, config) => {
       const file = join(on.folder, `${host.name}-net-conf.json`)
       writeFileSync(file, config)
-      return ['--kube-subnet-mgr', '--kubeconfig-file', gate.kubeconfig, '--net-config-path', file]
+      return ['--kube-subnet-mgr', '--kubeconfig-file', relay.kubeconfig, '--net-config-path', file]
     }
   },
 }

@@ -506,7 +506,7 @@ describe.each([
         if (received.length > 0) break
       }
       expect(received).toMatchObject([{ kind: 'put', entry: { key: '10.5.1.0-24' } }])
-      controller.abort(new Error('heard'))
+      controller.abort(new Error('received'))
     }
   })
 

@@ -27,19 +27,19 @@ export default class SummaryReporter implements Reporter {
 
   onTestModuleStart({ relativeModuleId }: TestModule): void {
     this.#running.add(relativeModuleId)
-    this.#hear()
+    this.#restartTimer()
   }
 
   onTestCaseResult(): void {
-    this.#hear()
+    this.#restartTimer()
   }
 
   onTestModuleEnd({ relativeModuleId }: TestModule): void {
     this.#running.delete(relativeModuleId)
-    this.#hear()
+    this.#restartTimer()
   }
 
-  #hear(): void {
+  #restartTimer(): void {
     clearTimeout(this.#silence)
     this.#silence = setTimeout(() => this.#give(), SILENCE_MS).unref()
   }

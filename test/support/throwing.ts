@@ -108,7 +108,7 @@ const PREPARE: Readonly<Record<string, () => void>> = {
 /** Throws without a callback on SIGUSR2. */
 const STRIKE: Readonly<Record<string, () => void>> = {
   'promise that nobody waits for': () => void Promise.resolve().then(strike),
-  'error that nobody hears': () => void setImmediate(strike),
+  'error without a listener': () => void setImmediate(strike),
   'thousand errors': () =>
     void setInterval(() => {
       isArmed = true

@@ -62,7 +62,7 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
     for (const goOn of before?.waiting ?? []) goOn()
   }
   /** Passes data on, but delays it while `hold` is set. */
-  const gate = (): Transform =>
+  const passOn = (): Transform =>
     new Transform({
       transform(chunk: Buffer, _encoding, done) {
         if (!held) return done(null, chunk)
@@ -110,9 +110,9 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
       call.on('trailers', (some) => (trailers = some))
       inner.respond(answer, { waitForTrailers: true })
       inner.on('wantTrailers', () => inner.sendTrailers(trailers))
-      call.pipe(gate()).pipe(inner)
+      call.pipe(passOn()).pipe(inner)
     })
-    inner.pipe(gate()).pipe(call)
+    inner.pipe(passOn()).pipe(call)
   }
   const server = createServer()
   server.on('session', (session) => {

@@ -1,4 +1,4 @@
-// kube-gate.ts - connects hosts of a lab to an API server that listens on this process's own loopback.
+// kube-relay.ts - connects hosts of a lab to an API server that listens on this process's own loopback.
 //
 // A Unix socket crosses network namespaces. A small program in the switch's namespace listens for the hosts and forwards to the socket, and
 // this process forwards from the socket to the server.
@@ -25,7 +25,7 @@ createServer((inner) => {
 }).listen(${PORT}, '${ADDRESS}', () => console.log('listens'))
 `
 
-export interface KubeGate {
+export interface KubeRelay {
   /** A kubeconfig for hosts of the lab. */
   readonly kubeconfig: string
   /** Cuts every connection. While it refuses, new connections end immediately. */
@@ -34,7 +34,7 @@ export interface KubeGate {
   close(): Promise<void>
 }
 
-export async function openKubeGate(lab: Lab, api: KubeApi): Promise<KubeGate> {
+export async function openKubeRelay(lab: Lab, api: KubeApi): Promise<KubeRelay> {
   const path = join(lab.folder, 'kube.sock')
   const open = new Set<Socket>()
   let refusing = false
@@ -64,7 +64,7 @@ export async function openKubeGate(lab: Lab, api: KubeApi): Promise<KubeGate> {
   const kubeconfig = join(lab.folder, 'kubeconfig')
   const place = `https://${ADDRESS}:${PORT}`
   writeFileSync(kubeconfig, kubeconfigText(place, api.caFile, WEFT_TOKEN, ', tls-server-name: kubernetes'))
-  const gate: KubeGate = {
+  const relay: KubeRelay = {
     kubeconfig,
     cut() {
       for (const socket of open) socket.destroy()
@@ -73,11 +73,11 @@ export async function openKubeGate(lab: Lab, api: KubeApi): Promise<KubeGate> {
       refusing = value
     },
     async close() {
-      gate.cut()
+      relay.cut()
       outpost.kill()
       await ended(outpost)
       await new Promise((resolve) => server.close(resolve))
     },
   }
-  return gate
+  return relay
 }
