@@ -1,41 +1,45 @@
-// states.ts - the states that a weftd can be in: what each means for packets, and what every reader makes of it. Pure.
+// states.ts - the states of a weftd: the effect of each on packets, and how each reader reports it. Pure.
 //
-// One table: `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor speak from it,
-// and docs/status.md has the same rows, which a test compares.
+// `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor all use this table.
+// docs/status.md has the same rows; a test compares them.
 
-/** `forwarding`: by what the weftd before it knew, until the store has answered. `leaving`: it stops, or another weftd takes over. */
+/**
+ * `forwarding`: weftd has no answer from the store yet, and forwards with the knowledge of an earlier run. `leaving`: weftd stops, or another
+ * weftd takes over.
+ */
 export type StateName = 'starting' | 'forwarding' | 'working' | 'impaired' | 'leaving'
 
-/** What keeps a node from all of its work; the first is the worst. */
+/** The causes that keep a node from a part of its work, the worst first. */
 export const CAUSES = ['thread', 'path', 'bypass', 'family', 'host', 'rules', 'peers', 'store'] as const
 export type Cause = (typeof CAUSES)[number]
 
-/** Something that keeps a node from a part of its work, in words. */
+/** A cause with its description. */
 export interface Impairment {
   readonly by: Cause
   readonly what: string
 }
 
-/** A state, as all readers tell it; there are impairments where it is `impaired`, and only there: the worst first. */
+/** A state as all readers report it. The impairments are sorted, the worst first; only the state `impaired` has any. */
 export interface State {
   readonly state: StateName
   readonly impairments: readonly Impairment[]
 }
 
 export interface Reading {
-  /** The state, or what it is impaired by, as a part of a sentence. */
+  /** The state, or the cause of the impairment, as a part of a sentence. */
   readonly words: string
+  /** The effect of the state on packets, as a part of a sentence. */
   readonly packets: string
   readonly tone: 'good' | 'doubtful' | 'bad'
   /** The exit code of `weft status`. */
   readonly exit: 0 | 3
-  /** 503 only where a restart mends it: whoever restarts by /livez ends no weftd that forwards, or that waits for others. */
+  /** 503 only if a restart helps. So a supervisor that restarts on /livez never ends a weftd that forwards or waits for the store. */
   readonly livez: 200 | 503
-  /** `written`: 200 once subnet.env was written, as flanneld. */
+  /** `written`: 200 as soon as subnet.env is written, as flanneld answers. */
   readonly readyz: 'written' | 503
   /** The metric weft_working. */
   readonly working: 0 | 1
-  /** The findings of `weft doctor` that tell of it: at least one of them. */
+  /** `weft doctor` reports at least one of these findings. */
   readonly findings: readonly string[]
 }
 
@@ -44,22 +48,22 @@ const GOES_ON = { tone: 'bad', exit: 3, livez: 200, readyz: 'written' } as const
 const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
   starting: {
     ...{ words: 'starting', tone: 'doubtful', exit: 3, livez: 200, readyz: 503, working: 0 },
-    packets: 'this weftd forwards none; where another one runs, that forwards until this one takes over',
+    packets: 'this weftd forwards no packets; if another weftd runs, it forwards until this one takes over',
     findings: ['daemon-waits'],
   },
   forwarding: {
     ...{ words: 'forwarding as last known', tone: 'doubtful', exit: 3, livez: 200, readyz: 503, working: 1 },
-    packets: 'those to and from the nodes that were last known pass; what has changed since then is not known',
+    packets: 'packets to and from the nodes that weftd knew before pass; weftd does not know what changed since then',
     findings: ['daemon-as-known'],
   },
   working: {
     ...{ words: 'working', tone: 'good', exit: 0, livez: 200, readyz: 'written', working: 1 },
-    packets: 'all pass',
+    packets: 'all packets pass',
     findings: [],
   },
   leaving: {
     ...{ words: 'leaving', tone: 'doubtful', exit: 3, livez: 200, readyz: 503, working: 0 },
-    packets: 'this weftd forwards none any more; another one that takes over does',
+    packets: 'this weftd forwards no packets any more; if another weftd takes over, it forwards',
     findings: ['daemon-leaves'],
   },
 }
@@ -67,52 +71,52 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
 const IMPAIRED: Readonly<Record<Cause, Reading>> = {
   thread: {
     ...{ words: 'a thread that hangs', ...GOES_ON, livez: 503, working: 0 },
-    packets: 'those that this thread carries do not pass',
+    packets: 'packets that this thread carries are lost',
     findings: ['data-path-down'],
   },
   path: {
     ...{ words: 'its data path', ...GOES_ON, working: 0 },
-    packets: 'none pass; weftd tries again every five seconds',
+    packets: 'no packets pass; weftd tries again every five seconds',
     findings: ['data-path-down'],
   },
   bypass: {
     ...{ words: 'what leads past its data path', ...GOES_ON, readyz: 503, working: 0 },
     packets:
-      'some leave this host by another way than the backend: unencrypted, though that is wireguard, or to a wrong place',
+      'some packets leave this host past the backend: to a wrong place, or unencrypted although the backend is wireguard',
     findings: ['path-bypassed'],
   },
   family: {
     ...{ words: 'one family', ...GOES_ON, readyz: 503, working: 0 },
-    packets: 'those of one of IPv4 and IPv6 do not pass',
+    packets: 'packets of one of IPv4 and IPv6 are lost',
     findings: ['family-down'],
   },
   host: {
     ...{ words: 'its own host', ...GOES_ON, working: 1 },
     packets:
-      "containers' packets do not leave this host, new containers do not start, or another host gets our packets",
+      "packets of containers do not leave this host, new containers do not start, or another host gets this host's packets",
     findings: ['forwarding-off', 'forwarding-off-ipv6', 'subnet-env-wrong', 'address-twice', 'address-gone'],
   },
   rules: {
     ...{ words: 'its firewall rules', ...GOES_ON, working: 0 },
-    packets: "containers' packets may be dropped, or leave the network without masquerading",
+    packets: 'packets of containers may be dropped, or leave the network without masquerading',
     findings: ['rules-failing'],
   },
   peers: {
     ...{ words: 'its peers', ...GOES_ON, working: 1 },
     packets:
-      'those to the peers listed as silent or not reached are lost; to those listed as narrow only long ones are',
+      'packets to the peers listed as silent or stored are lost; only long packets to the peers listed as narrow are lost',
     findings: ['peer-silent', 'peer-unusable', 'family-broken'],
   },
   store: {
     ...{ words: 'its store', ...GOES_ON, working: 1 },
-    packets: 'those to known nodes pass; a new node is not known, and the lease is not renewed',
+    packets: 'packets to known nodes pass; new nodes are not learned, and the lease is not renewed',
     findings: ['store-away', 'store-stale', 'peers-held', 'config-missing'],
   },
 }
 
 export const STATE_NAMES = ['starting', 'forwarding', 'working', 'impaired', 'leaving'] as const satisfies StateName[]
 
-/** How a state is read. Of several causes each has its say: the worst counts. */
+/** Returns the reading of a state. With several causes, each answer is the worst of theirs. */
 export function readingOf({
   state,
   impairments,
@@ -133,9 +137,9 @@ export function readingOf({
   }
 }
 
-/** A weftd that has no node yet. */
+/** The facts about a weftd that has no node yet. */
 export interface Beginning {
-  /** True while it forwards by what was last known. */
+  /** True while it forwards with the knowledge of an earlier run. */
   readonly isForwarding: boolean
   readonly leaving: string | undefined
   readonly waitsFor: string
