@@ -124,9 +124,9 @@ it('says that the daemon is older, or what it says itself', async () => {
   expect((await capture([])).err).toContain('weftd speaks version 2')
 })
 
-it('has each field in docs/weft.md, and there no other', () => {
-  const page = readFileSync(join(packageRoot, 'docs/weft.md'), 'utf8')
-  const [, section = ''] = /^## Dropped packets$(.*?)^## /ms.exec(page) ?? []
+it('documents exactly the fields of its JSON', () => {
+  const page = readFileSync(join(packageRoot, 'docs/other-json.md'), 'utf8')
+  const [, section = ''] = /^## Dropped packets$(.*)/ms.exec(page) ?? []
   const documented = [...section.matchAll(/^\| `([^`]+)` \|/gm)].map(([, name = '']) => name)
   const ofPackets = Object.keys(packet).map((name) => `packets[].${name}`)
   const others = Object.keys(report).filter((name) => name !== 'packets')
