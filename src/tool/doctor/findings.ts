@@ -1,4 +1,4 @@
-// findings.ts - all that `weft doctor` can find, as one table: docs/doctor.md has the same, which a test compares. Pure.
+// findings.ts - the table of all findings of `weft doctor`. docs/findings-*.md have the same rows; a test compares them. Pure.
 
 export type Level = 'warning' | 'failure'
 
@@ -11,7 +11,7 @@ interface Possible {
   readonly fix: string
 }
 
-/** All findings, by the name that programs match. */
+/** All findings, by the names that programs match. */
 export const FINDINGS = {
   'daemon-silent': {
     ...{ check: 'daemon', level: 'failure' },
@@ -354,14 +354,14 @@ export interface Finding {
 /** Returns the remedy for a finding. */
 export const fixOf = ({ name, fix }: Finding): string => fix ?? FINDINGS[name].fix
 
-/** A finding for each place where it was seen. */
+/** Returns a finding for each place. */
 export const each = <T>(name: FindingName, all: readonly T[], detailOf: (one: T) => string): Finding[] =>
   all.map((one) => ({ name, detail: detailOf(one) }))
 
-/** Places that a person is shown of one finding. */
+/** The maximum number of places that a person is shown for one finding. */
 const NAMED = 5
 
-/** Findings for a person: one that was seen in several places is explained once, and has the first few of them; `more` counts the rest. */
+/** Groups findings for a person: a finding with several places appears once, with the first few of them. `more` counts the rest. */
 export function grouped(findings: readonly Finding[]): readonly {
   readonly name: FindingName
   readonly details: readonly string[]
