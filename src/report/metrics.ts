@@ -91,7 +91,7 @@ const bothWays =
 export const METRICS: readonly Metric[] = [
   gauge(
     'weft_info',
-    'Always 1. Labels: version; backend; engine, which names what carries the packets; subnet, by which other nodes know this node.',
+    'Always 1. Its labels are version, backend, engine (what carries the packets) and subnet (by which other nodes know this one).',
     (status) => [
       [
         1,

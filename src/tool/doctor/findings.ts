@@ -16,7 +16,7 @@ export const FINDINGS = {
   'daemon-silent': {
     ...{ check: 'daemon', level: 'failure' },
     means:
-      'weftd does not run or does not answer. Nobody repairs routes and firewall rules; with udp all packets between containers of different hosts are lost',
+      'weftd does not run or does not answer. Routes and firewall rules are not repaired; with udp all packets between containers of different hosts are lost',
     fix: 'start weftd (`systemctl start weftd`) and read the last line of its log. If it runs with another --status-socket, give that path to weft doctor too',
   },
   'daemon-waits': {
