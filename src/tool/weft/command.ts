@@ -1,4 +1,4 @@
-// command.ts - what a subcommand of weft is, how its command line is read, and its help: one table, one parser, one look.
+// command.ts - defines subcommands of weft: their table, the parser of their command lines, and their help.
 
 import { WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags, type FlagTable, type Options } from '../../base/go-flags.ts'
@@ -9,25 +9,25 @@ import type { Screen } from './look.ts'
 /** The exit codes of weft. */
 export const EXIT = {
   ok: 0,
-  /** It could not be done: a daemon, a store or a command does not answer. */
+  /** The command failed: a daemon, a store or a program does not answer. */
   failed: 1,
   /** The command line cannot be read. */
   usage: 2,
-  /** It was done, and something is wrong: a peer does not answer, a finding of the doctor's, a configuration that is not valid. */
+  /** The command succeeded but found a problem: a silent peer, a failure, an invalid configuration. */
   wrong: 3,
 } as const
 
 /** The meanings in the order of the codes. */
 export const EXIT_MEANINGS = [
-  'Done, and all is well.',
-  'It could not be done: a daemon, a store or a command does not answer, or it is not allowed.',
+  'The command succeeded and found no problem.',
+  'The command failed: a daemon, a store or a program does not answer, or permission is missing.',
   'The command line cannot be read, or names something that does not exist.',
-  'Done, but something is wrong: a peer does not answer, the doctor found a failure, or a configuration is not valid.',
+  'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
 ] as const
 
 export interface Call<Table extends FlagTable> {
   readonly options: Options<Table>
-  /** The arguments that are no flags, as many as the command takes. */
+  /** The arguments without the flags; the parser has checked their number. */
   readonly args: readonly string[]
   readonly screen: Screen
   readonly signal: AbortSignal
@@ -36,7 +36,7 @@ export interface Call<Table extends FlagTable> {
 export interface Command {
   /** `lease ls` */
   readonly name: string
-  /** Its arguments in the help: `SRC DST`; one in brackets may be left out. */
+  /** The arguments as the help shows them, such as `SRC DST`; those in brackets are optional. */
   readonly args: string
   /** One line that says what the command does. */
   readonly does: string
@@ -78,7 +78,7 @@ function countOf(args: string): readonly [number, number] {
   return [words.filter((word) => !word.startsWith('[')).length, words.length]
 }
 
-/** Flags may stand anywhere, unlike with Go's programs: who types `weft ping PEER -count 1` means it. */
+/** Parses flags at any place, unlike Go's programs, so `weft ping PEER -count 1` works. */
 function parseWords<Table extends FlagTable>(
   table: Table,
   words: readonly string[],
@@ -107,7 +107,7 @@ export const SOCKET_FLAG = {
   'status-socket': { ...WEFT_FLAGS['status-socket'], help: 'Unix socket of the daemon' },
 } as const
 
-/** The help of one. */
+/** Returns the help text of a command. */
 export function helpOf({ name, args, does, more, flags }: Command): string {
   const usage = `Usage: weft ${[name, ...(Object.keys(flags).length > 0 ? ['[OPTION]...'] : []), args].join(' ').trim()}`
   const width = Math.max(0, ...Object.entries(flags).map((flag) => wordsOf(flag).length))
@@ -118,13 +118,13 @@ export function helpOf({ name, args, does, more, flags }: Command): string {
   return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines.join('\n')].filter((part) => part !== '').join('\n\n')}\n`
 }
 
-/** A flag's default, in brackets; empty when that says nothing. */
+/** Returns a flag's default in parentheses; empty if there is no useful default. */
 export function defaultText(value: FlagTable[string]['default'], before = ''): string {
   const isNone = value instanceof Secret ? value.isEmpty : value === '' || value === false || Array.isArray(value)
   return isNone ? '' : ` (${before}${String(value)})`
 }
 
-/** The word for a flag's value in the help; undefined when it has none. */
+/** Returns the placeholder of a flag's value in the help; undefined if the flag has no value. */
 export function valueWord({ default: value, placeholder }: FlagTable[string]): string | undefined {
   return typeof value === 'boolean' ? undefined : (placeholder ?? (typeof value === 'number' ? 'N' : 'TEXT'))
 }

@@ -2,13 +2,13 @@
 
 import { defaultText, valueWord, type Command } from './command.ts'
 
-/** The words that may stand beside flags: a path, a peer, or one of these; nothing when only the operator knows them. */
+/** The words that may follow a command besides flags: a path, a peer, or one of a list; `nothing` if there are none to complete. */
 type Follows = 'nothing' | 'path' | 'peer' | readonly string[]
 
-/** Asks the daemon while the operator types; it prints nothing that a shell would expand. */
+/** Lists peers for completion. The output has no characters that a shell would expand. */
 const PEERS = 'weft peers --names 2>/dev/null'
 
-/** A command that is not in the table: it reads its command line itself, or is this tool's own. */
+/** A command that is not in the table, because it parses its own command line or belongs to this tool. */
 export interface Other {
   readonly name: string
   readonly does: string
@@ -19,10 +19,10 @@ export interface Other {
 export const SHELLS = ['bash', 'zsh', 'fish'] as const
 export type Shell = (typeof SHELLS)[number]
 
-/** A word that a shell takes as it stands; fish too, which knows the same of what stands between single quotes. */
+/** Quotes a word so that bash, zsh and fish take it literally. */
 const quoted = (text: string): string => `'${text.replaceAll("'", String.raw`'\''`)}'`
 
-/** A word that follows `weft`, and what follows it in turn: a command's flags and arguments, or the words of a group. */
+/** A word that follows `weft`, with the flags, arguments or second words that may follow it. */
 interface Word {
   readonly name: string
   readonly does: string
@@ -34,7 +34,7 @@ interface Word {
 interface Flag {
   readonly name: string
   readonly help: string
-  /** The kind of value that follows: a text may be a path. */
+  /** The kind of value that follows the flag; a text may be a path. */
   readonly value: 'none' | 'text' | 'number'
 }
 
@@ -47,7 +47,7 @@ function treeOf(commands: readonly Command[], others: readonly Other[]): readonl
         const kind = typeof value === 'boolean' ? 'none' : typeof value === 'number' ? 'number' : 'text'
         return { name: flag, help, value: kind }
       }),
-      { name: 'help', help: 'print what the command does, and its flags', value: 'none' },
+      { name: 'help', help: 'print the help of this command', value: 'none' },
     ],
     follows: args === '' ? 'nothing' : args.includes('FILE') ? 'path' : /PEER|DST/.test(args) ? 'peer' : [],
   })
@@ -64,7 +64,7 @@ function treeOf(commands: readonly Command[], others: readonly Other[]): readonl
   return [...tree.values()]
 }
 
-/** A script that the shell reads, for the command `weft`. */
+/** Returns the completion script of `weft` for a shell. */
 export function completion(shell: Shell, commands: readonly Command[], others: readonly Other[]): string {
   const tree = treeOf(commands, others)
   switch (shell) {
@@ -111,7 +111,7 @@ function bash(tree: readonly Word[]): string {
     '_weft() {',
     '  local words= flags= texts= numbers= paths= peers=',
     '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"',
-    '  # Of --flag=value bash makes three words.',
+    '  # bash splits --flag=value into three words.',
     '  if [ "$current" = = ]; then current=; elif [ "$previous" = = ]; then previous="${COMP_WORDS[COMP_CWORD-2]}"; fi',
     ...indented(choose(tree, 1)),
     '  COMPREPLY=()',
@@ -228,7 +228,7 @@ export function manual(
     ...[
       '.SH DESCRIPTION',
       paragraph(
-        'It asks weftd, the daemon of this host, over its socket, and looks at the host itself. Flags may stand anywhere.',
+        'weft queries weftd, the daemon of this host, over its socket, and examines the host itself. Flags may be anywhere on the command line.',
       ),
     ],
     '.SH COMMANDS',
@@ -288,8 +288,8 @@ export function daemonManual(
     ...[
       '.SH DESCRIPTION',
       paragraph(
-        'It leases a subnet for this host, writes it where Docker and CNI read it, and carries the packets of containers to other hosts. ' +
-          'It takes the flags of flanneld, in the syntax of Go, and each from a variable too: --etcd-endpoints from FLANNELD_ETCD_ENDPOINTS.',
+        'weftd leases a subnet for this host, writes it to a file for Docker and CNI, and carries the packets of containers to other hosts. ' +
+          'It accepts the flags of flanneld, in the syntax of Go. Each flag also has a variable, such as FLANNELD_ETCD_ENDPOINTS for --etcd-endpoints.',
       ),
     ],
     ...groups.flatMap(([title, flags]) => [
@@ -298,8 +298,8 @@ export function daemonManual(
         .toSorted(([a], [b]) => (a < b ? -1 : 1))
         .flatMap(flagLines),
     ]),
-    ...['.SH EXIT STATUS', '.TP', '.B 0', paragraph('It was stopped, or another weftd has taken over.')],
-    ...['.TP', '.B 1', paragraph('It could not start, or go on; the last line of its log says why.')],
+    ...['.SH EXIT STATUS', '.TP', '.B 0', paragraph('weftd was stopped, or another weftd took over.')],
+    ...['.TP', '.B 1', paragraph('weftd could not start or continue. The last line of its log has the reason.')],
     ...['.TP', '.B 2', paragraph('The command line cannot be read.')],
     ...DOCUMENTS,
     ...['.SH SEE ALSO', String.raw`.BR weft (8)`],

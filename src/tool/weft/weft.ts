@@ -1,4 +1,4 @@
-// weft.ts - the operator's tool: the table of its subcommands, and from a command line to an exit code.
+// weft.ts - the operator's tool: the table of its subcommands, and the way from a command line to an exit code.
 
 import { version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -9,13 +9,13 @@ import { createScreen, type Screen } from './look.ts'
 import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
 import { FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
 
-/** flannel's own programs, and what is as old here: they read their command lines themselves. */
+/** Commands that parse their own command lines: flannel's programs and weft cleanup. */
 interface OldCommand {
   readonly name: string
   readonly does: string
   readonly load: () => Promise<{
     readonly help: string
-    /** Returns the exit code; what it throws becomes a line. Its warnings begin with its name. */
+    /** Returns the exit code; main prints a thrown error as one line. Warnings begin with the command's name. */
     readonly run: (args: readonly string[], screen: Screen) => Promise<number>
   }>
 }
@@ -35,7 +35,7 @@ const OLD: readonly OldCommand[] = [
   },
   {
     name: 'docker-opts',
-    does: "write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does",
+    does: "write options for Docker's daemon from subnet.env, like flannel's mk-docker-opts.sh",
     async load() {
       const { DOCKER_OPTS_HELP, dockerOpts } = await import('./docker-opts.ts')
       const run = async (args: readonly string[]) => dockerOpts(args, process.env).then(() => EXIT.ok)
@@ -44,7 +44,7 @@ const OLD: readonly OldCommand[] = [
   },
   {
     name: 'install-conf',
-    does: 'copy a file, such as a CNI configuration, to where a running program reads it',
+    does: 'copy a file atomically, such as a CNI configuration that a running program reads',
     async load() {
       const { INSTALL_CONF_HELP, installConf } = await import('./install-conf.ts')
       const run = async (args: readonly string[]) => installConf(args).then(() => EXIT.ok)
@@ -53,7 +53,7 @@ const OLD: readonly OldCommand[] = [
   },
 ]
 
-/** All others, in the order of the help. Which of them is asked for is loaded, and no other: see `weft status` run once a second. */
+/** The other commands in the order of the help. Only the requested command is loaded, so that `weft status` starts fast. */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,
   peers: async () => (await import('./status.ts')).peersCommand,
@@ -85,7 +85,7 @@ const topNames = (): readonly string[] => [
   ),
 ]
 
-/** Loads the commands whose names begin so. */
+/** Loads the commands whose names begin with `start`. */
 export const loadCommands = (start = ''): Promise<readonly Command[]> =>
   Promise.all(
     Object.entries(COMMANDS)
@@ -101,15 +101,19 @@ const OTHERS: readonly Other[] = [
   ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
   {
     name: 'completion',
-    does: `print the completion script of weft for a shell: ${SHELLS.join(', ')}`,
+    does: `print the completion script for a shell: ${SHELLS.join(', ')}`,
     follows: SHELLS,
   },
   {
     name: 'man',
-    does: 'print the manual page, or that of weftd; see it with `weft man | man -l -`',
+    does: 'print the manual page of weft or weftd; show it with `weft man | man -l -`',
     follows: ['weftd'],
   },
-  { name: 'version', does: 'print the version; --json: of Node.js too, and for which machine', follows: ['--json'] },
+  {
+    name: 'version',
+    does: 'print the version; with --json also the version of Node.js and the platform',
+    follows: ['--json'],
+  },
   {
     name: 'help',
     does: 'print this text, or the help of a command',
@@ -127,7 +131,7 @@ async function help(): Promise<string> {
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
-/** For people a line, for programs one object. */
+/** Writes the version: one line for people, one JSON object for programs. */
 function writeVersion(rest: readonly string[], screen: Screen): number {
   if (isHelp(rest[0])) {
     screen.write('Usage: weft version [--json]\n')
@@ -143,7 +147,7 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
   return EXIT.ok
 }
 
-/** The command that the words begin with: of one word or two. */
+/** Returns the command whose name of one or two words begins the command line. */
 async function find(
   words: readonly string[],
 ): Promise<{ readonly found: Command; readonly rest: readonly string[] } | undefined> {

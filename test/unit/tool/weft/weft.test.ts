@@ -370,7 +370,7 @@ describe('weft status', () => {
     )
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease', true), dataPath) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}packets: those to and from .* last known pass.*\n {2}data path  as last known by flannel0, the native/,
+      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}effect: packets to and from .* weftd knew before pass.*\n {2}data path  as last known by flannel0, the native/,
     )
   })
 
