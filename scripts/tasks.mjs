@@ -46,20 +46,32 @@ export const TASKS = {
     ],
   },
   'lint:native': {
-    ...{ usage: '[--fix]', accepts: /^--fix$/ },
-    ...{ setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
+    usage: '[--fix]',
+    accepts: /^--fix$/,
+    setup: ['lint'],
+    commands: [script('scripts/lint-native.mjs')],
+  },
+  'lint:words': {
+    usage: '[FILE...]',
+    accepts: /\.(?:ts|mjs|h|cc|md)$/,
+    setup: ['lint'],
+    commands: [script('scripts/lint-words.mjs')],
   },
   format: { ...NO_WORDS, setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
   // `test` runs the tests that test/selection.json chooses, `test:whole` all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {
-    ...{ usage: '[--again]', accepts: /^--again$/ },
-    ...{ setup: ['test', 'stubborn'], commands: [script('scripts/test-all.mjs')] },
+    usage: '[--again]',
+    accepts: /^--again$/,
+    setup: ['test', 'stubborn'],
+    commands: [script('scripts/test-all.mjs')],
   },
   'test:stubborn': {
     usage: '[N] [FILE...]',
-    ...{ setup: ['test', 'stubborn'], env: ASKED, commands: [script('scripts/stubborn.mjs')] },
+    setup: ['test', 'stubborn'],
+    env: ASKED,
+    commands: [script('scripts/stubborn.mjs')],
   },
   'test:soak': {
     setup: ['test', 'soak'],
@@ -68,7 +80,7 @@ export const TASKS = {
       vitest(
         'test/sim',
         'test/store',
-        'test/unit/path/kinds/wireguard/schedules.test.ts',
+        'test/unit/path/backends/wireguard/schedules.test.ts',
         ...['outages', 'hosts', 'following', 'soak', 'filter', 'flood', 'wireguard-flood'].map(
           (name) => `test/netns/${name}.test.ts`,
         ),
@@ -86,7 +98,9 @@ export const TASKS = {
   'test:arch': { ...NO_WORDS, setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
   'test:vm': {
     usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
-    ...{ setup: ['test', 'vm'], env: ASKED, commands: [script('scripts/test-vm.mjs')] },
+    setup: ['test', 'vm'],
+    env: ASKED,
+    commands: [script('scripts/test-vm.mjs')],
   },
   'test:kube': {
     setup: ['test', 'kube'],
@@ -102,7 +116,8 @@ export const TASKS = {
   },
   'test:mutants': {
     usage: '[ROOM...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',
-    ...{ setup: ['mutants'], commands: [script('scripts/mutants.mjs')] },
+    setup: ['mutants'],
+    commands: [script('scripts/mutants.mjs')],
   },
   'test:page': { setup: ['test', 'page'], env: { ...ASKED, WEFT_PAGE: '1' }, commands: [vitest('--project', 'page')] },
   'test:broken': {

@@ -7,9 +7,9 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { macKeysOf, writeMacs } from '../../src/path/kinds/wireguard/cookie.ts'
-import { systemRandomness } from '../../src/path/kinds/wireguard/crypto.ts'
-import { INITIATION_BYTES, RESPONSE_BYTES } from '../../src/path/kinds/wireguard/handshakes.ts'
+import { macKeysOf, writeMacs } from '../../src/path/backends/wireguard/cookie.ts'
+import { systemRandomness } from '../../src/path/backends/wireguard/crypto.ts'
+import { INITIATION_BYTES, RESPONSE_BYTES } from '../../src/path/backends/wireguard/handshakes.ts'
 import type { SessionStatus } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { buildForge, type Forge, type Sender } from '../support/forge.ts'
@@ -266,7 +266,9 @@ it.for(LONG ? ['as fast as a host can'] : [])(
     await pings.stop()
     const lines = [idle, ...costs].map(({ what, seconds, received, ...shares }) =>
       [
-        ...[what.padEnd(42), `${seconds.toFixed(1)} s`, `${Math.round(received / seconds)}/s`],
+        what.padEnd(42),
+        `${seconds.toFixed(1)} s`,
+        `${Math.round(received / seconds)}/s`,
         ...Object.entries(shares).map(([of, share]) => `${of} ${(100 * share).toFixed(1)}%`),
       ].join('  '),
     )

@@ -1,7 +1,7 @@
 // wireguard-sessions.ts - a small model of what an engine does with the keys that handshakes give it: which pair is used, when it wants
 // another, and that no key is ever given, and no nonce ever used, twice.
 
-import type { SessionEngine, SessionKeys } from '../../src/path/kinds/wireguard/handshakes.ts'
+import type { SessionEngine, SessionKeys } from '../../src/path/backends/wireguard/handshakes.ts'
 
 /** A data message: by which key it was sealed, and for whom. */
 export interface Packet {
@@ -95,9 +95,16 @@ export function createSessions(
       if ([current, previous, next].some((pair) => pair?.ownIndex === ownIndex))
         throw new Error('an index of two pairs')
       const pair = {
-        ...{ isInitiator, ownIndex, peerIndex, sendKey: send, receiveKey: receive },
-        ...{ since: clock(), nonce: -1, received: new Set<number>() },
-        ...{ number: (pairs += 1), used: 0 },
+        isInitiator,
+        ownIndex,
+        peerIndex,
+        sendKey: send,
+        receiveKey: receive,
+        since: clock(),
+        nonce: -1,
+        received: new Set<number>(),
+        number: (pairs += 1),
+        used: 0,
       }
       if (!isInitiator) {
         next = pair

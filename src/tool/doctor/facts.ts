@@ -6,14 +6,14 @@ import { get as httpsGet } from 'node:https'
 import { parseEnv } from 'node:util'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { knock, type Knocked } from '../../host/knock.ts'
+import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
 import { getSysctl } from '../../host/sysctl.ts'
 import { askWays, policyRules } from '../../host/ways.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
-import { kindOf } from '../../path/kinds.ts'
+import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
 import { marksIn, waysToAsk, type KernelWays } from './way-questions.ts'
@@ -169,10 +169,30 @@ export async function gatherFacts({
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
   ])
   return {
-    ...{ status, silence, isForbidden, now: Date.now(), isRoot, tunProblem: tun, links },
-    ...{ routes: routes.flat(), defaultRoutes: Object.fromEntries(defaults), iptables, ip6tables, nft },
-    ...{ isForwarding: forwarding !== '0', subnetEnv, storeAheadMs: ahead, ...asked, reaches },
-    ...{ store, storeUnasked, bridgeFilter, unit, kernelWays, neighbours, lacksNetAdmin },
+    status,
+    silence,
+    isForbidden,
+    now: Date.now(),
+    isRoot,
+    tunProblem: tun,
+    links,
+    routes: routes.flat(),
+    defaultRoutes: Object.fromEntries(defaults),
+    iptables,
+    ip6tables,
+    nft,
+    isForwarding: forwarding !== '0',
+    subnetEnv,
+    storeAheadMs: ahead,
+    ...asked,
+    reaches,
+    store,
+    storeUnasked,
+    bridgeFilter,
+    unit,
+    kernelWays,
+    neighbours,
+    lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
 }

@@ -10,7 +10,7 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { kindOf, portOf } from '../../path/kinds.ts'
+import { kindOf, portOf } from '../../path/catalog.ts'
 import { placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
@@ -126,7 +126,8 @@ export function checkPeers(
       (side) => `${sideText(side)}${side.peer.type === '' ? '' : `, of type ${side.peer.type}`}`,
     ),
     ...unreached(isSilent).map((side): Finding => ({
-      ...{ name: 'peer-silent', detail: `${sideText(side)}: ${heard(side)}` },
+      name: 'peer-silent',
+      detail: `${sideText(side)}: ${heard(side)}`,
       fix: silentFix(status, side),
     })),
     ...each(

@@ -1,7 +1,7 @@
 // in-turn.test.ts - a data path that is asked for several things at once does one after another.
 
 import { expect, it } from 'vitest'
-import type { DataPath } from '../../../src/path/backend.ts'
+import type { DataPath } from '../../../src/path/contract.ts'
 import { inTurn } from '../../../src/path/in-turn.ts'
 
 it('does what it is asked in that order, one at a time, and goes on after a failure', async () => {
@@ -31,8 +31,11 @@ it('does what it is asked in that order, one at a time, and goes on after a fail
   const path = inTurn(dataPath)
   expect(path.peers()).toHaveLength(1)
   const [first, bad, mended, second, closed] = await Promise.allSettled([
-    ...[path.apply(new Map(), 'first'), path.apply(new Map(), 'bad'), path.resync()],
-    ...[path.apply(new Map(), 'second'), path.close()],
+    path.apply(new Map(), 'first'),
+    path.apply(new Map(), 'bad'),
+    path.resync(),
+    path.apply(new Map(), 'second'),
+    path.close(),
   ])
   expect([first, second, closed].map((each) => each?.status)).toEqual(Array(3).fill('fulfilled'))
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })

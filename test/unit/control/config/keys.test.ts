@@ -6,12 +6,12 @@ import { Ajv } from 'ajv'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
+import { isWeftError } from '../../../../src/base/errors.ts'
 import { readOptions } from '../../../../src/control/config/backend-options.ts'
 import { configSchema, HEAD, optionsOf, unknownKeys } from '../../../../src/control/config/keys.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { isWeftError } from '../../../../src/base/errors.ts'
 import { checkBackend } from '../../../../src/node/choose.ts'
-import { KINDS, type BackendType } from '../../../../src/path/kinds.ts'
+import { KINDS, type BackendType } from '../../../../src/path/catalog.ts'
 
 const has = (backend: object, head: object = {}): readonly string[] =>
   unknownKeys(JSON.stringify({ Network: '10.5.0.0/16', ...head, Backend: backend }))
