@@ -118,7 +118,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     readyz: 503,
     working: 0,
-    packets: 'packets of one of IPv4 and IPv6 are lost',
+    packets: 'packets of one address family (IPv4 or IPv6) are lost',
     findings: ['family-down'],
   },
   host: {

@@ -93,8 +93,7 @@ export const FINDINGS = {
   'family-down': {
     check: 'families',
     level: 'failure',
-    means:
-      'this host cannot carry one of IPv4 and IPv6 now. Packets of that family from and to its containers are lost',
+    means: 'this host cannot carry one address family (IPv4 or IPv6) now. Its packets from and to containers are lost',
     fix: 'remove the cause that the finding names. weftd tries again every five seconds and needs no restart',
   },
   'family-not-carried': {
@@ -108,7 +107,7 @@ export const FINDINGS = {
     check: 'families',
     level: 'warning',
     means:
-      'this host has a default route for only one of IPv4 and IPv6. Containers cannot leave the network over the other family, and each start of weftd waits ten seconds for that route',
+      'this host has a default route for only one address family (IPv4 or IPv6). Containers cannot leave the network over the other family, and each start of weftd waits ten seconds for that route',
     fix: 'add a default route of that family on the same interface, or name the interface with --iface',
   },
   'forwarding-off': {
@@ -139,7 +138,7 @@ export const FINDINGS = {
   'rules-missing': {
     check: 'firewall',
     level: 'failure',
-    means: "weft's firewall rules for one of IPv4 and IPv6 are missing, but those for the other family exist",
+    means: "weft's firewall rules for one address family (IPv4 or IPv6) are missing, but those for the other exist",
     fix: 'a running weftd restores them within seconds. If it does not, read the errors in its log',
   },
   'port-dropped': {
@@ -283,7 +282,7 @@ export const FINDINGS = {
   'family-broken': {
     check: 'peers',
     level: 'failure',
-    means: 'a peer is reached over one of IPv4 and IPv6, but not over the other',
+    means: 'a peer is reached over one address family (IPv4 or IPv6), but not over the other',
     fix: "check that family on both hosts: the log of weftd, the address, and whether the firewall (`ip6tables` or `iptables`) accepts the backend's port. Run weft doctor on the peer's host too",
   },
   'peer-lossy': {
