@@ -513,7 +513,7 @@ describe('a real API server', () => {
   afterEach(() => api?.close())
 
   it('takes each object of the manifest', async () => {
-    // The server is of 1.20, before surge: it gets what docs/kubernetes.md gives such a cluster.
+    // The server is of 1.20, before surge: it gets what docs/kubernetes/updates.md says for such a cluster.
     const older = (object: KubeObject): KubeObject =>
       object.kind === 'DaemonSet'
         ? ({ ...object, spec: { ...updateOf([object]), updateStrategy: undefined } } as KubeObject)
