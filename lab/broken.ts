@@ -1,5 +1,5 @@
-// broken.ts - a network of three hosts, and each way in which it can be broken: how that is done, what everybody who looks is to say
-// of it on both sides, and how it is undone. docs/broken-networks.md shows what was said; `npm run demo -- --broken NAME` breaks one.
+// broken.ts - a network of three hosts and the faults that it can have: how each fault is made and undone, and what each tool must report on
+// both sides. docs/broken-networks.md shows the reports. `npm run demo -- --broken NAME` makes a fault.
 
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -21,37 +21,37 @@ import {
 } from './lab.ts'
 import { slowCable } from './slow-cable.ts'
 
-/** Who tells of a network, on a host: commands of weft, the page, Prometheus' alerts of that host, and what weftd remembers. */
+/** The tools that report on a network, on a host: commands of weft, the page, Prometheus' alerts for that host, and weftd's events. */
 export const READERS = ['status', 'page', 'doctor', 'explain', 'bench', 'alerts', 'events'] as const
 export type Reader = (typeof READERS)[number]
 
 /**
- * The words that a reader is to say, by a blank; one with a question mark may be said. A reader that is left out is to find nothing
- * wrong. What the words are is in test/support/readers.ts.
+ * The words that a tool must report, separated by spaces; a word with a question mark is optional. A tool that is left out must find
+ * nothing wrong. test/support/readers.ts defines the words.
  */
 export type Expected = Partial<Readonly<Record<Reader, string>>>
 
 export interface Fault {
-  /** For a person, and the row's first cell. */
+  /** The name of the fault for people. */
   readonly title: string
-  /** What is done, and what it does to packets. */
+  /** How the fault is made, and its effect on packets. */
   readonly does: string
-  /** What makes it green again, on real hosts. */
+  /** The remedy on real hosts. */
   readonly remedy: string
-  /** Of scripts/machine.mjs, beside what a lab needs. */
+  /** Requirements of scripts/machine.mjs besides those of a lab. */
   readonly needs?: readonly string[]
   readonly store?: 'etcd'
-  /** More of the last host's daemon, made before it starts. */
+  /** Prepares more for the last host's daemon before it starts. */
   readonly before?: (lab: Lab) => Promise<DaemonMore>
-  /** Breaks it; resolves with what undoes that. */
+  /** Makes the fault. Resolves with a function that undoes it. */
   readonly make: (network: Network) => Promise<() => Promise<unknown>>
-  /** On the host that is broken, or that is behind what is broken; on another one. */
+  /** The reports on the host with the fault, and on another host. */
   readonly there: Expected
   readonly here: Expected
 }
 
 interface DaemonMore {
-  /** In place of the lab's. */
+  /** Replaces the lab's subnet file. */
   readonly subnetFile?: string
   readonly env?: Readonly<Record<string, string>>
 }
@@ -65,12 +65,12 @@ export interface Member {
 export interface Network {
   readonly lab: Lab
   readonly members: readonly Member[]
-  /** The one on whose side it is broken. */
+  /** The host on whose side the fault is. */
   readonly last: Member
   /** A host without a daemon. */
   readonly spare: Host
   readonly etcd: Etcd | undefined
-  /** Those inside and beneath. */
+  /** The families of the network and of the underlay. */
   readonly families: readonly Family[]
   readonly config: string
   /** The environment of a host: of its daemon, and of the commands there. */
@@ -80,7 +80,7 @@ export interface Network {
 }
 
 const CONFIG_KEY = '/coreos.com/network/config'
-/** The configuration of the network: of both families where that of the datagrams is named, else of IPv4. */
+/** Returns a network configuration: dual-stack if the underlay's family is given, else IPv4. */
 export const udpConfig = (underlay?: Family): string =>
   JSON.stringify({
     Network: '10.5.0.0/16',
@@ -94,12 +94,12 @@ const subnetOf = ({ host }: Member): string => networkOf(subnetOfEnv(host.subnet
 const readEnv = (file: string): Record<string, string> =>
   ({ ...parseEnv(readFileSync(file, 'utf8')) }) as Record<string, string>
 const portOf = ({ host }: Member): string => host.name.replace('host', 'h')
-/** Does one thing, to undo it by another. */
+/** Runs the command `make`. Resolves with a function that runs `undo`. */
 async function inTurn(place: Place, make: string, undo: string): Promise<() => Promise<unknown>> {
   await place.output(make.split(' '))
   return () => place.output(undo.split(' '))
 }
-/** Drops what goes to the port, by each family that there is. */
+/** Drops packets to the backend's port, over each family of the network. */
 const filter =
   (chain: string) =>
   async ({ last, families }: Network) => {
@@ -127,10 +127,10 @@ const PEER_SILENT: Expected = {
   explain: 'out:peer',
   bench: 'not-inside',
 }
-/** On the host that the others do not reach: one alert for it, not one for each of them. */
+/** The reports on the host that the others do not reach: one alert for that host, not one for each of the others. */
 const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 
-/** Small packets pass: who asks with long ones knows better. */
+/** Small packets pass, so only tools that send long packets notice. */
 const PATH_NARROW: Expected = {
   status: 'narrow?',
   page: 'red? path-mtu?',
@@ -156,7 +156,7 @@ const CONFIG_GONE: Expected = {
 export const FAULTS = {
   peer: {
     title: 'killed daemon',
-    does: '`kill -9` of weftd: its tunnel is gone, and no packet reaches its containers',
+    does: '`kill -9` of weftd: its tunnel is gone, and no packet reaches the containers of that host',
     remedy: 'start weftd again: `systemctl start weftd`',
     async make(network) {
       const { last } = network
@@ -171,8 +171,8 @@ export const FAULTS = {
   },
   frozen: {
     title: 'frozen daemon',
-    does: '`kill -STOP` of weftd: it neither forwards nor answers, and the kernel takes no notice',
-    remedy: 'let it go on (`kill -CONT`), or restart it: `systemctl restart weftd`',
+    does: '`kill -STOP` of weftd: it neither forwards nor answers, but its device and sockets still exist',
+    remedy: 'resume weftd (`kill -CONT`), or restart it: `systemctl restart weftd`',
     async make({ last }) {
       last.daemon.process.kill('SIGSTOP')
       return async () => last.daemon.process.kill('SIGCONT')
@@ -204,9 +204,9 @@ export const FAULTS = {
     here: PEER_SILENT,
   },
   'answers-only': {
-    title: 'firewall that lets in answers alone',
-    does: 'INPUT drops all but TCP, ICMP and answers to what the host sent (`--ctstate RELATED,ESTABLISHED`), as many clouds have it',
-    remedy: 'let the port in before the rule that `weft doctor` names there',
+    title: 'firewall that accepts only answers',
+    does: 'INPUT drops everything except TCP, ICMP and answers to packets of the host (`--ctstate RELATED,ESTABLISHED`), as in many clouds',
+    remedy: 'accept the port before the rule that `weft doctor` names there',
     needs: ['iptables'],
     async make({ last }) {
       const rules = ['-m conntrack --ctstate RELATED,ESTABLISHED', '-i lo', '-p icmp', '-p tcp']
@@ -222,7 +222,7 @@ export const FAULTS = {
   },
   reject: {
     title: "firewalld's reject",
-    does: 'a chain of nftables on the host accepts by its policy, and its last rule rejects all that is forwarded: containers alone are cut off',
+    does: 'an nftables chain on the host has the policy accept, but its last rule rejects all forwarded packets: only containers are cut off',
     remedy: 'accept the network in the chain that `weft doctor` names there',
     needs: ['nft'],
     async make({ last }) {
@@ -239,9 +239,9 @@ export const FAULTS = {
     here: {},
   },
   policy: {
-    title: 'rule of policy routing',
-    does: '`ip rule add iif cni0 lookup 30400` on the host: a table of its own sends what containers send to the router',
-    remedy: 'remove the rule that `weft doctor` names there, or have the main table asked first',
+    title: 'policy routing rule',
+    does: '`ip rule add iif cni0 lookup 30400` on the host: a separate table sends the packets of containers to the router',
+    remedy: 'remove the rule that `weft doctor` names there, or let the main table come first',
     async make({ last }) {
       await last.host.output(`ip route add default via ${SWITCH_ADDRESS} table 30400`.split(' '))
       await last.host.output('ip rule add pref 30400 iif cni0 lookup 30400'.split(' '))
@@ -255,7 +255,7 @@ export const FAULTS = {
   },
   'path-mtu': {
     title: 'MTU on the path',
-    does: "`ip link set mtu 1400` at the host's port of the switch: what is longer is lost there, and nobody is told",
+    does: "`ip link set mtu 1400` at the host's port of the switch: longer packets are lost there, without an ICMP error",
     remedy: 'raise the MTU there, or lower it on all hosts',
     make: ({ lab, last }) => setMtu(lab.switch, portOf(last)),
     there: PATH_NARROW,
@@ -263,15 +263,15 @@ export const FAULTS = {
   },
   mtu: {
     title: 'MTU on the host',
-    does: '`ip link set eth0 mtu 1400` on the host: weftd there goes by that, the others send as long packets as before',
-    remedy: 'give the interface the MTU that it had, or all hosts the new one',
+    does: '`ip link set eth0 mtu 1400` on the host: weftd there adapts, but the other hosts still send longer packets',
+    remedy: 'restore the MTU of the interface, or give all hosts the new one',
     make: ({ last }) => setMtu(last.host, 'eth0'),
     there: { doctor: 'bridge-mtu mtu-shrunk? path-mtu?', alerts: 'WeftPathNarrow?' },
     here: PATH_NARROW,
   },
   route: {
     title: 'wrong route',
-    does: "a route of somebody else's sends another host's subnet to the router",
+    does: "a route of another program sends packets for another host's subnet to the router",
     remedy: 'remove the route that `weft doctor` names there: `ip route del`',
     make({ members, last }) {
       const subnet = subnetOf(members[0] as Member)
@@ -287,7 +287,7 @@ export const FAULTS = {
   },
   etcd: {
     title: 'etcd down',
-    does: 'etcd is killed: known hosts reach each other, and no lease is renewed',
+    does: 'etcd is killed: known hosts still reach each other, but no lease is renewed',
     remedy: 'start etcd again',
     needs: ['etcd', 'etcdctl'],
     store: 'etcd',
@@ -300,8 +300,8 @@ export const FAULTS = {
   },
   wiped: {
     title: 'etcd wiped',
-    does: '`etcdctl del "" --prefix`: leases and configuration are gone; each node writes its lease again',
-    remedy: 'put the configuration again: `weft config set`',
+    does: '`etcdctl del "" --prefix`: leases and configuration are gone. Each node writes its lease again',
+    remedy: 'store the configuration again: `weft config set`',
     needs: ['etcd', 'etcdctl'],
     store: 'etcd',
     async make({ etcd, config }) {
@@ -313,8 +313,8 @@ export const FAULTS = {
   },
   'lost-route': {
     title: 'lost route',
-    does: '`ip route del` of the route to the network, which weftd puts back at once',
-    remedy: 'nothing is to be done: find who removes it, if it comes again',
+    does: '`ip route del` of the route to the network, which weftd restores immediately',
+    remedy: 'nothing. If it happens again, find the program that removes the route',
     make: async ({ last }) => {
       await last.host.output('ip route del 10.5.0.0/16'.split(' '))
       return async () => {}
@@ -324,7 +324,7 @@ export const FAULTS = {
   },
   twin: {
     title: 'two nodes with one address',
-    does: 'another host starts a weftd with `--public-ip` of this one: both have one subnet',
+    does: 'another host starts a weftd with the `--public-ip` of this one: both use one subnet',
     remedy: 'give each host its own address with --public-ip or --iface',
     async make({ start, spare, last, families }) {
       const ipv6 = families.includes('ipv6') ? ['--public-ipv6', last.host.ipv6] : []
@@ -342,9 +342,9 @@ export const FAULTS = {
     here: {},
   },
   clock: {
-    title: 'clock',
+    title: 'wrong clock',
     does: "the host's clock is two hours ahead",
-    remedy: 'set it by NTP: `timedatectl set-ntp true`',
+    remedy: 'synchronise it by NTP: `timedatectl set-ntp true`',
     needs: ['etcd', 'etcdctl', 'libfaketime'],
     store: 'etcd',
     async before(lab) {
@@ -361,8 +361,8 @@ export const FAULTS = {
   },
   disk: {
     title: 'full disk',
-    does: 'the file system of subnet.env is full, and the file is gone',
-    remedy: 'make room: weftd writes the file within seconds',
+    does: 'the file system of subnet.env is full, and the file is missing',
+    remedy: 'free space: weftd writes the file within seconds',
     before: async (lab) => ({ subnetFile: join(await lab.mountMemory('small', '64k'), 'subnet.env') }),
     async make({ lab }) {
       const small = join(lab.folder, 'small')
@@ -382,8 +382,8 @@ export const FAULTS = {
   },
   loss: {
     title: '5% lost one way',
-    does: 'of the packets to the host one in twenty is lost on the way, and none of those from it',
-    remedy: 'find where they are lost, outside the tunnel',
+    does: 'one in twenty packets to the host is lost on the path, and none from it',
+    remedy: 'find where packets are lost, outside the tunnel',
     needs: ['nft'],
     async make({ lab, last }) {
       await lab.switch.output([
@@ -398,8 +398,8 @@ export const FAULTS = {
   },
   slow: {
     title: 'slow peer',
-    does: 'each packet to the host and from it takes 150 ms',
-    remedy: 'find what is slow between the hosts, outside the tunnel',
+    does: 'each packet to the host and from it is delayed by 150 ms',
+    remedy: 'find the cause of the delay between the hosts, outside the tunnel',
     needs: ['python3'],
     make: ({ lab, last }) => slowCable(lab, Number(last.host.name.replace('host', '')), 150),
     there: { status: 'slow', bench: 'slow' },
@@ -414,15 +414,15 @@ export interface NetworkOptions {
   readonly hosts: number
   /** More of weftd's flags, for every host. */
   readonly args: readonly string[]
-  /** The family of the datagrams in a network of both; one of IPv4 alone where left out. */
+  /** The underlay's family in a dual-stack network; if it is left out, the network has only IPv4. */
   readonly underlay?: Family | undefined
 }
 
-/** Makes hosts with a daemon and a container each, fit to be broken in this way. */
+/** Makes hosts with a daemon and a container each, prepared for this fault. */
 export async function openNetwork(fault: Fault, { hosts, args, underlay }: NetworkOptions): Promise<Network> {
   const families: readonly Family[] = underlay === undefined ? ['ipv4'] : ['ipv4', 'ipv6']
   const config = udpConfig(underlay)
-  // One more stands by, without a daemon.
+  // One more host has no daemon.
   const lab = await createLab({ hosts: hosts + 1, families })
   let etcd: Etcd | undefined
   const close = async (): Promise<void> => {

@@ -18,7 +18,7 @@ interface Key {
   /** A number's range. */
   readonly least?: number
   readonly most?: number
-  /** What it is, and what holds without it. */
+  /** The meaning of the key, and its default. */
   readonly does: string
 }
 
@@ -26,35 +26,35 @@ interface Key {
 export const HEAD = {
   Network: {
     type: 'string',
-    does: 'The IPv4 network that the subnets of all nodes are parts of, such as 10.5.0.0/16.',
+    does: 'The IPv4 network that contains the subnets of all nodes, such as 10.5.0.0/16.',
   },
   SubnetLen: {
     type: 'integer',
     least: 0,
     most: 30,
-    does: 'The prefix length of the subnet of a node; 24 where it is left out, or 0, and the network is large enough.',
+    does: "The prefix length of a node's subnet. Missing or 0: 24, or a longer prefix if the network is small.",
   },
   SubnetMin: {
     type: 'string',
-    does: 'The first subnet that a node may get; the second of the network where it is left out.',
+    does: 'The first subnet that a node may get. Missing: the second subnet of the network.',
   },
   SubnetMax: {
     type: 'string',
-    does: 'The last subnet that a node may get; the last of the network where it is left out.',
+    does: 'The last subnet that a node may get. Missing: the last subnet of the network.',
   },
-  IPv6Network: { type: 'string', does: 'The IPv6 network, such as fd00:5::/48; asked for where EnableIPv6 is true.' },
+  IPv6Network: { type: 'string', does: 'The IPv6 network, such as fd00:5::/48. It is required if EnableIPv6 is true.' },
   IPv6SubnetLen: {
     type: 'integer',
     least: 0,
     most: 126,
-    does: 'As SubnetLen, of IPv6; 64 where it is left out.',
+    does: "The prefix length of a node's IPv6 subnet. Missing: 64.",
   },
-  IPv6SubnetMin: { type: 'string', does: 'As SubnetMin, of IPv6.' },
-  IPv6SubnetMax: { type: 'string', does: 'As SubnetMax, of IPv6.' },
-  EnableIPv4: { type: 'boolean', does: 'False for a network of IPv6 alone; true where it is left out.' },
-  EnableIPv6: { type: 'boolean', does: 'True for a network that has IPv6.' },
-  EnableNFTables: { type: 'boolean', does: 'True for firewall rules by nftables instead of iptables.' },
-  Backend: { type: 'object', does: 'How packets travel between the nodes; udp where it is left out.' },
+  IPv6SubnetMin: { type: 'string', does: 'The first IPv6 subnet that a node may get.' },
+  IPv6SubnetMax: { type: 'string', does: 'The last IPv6 subnet that a node may get.' },
+  EnableIPv4: { type: 'boolean', does: 'False for an IPv6-only network. Missing: true.' },
+  EnableIPv6: { type: 'boolean', does: 'True for a network with IPv6.' },
+  EnableNFTables: { type: 'boolean', does: 'True to use nftables instead of iptables for firewall rules.' },
+  Backend: { type: 'object', does: 'How packets travel between nodes. Missing: udp.' },
 } as const satisfies Readonly<Record<string, Key>>
 export type HeadKey = keyof typeof HEAD
 
@@ -142,7 +142,7 @@ const backendSchema = (type: BackendType): object => ({
     [TYPE]: { const: type },
     ...Object.fromEntries(optionsOf(KINDS[type].options).map((option) => [option.name, schemaOf(option)])),
     ...Object.fromEntries(
-      ofWindows(type).map((name) => [name, { description: "Read by flannel's nodes with Windows alone." }]),
+      ofWindows(type).map((name) => [name, { description: "Only flannel's Windows nodes read this." }]),
     ),
   },
   additionalProperties: false,
@@ -174,7 +174,9 @@ export function configSchema(): object {
       ...properties,
       Backend: {
         ...properties['Backend'],
-        properties: { [TYPE]: { enum: types, description: `${DEFAULT_TYPE} where there is no Backend.` } },
+        properties: {
+          [TYPE]: { enum: types, description: `The type of the backend. It is ${DEFAULT_TYPE} if Backend is missing.` },
+        },
         required: [TYPE],
         allOf: types.map((type) => ({
           if: { properties: { [TYPE]: { const: type } }, required: [TYPE] },
