@@ -82,7 +82,7 @@ it.concurrent.each(BACKENDS)(
       expect(there.details).toEqual([
         expect.stringMatching(
           new RegExp(
-            `${three}.* at .*: packets of ${whole} bytes .*, of up to ${least} they do; others take them: look at`,
+            `${three}.* at .*: packets of ${whole} bytes .*, packets of up to ${least} do; other peers answer such packets: check`,
           ),
         ),
       ])

@@ -167,7 +167,7 @@ describe('with three daemons', () => {
     await page
       .getByRole('region', { name: /What the doctor finds/ })
       .filter({ hasText: `${titled(second)} at ${second.address}:8285` })
-      .filter({ hasText: 'it sends, but what is sent to it is lost: look at the firewall there first' })
+      .filter({ hasText: 'packets from it arrive, but packets to it are lost: check the firewall on its host first' })
       .waitFor()
     await pictures('port', page, ['light'])
     await second.output(['iptables', '-D', ...port])

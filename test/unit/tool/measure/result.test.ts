@@ -58,7 +58,7 @@ describe('a result', () => {
       return notes
     }
     expect(notesOf(1372)).toEqual([
-      "inside packets of 1472 bytes do not come back, of up to 1372 they do: it is the other end's interface that takes less",
+      "inside packets of 1472 bytes get no answer, of up to 1372 they do: it is the other end's interface that takes less",
       'the MTU of the data path is 1472 here and 1372 there: give the external interfaces of all nodes one MTU',
     ])
     const between = ', of up to 1372 they do: something between the hosts takes less'
