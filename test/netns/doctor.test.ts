@@ -122,7 +122,7 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
     code: 1,
     stdout: '',
     stderr: expect.stringMatching(
-      /nobody listens at TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
+      /no program listens on TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
     ),
   })
   const listener = second.spawn(weftOf(second, ['bench', '--listen']))
@@ -155,12 +155,12 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
   await inShell(second, `iptables -A ${rule('eth0')}`)
   expect(await weft(first, words)).toMatchObject({
     code: 1,
-    stderr: expect.stringMatching(/TCP port 8286 of 192\.168\.77\.2 is reached inside and not outside.*firewall/),
+    stderr: expect.stringMatching(/TCP port 8286 of 192\.168\.77\.2 is reached inside but not outside.*firewall/),
   })
   await inShell(second, `iptables -D ${rule('eth0')}; iptables -A ${rule('flannel0')}`)
   expect(await weft(first, words)).toMatchObject({
     code: 3,
-    stdout: expect.stringMatching(/is reached outside and not inside.*a ping through the data path is answered: let/),
+    stdout: expect.stringMatching(/is reached outside but not inside.*a ping through the data path is answered: accept/),
   })
   await inShell(second, `iptables -D ${rule('flannel0')}`)
 
@@ -475,7 +475,7 @@ describe.sequential('of a host with', () => {
     const bundle = (before: readonly string[] = []) =>
       weft(first, ['doctor', '--subnet-file', first.subnetFile, '--bundle', file], before)
     const { code, stdout } = await bundle()
-    expect([code, stdout]).toEqual([3, expect.stringContaining(`all that was seen is in ${file}; look through it`)])
+    expect([code, stdout]).toEqual([3, expect.stringContaining(`all facts are in ${file}; read it`)])
     expect(statSync(file).mode & 0o777).toBe(0o600)
     const names = (await output(['tar', '-tzf', file])).trim().split('\n')
     expect(names.map((name) => name.replace('weft-doctor/', '')).toSorted()).toEqual([
@@ -503,7 +503,7 @@ describe.sequential('of a host with', () => {
     const old = readFileSync(file)
     expect(await bundle()).toMatchObject({
       code: 2,
-      stderr: expect.stringMatching(/cannot be written: it is there already; name a file/),
+      stderr: expect.stringMatching(/cannot be written: it exists already; name a file/),
     })
     expect(readFileSync(file)).toEqual(old)
     rmSync(file)

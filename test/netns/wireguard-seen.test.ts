@@ -173,7 +173,7 @@ describe('the doctor', () => {
     const other = await start(b)
     await areWell(a, b)
     await inShell(b, 'ip link set eth0 mtu 1400')
-    await finds(a, ['path-mtu'], /packets of 1420 bytes do not come back( since \S+)?, of up to 1340 they do/)
+    await finds(a, ['path-mtu'], /packets of 1420 bytes get no answer( since \S+)?, packets of up to 1340 do/)
     await inShell(b, 'ip link set eth0 mtu 1500')
     await finds(a, [])
     await other.stop('SIGKILL')
@@ -225,6 +225,6 @@ it('weft wg says what to do on a node that encrypts nothing', async () => {
   expect(await weft(host, ['wg'])).toMatchObject({
     code: 1,
     stdout: '',
-    stderr: expect.stringMatching(/this node encrypts nothing: its backend is udp; `weft peers` shows its peers/),
+    stderr: expect.stringMatching(/this node does not encrypt packets: its backend is udp; `weft peers` shows its peers/),
   })
 })

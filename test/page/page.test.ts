@@ -96,7 +96,7 @@ describe('with three daemons', () => {
     const { stdout, code } = await first.run(inTerminal)
     expect(code).toBe(3)
     expect(stdout).toMatch(/mtu .*failure.*path-mtu/)
-    expect(stdout).toContain(`${titled(second)} at ${second.address}:8285: packets of 1472 bytes do not come back`)
+    expect(stdout).toContain(`${titled(second)} at ${second.address}:8285: packets of 1472 bytes get no answer`)
     await terminalPicture('mtu', `$ weft doctor\n${stdout}`)
     await second.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
   })

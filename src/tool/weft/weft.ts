@@ -1,4 +1,4 @@
-// weft.ts - the operator's tool: the table of its subcommands, and from a command line to an exit code.
+// weft.ts - the program weft: the table of its subcommands, and running one of them.
 
 import { version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -9,13 +9,13 @@ import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
 import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
 
-/** flannel's own programs, and what is as old here: they read their command lines themselves. */
+/** A command that parses its command line itself: flannel's own programs, and `weft cleanup`. */
 interface OldCommand {
   readonly name: string
   readonly does: string
   readonly load: () => Promise<{
     readonly help: string
-    /** Returns the exit code; what it throws becomes a line. Its warnings begin with its name. */
+    /** Returns the exit code. The message of an error that it throws is printed. */
     readonly run: (args: readonly string[], screen: Screen) => Promise<number>
   }>
 }
@@ -53,7 +53,7 @@ const OLD: readonly OldCommand[] = [
   },
 ]
 
-/** All others, in the order of the help. Which of them is asked for is loaded, and no other: see `weft status` run once a second. */
+/** All other commands, in the order of the help. Only the command that runs is loaded, because scripts run `weft status` every second. */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,
   peers: async () => (await import('./status.ts')).peersCommand,
@@ -85,7 +85,7 @@ const topNames = (): readonly string[] => [
   ),
 ]
 
-/** Loads the commands whose names begin so. */
+/** Loads the commands whose names begin with `start`. */
 export const loadCommands = (start = ''): Promise<readonly Command[]> =>
   Promise.all(
     Object.entries(COMMANDS)
@@ -96,7 +96,7 @@ export const loadCommands = (start = ''): Promise<readonly Command[]> =>
 const isHelp = (word: string | undefined): boolean =>
   word !== undefined && ['-h', '-?', '-help', '--help'].includes(word)
 
-/** The entries of commands that are not in the table. */
+/** The commands that are not in the table. */
 const OTHERS: readonly Other[] = [
   ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
   {
@@ -127,7 +127,7 @@ async function help(): Promise<string> {
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
-/** For people a line, for programs one object. */
+/** Prints the version: a line for people, or a JSON object for programs. */
 function writeVersion(rest: readonly string[], screen: Screen): number {
   if (isHelp(rest[0])) {
     screen.write('Usage: weft version [--json]\n')
@@ -135,7 +135,7 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
   }
   const unknown = rest.find((word) => word !== '--json')
   if (unknown !== undefined) {
-    screen.warn(`weft version: there is no ${nameIn(unknown)}; it takes --json or nothing`)
+    screen.warn(`weft version: unknown argument ${nameIn(unknown)}; the only option is --json`)
     return EXIT.usage
   }
   const all = { version: version(), node: process.versions.node, platform: process.platform, arch: process.arch }
@@ -143,7 +143,7 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
   return EXIT.ok
 }
 
-/** The command that the words begin with: of one word or two. */
+/** Finds the command at the beginning of the words; its name has one word or two. */
 async function find(
   words: readonly string[],
 ): Promise<{ readonly found: Command; readonly rest: readonly string[] } | undefined> {
@@ -177,7 +177,7 @@ export async function main(
   if (name === 'completion' && !isHelp(rest[0])) {
     const shell = SHELLS.find((each) => each === rest[0])
     if (shell) screen.write(completion(shell, await loadCommands(), OTHERS))
-    else screen.warn(`weft completion: give it one of ${SHELLS.join(', ')}`)
+    else screen.warn(`weft completion: name a shell: ${SHELLS.join(', ')}`)
     return shell ? EXIT.ok : EXIT.usage
   }
   if (name === 'help' && rest.length > 0) return main([...rest, '--help'], screen)
@@ -231,7 +231,7 @@ async function runCommand(command: Command, words: readonly string[], screen: Sc
 
 async function runOld({ name, load }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
   const { help: text, run } = await load()
-  // The script exits with 1 for its -h, and so ends whoever asks by it whether it worked; --help is ours.
+  // flannel's mk-docker-opts.sh exits with 1 for -h, so weft does too; --help is weft's own.
   if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
     process.stderr.write(text)
     return EXIT.failed
@@ -245,7 +245,7 @@ async function runOld({ name, load }: OldCommand, rest: readonly string[], scree
     return await run(rest, { ...screen, warn })
   } catch (error) {
     warn(describeError(error))
-    // The other two are flannel's programs, which exit with 1 whatever it was.
+    // The other two commands are flannel's programs, which exit with 1 for every error.
     return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }
 }
