@@ -51,6 +51,12 @@ export const TASKS = {
     setup: ['lint'],
     commands: [script('scripts/lint-native.mjs')],
   },
+  'lint:words': {
+    usage: '[FILE...]',
+    accepts: /\.(?:ts|mjs|h|cc|md)$/,
+    setup: ['lint'],
+    commands: [script('scripts/lint-words.mjs')],
+  },
   format: { ...NO_WORDS, setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
   // `test` runs the tests that test/selection.json chooses, `test:whole` all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
