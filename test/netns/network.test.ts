@@ -57,7 +57,7 @@ describe.each([{ Type: 'udp' }, { Type: 'host-gw' }])('with %j', (backend) => {
     await isWhole(first)
     const { stdout } = await weft(first, ['network'])
     for (const { name } of lab.hosts) expect(stdout).toContain(name)
-    expect(stdout).toMatch(/^3 nodes, 3 told how they are in .*: 100% of the pairs/)
+    expect(stdout).toMatch(/^3 nodes, 3 reported their state within .*: 100% of the pairs/)
     expect(stdout).toMatch(/FROM \\ TO +1 +2 +3/)
 
     await third!.stop('SIGKILL')

@@ -96,7 +96,7 @@ describe('with three daemons', () => {
     const { stdout, code } = await first.run(inTerminal)
     expect(code).toBe(3)
     expect(stdout).toMatch(/mtu .*failure.*path-mtu/)
-    expect(stdout).toContain(`${titled(second)} at ${second.address}:8285: packets of 1472 bytes do not come back`)
+    expect(stdout).toContain(`${titled(second)} at ${second.address}:8285: packets of 1472 bytes get no answer`)
     await terminalPicture('mtu', `$ weft doctor\n${stdout}`)
     await second.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
   })
@@ -167,7 +167,7 @@ describe('with three daemons', () => {
     await page
       .getByRole('region', { name: /What the doctor finds/ })
       .filter({ hasText: `${titled(second)} at ${second.address}:8285` })
-      .filter({ hasText: 'it sends, but what is sent to it is lost: look at the firewall there first' })
+      .filter({ hasText: 'packets from it arrive, but packets to it are lost: check the firewall on its host first' })
       .waitFor()
     await pictures('port', page, ['light'])
     await second.output(['iptables', '-D', ...port])

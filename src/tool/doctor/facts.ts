@@ -1,4 +1,4 @@
-// facts.ts - what the doctor looks at on this host: gathered here, judged in checks.ts.
+// facts.ts - gathers the facts about this host that weft doctor judges in checks.ts.
 
 import { open, readFile } from 'node:fs/promises'
 import { get as httpGet } from 'node:http'
@@ -18,81 +18,83 @@ import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '.
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
 import { marksIn, waysToAsk, type KernelWays } from './way-questions.ts'
 
-/** The number of peers that are asked; for the others the daemon's own knowledge has to do. */
+/** The maximum number of peers that weft doctor itself probes. For all others it uses the daemon's status. */
 const ASKED_PEERS = 16
 const CLOCK_WAIT_MS = 2_000
 
 export interface Facts {
-  /** The daemon's status; undefined when it does not answer, for the reason in `silence`. */
+  /** The daemon's status, or the last status of a dead daemon; undefined if there is neither. */
   readonly status: Status | undefined
+  /** The reason why the daemon did not answer; undefined if it answered. */
   readonly silence: string | undefined
-  /** True when that is because we may not ask. */
+  /** True if the daemon did not answer because this user may not query it. */
   readonly isForbidden?: boolean
-  /** The clock of the day, in ms. */
+  /** The time of day, in ms since 1970. */
   readonly now: number
   readonly isRoot: boolean
-  /** The reason why /dev/net/tun cannot be opened, as an errno's name; undefined when it can. */
+  /** The name of the errno with which opening /dev/net/tun failed; undefined if it can be opened. */
   readonly tunProblem: string | undefined
   /** True if this process is root without CAP_NET_ADMIN. Then a weftd in the same container lacks it too. */
   readonly lacksNetAdmin: boolean
-  /** True where the kernel forwards IPv4. */
+  /** True if the kernel forwards IPv4. */
   readonly isForwarding: boolean
-  /** The same of IPv6; undefined where the network has none, or the kernel. */
+  /** True if the kernel forwards IPv6; undefined if the network or the kernel has no IPv6. */
   readonly isForwardingIpv6: boolean | undefined
-  /** True for each family of which there is a default route; left out where that was not asked. */
+  /** True for each family that has a default route. A family that was not looked up is left out. */
   readonly defaultRoutes: ByFamily<boolean>
   readonly links: readonly Link[]
-  /** The routes to the network and to parts of it. */
+  /** The routes of the main table to the network and to parts of it. */
   readonly routes: readonly Route[]
-  /** `iptables -S`, `ip6tables -S` and `nft list ruleset`; undefined where they cannot be asked, or the node has nothing of IPv6. */
+  /** The output of `iptables -S`; undefined if the tool failed. */
   readonly iptables: string | undefined
+  /** The output of `ip6tables -S`; undefined if the tool failed, or the network has no IPv6. */
   readonly ip6tables: string | undefined
+  /** The output of `nft list ruleset`; undefined if the tool failed. */
   readonly nft: string | undefined
-  /** subnet.env's variables; undefined when there is no such file. */
+  /** The variables in subnet.env; undefined if the file does not exist. */
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
-  /** The milliseconds by which the store's clock is ahead of ours, if it tells its time. */
+  /** The milliseconds by which the store's clock is ahead of this host's; undefined if the store does not report its time. */
   readonly storeAheadMs: number | undefined
-  /** The answers of the peers that were asked now, by lease and by each family that they were asked by. */
+  /** The results of probing peers now, by lease and family. */
   readonly answers: AllAnswers
-  /** The reason why nobody could be asked. */
+  /** The reason why no peer could be probed. */
   readonly unasked: string | undefined
-  /** What comes back from the hosts of those that did not answer, outside of the data path, by lease. */
+  /** The results of probing the hosts of silent peers outside the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
-  /** What the store itself says now, whatever the daemon knows; undefined where it was not asked. */
+  /** The state of the store as weft doctor found it now; undefined if the store was not queried. */
   readonly store: StoreSeen | undefined
   /** The reason why the store was not queried, or why the query failed. */
   readonly storeUnasked?: string | undefined
-  /** How the service manager has weftd, in words, where that is silent and there is one. */
+  /** The state of weftd in systemd, in words. Only looked up if weftd did not answer; empty if systemd has no such unit. */
   readonly unit?: string | undefined
   /** The kernel's neighbour tables; undefined if they were not read. */
   readonly neighbours?: readonly NeighbourTable[] | undefined
   /** The kernel's routes for packets to peers and from them; undefined if they were not looked up. */
   readonly kernelWays?: KernelWays | undefined
-  /** net.bridge.bridge-nf-call-iptables; undefined where br_netfilter is not loaded. */
+  /** net.bridge.bridge-nf-call-iptables; undefined if br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
 }
 
-/** What came back from a host, outside of the data path. */
+/** The results of probing a host outside the data path. */
 export interface Reach {
-  /** From the backend's port; undefined when nothing did, or the backend has none. */
+  /** The reaction to a datagram to the backend's port; undefined if there was none, or the backend has no port. */
   readonly port: Knocked | undefined
-  /** The number of the port. */
   readonly portNumber: number | undefined
-  /** True when the host answers a ping; undefined where it could not be asked. */
+  /** True if the host answers a ping; undefined if no ping could be sent. */
   readonly isPinged: boolean | undefined
-  /** True for a host of the same link that nobody answers for. */
+  /** True if the address is on a link of this host, but no host there answers for it (ARP, neighbour discovery). */
   readonly isOffLink: boolean
 }
 
-/** The store, as the doctor finds it. */
+/** The state of the store as weft doctor found it. */
 export interface StoreSeen {
-  /** The reason why it does not answer. */
+  /** The reason why the store does not answer. */
   readonly problem?: string
-  /** The network configuration there, as the status has it; undefined where it cannot be read. */
+  /** The network configuration in the store, in the form of the status; undefined if it cannot be read. */
   readonly config?: Status['config'] | undefined
 }
 
-/** Asks a peer by a family; rejects when nobody can be asked by it. */
+/** Probes a peer over a family with a packet of this length. Rejects if this host cannot probe over the family. */
 export type AskPeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
 
 export interface Sources {
@@ -101,9 +103,12 @@ export interface Sources {
   readonly isForbidden?: boolean
   readonly subnetFile: string
   readonly run: Run
-  /** Undefined where the backend has nobody to ask. */
+  /** Undefined if the data path is not open, so that peers cannot be probed. */
   readonly ask: AskPeer | undefined
-  /** Pings the host of a peer, outside of the data path; undefined where that has no address. Rejects as `ask` does. */
+  /**
+   * Pings the host of a peer outside the data path. Returns undefined if the host has no address of the family. Rejects if this host cannot
+   * ping over it.
+   */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
   readonly storeUnasked?: string | undefined
@@ -247,7 +252,7 @@ async function askPeers(
     const twice = async (bytes: number): Promise<boolean> =>
       (await ask(peer, family, bytes)) || (await ask(peer, family, bytes))
     const small = await twice(0)
-    // The senders are told what the kernel knows of the path.
+    // If the kernel knows a smaller path MTU, senders of longer packets get an ICMP error, so probes keep to that MTU.
     const most = pathMtu ?? mtu
     const large = small && (await twice(most))
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined
@@ -274,17 +279,17 @@ async function askPeers(
   return { answers: new Map(answers.filter(([, sides]) => Object.keys(sides).length > 0)), unasked }
 }
 
-/** ICMP errors come at once, or never. */
+/** How long to wait for an ICMP error. It comes within milliseconds, or never. */
 const KNOCK_MS = 1_000
 
-/** Asks the hosts of those peers that were asked and did not answer by any family, at the addresses where their packets go. */
+/** Probes the hosts of silent peers outside the data path, at the addresses to which packets for these peers go. */
 async function reachesOf(
   status: Status | undefined,
   answers: AllAnswers,
   ping: Sources['ping'],
   run: Run,
 ): Promise<Facts['reaches']> {
-  if (!ping) return new Map() // nothing is to be sent
+  if (!ping) return new Map() // the operator wants no probes
   const silent = (status?.peers?.list ?? []).slice(0, ASKED_PEERS).filter(({ lease, state }) => {
     const asked = Object.values(answers.get(lease) ?? {})
     return state !== 'stored' && (asked.length > 0 ? asked.every(({ small }) => !small) : state !== 'answering')
@@ -310,7 +315,7 @@ async function reachesOf(
   return new Map(found.flat())
 }
 
-/** True where this host has asked its link for the address just now, and nobody has it (ip-neighbour(8)). */
+/** True if the kernel just tried to resolve the address on a link, and no host answered (ip-neighbour(8)). */
 async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
   const found = await ipJson<{ state?: readonly string[] }>(run, ['neighbour', 'show', 'to', address]).catch(
     (error: unknown) => {
@@ -322,16 +327,16 @@ async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
   return states.length > 0 && states.every((state) => state === 'FAILED' || state === 'INCOMPLETE')
 }
 
-/** How systemd has the unit, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`; empty where it has none. */
+/** Describes the unit's state, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Empty if systemd has no such unit. */
 async function unitState(run: Run): Promise<string> {
   const words = ['show', 'weftd', '--property=LoadState,ActiveState,InactiveEnterTimestamp,Result']
   const { LoadState, ActiveState, InactiveEnterTimestamp, Result } = parseEnv(await run('systemctl', words))
   if (LoadState !== 'loaded') return ''
   const since = InactiveEnterTimestamp ? ` since ${InactiveEnterTimestamp}` : ''
-  return `systemd has it ${ActiveState ?? 'in no state'}${since}${Result && Result !== 'success' ? ` (${Result})` : ''}`
+  return `systemd says: ${ActiveState ?? 'no state'}${since}${Result && Result !== 'success' ? ` (${Result})` : ''}`
 }
 
-/** CAP_NET_ADMIN is bit 12 of the effective capabilities (linux/capability.h, proc_pid_status(5)). */
+/** True if the text of /proc/PID/status lacks CAP_NET_ADMIN, bit 12 of CapEff (linux/capability.h, proc_pid_status(5)). */
 export const lacksNetAdminBy = (status: string): boolean => {
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   return effective !== undefined && ((BigInt(`0x${effective}`) >> 12n) & 1n) === 0n
@@ -347,8 +352,8 @@ async function tunProblem(): Promise<string | undefined> {
 }
 
 /**
- * Compares clocks by the Date of an answer of etcd's HTTP side (RFC 9110 section 6.6.1), which tells it to anybody;
- * whatever the answer is.
+ * Compares the clocks by the Date header (RFC 9110 section 6.6.1) that etcd sends with every HTTP answer, even without a login. Returns the
+ * milliseconds by which etcd's clock is ahead; undefined if etcd sends no date. The header has whole seconds, so half a second is added.
  */
 function storeAheadMs(status: Status | undefined): Promise<number | undefined> {
   const [endpoint = ''] = status?.store.name === 'etcd' ? (status.daemon.leases.split(/[ ,]/) ?? []) : []

@@ -66,7 +66,7 @@ export function wayText(way: Way, question: WayQuestion, rules: readonly PolicyR
     table === undefined || table === 'local'
       ? ''
       : `, by the table ${table}${rule ? ` and the rule "${rule.text}"` : ''}`
-  if (type === 'local') return 'this host itself, which has that address'
+  if (type === 'local') return 'this host itself, which has the address'
   return `${device}${gateway === undefined ? '' : ` via ${gateway}`}${by}`
 }
 
@@ -86,12 +86,12 @@ function findingsOf(
   const about = `${whose}${where}`
   const first = (rule: PolicyRule | undefined): string | undefined =>
     rule &&
-    `have who made the rule leave the network out, or have the main table asked first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
+    `configure the program that made the rule to leave out the network, or make the kernel use the main table first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
   if ('refused' in answer) {
     const rule = ruleFor(rules, question, ({ action }) => action !== undefined && REFUSING.has(action))
     // This error means strict reverse path filtering (net.ipv4.conf.*.rp_filter).
     const isReverse = /cross-device/i.test(answer.refused)
-    const why = isReverse ? 'rp_filter: the way back is another one' : answer.refused
+    const why = isReverse ? 'rp_filter: the route back uses another interface' : answer.refused
     const fix = isReverse
       ? `set \`net.ipv4.conf.${question.iif}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
       : first(rule)

@@ -1,4 +1,4 @@
-// ask.ts - asks the daemon of this host: how it is, whether it is ready, what befell its peers, and which packets it dropped.
+// ask.ts - fetches the reports of this host's daemon over its status socket: status, readiness, events of peers, dropped packets.
 
 import { request } from 'node:http'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -7,38 +7,38 @@ import { DROPS_SCHEMA, type DropsReport } from '../../report/drops.ts'
 import type { EventsReport } from '../../report/peer-events.ts'
 import { STATUS_SCHEMA, type Status } from '../../report/status.ts'
 
-const PATIENCE_MS = 5_000
+const TIMEOUT_MS = 5_000
 export const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
 
-/** Throws WeftError: PERMISSION, or COMMAND when nobody answers, or speaks another version. */
+/** Fetches the status. Throws WeftError PERMISSION, or COMMAND if no daemon answers or its version of the report differs. */
 export const askStatus = (socket: string, signal: AbortSignal): Promise<Status> =>
   ask<Status>(socket, '/status.json', STATUS_SCHEMA, signal)
 
-/** Asks for the packets that are later than what was told with this `next`. Rejects as askStatus does. */
+/** Fetches the packets that were dropped after the report with this `next`. Rejects as fetchStatus does. */
 export const askDrops = (socket: string, after: DropsReport['next'], signal: AbortSignal): Promise<DropsReport> =>
   ask<DropsReport>(socket, `/drops.json?after=${after.join(',')}`, DROPS_SCHEMA, signal)
 
-/** Asks what befell the peers. Rejects as askStatus does. */
+/** Fetches the events of peers. Rejects as fetchStatus does. */
 export const askEvents = (socket: string, signal: AbortSignal): Promise<EventsReport> =>
   ask<EventsReport>(socket, '/events.json', 1 satisfies EventsReport['schema'], signal)
 
-/** True once containers can be started here, as `/readyz` tells it. Rejects as askStatus does. */
+/** True if `/readyz` answers that containers can be started on this node. Rejects as fetchStatus does. */
 export async function askReady(socket: string, signal: AbortSignal): Promise<boolean> {
-  return (await answerAt(socket, '/readyz', signal, PATIENCE_MS)).code === 200
+  return (await answerAt(socket, '/readyz', signal, TIMEOUT_MS)).code === 200
 }
 
-/** Asks for what is told at a path under this version. Rejects as askStatus does, and with CONFIG for what is switched off. */
+/** Fetches the report at a path. Rejects as fetchStatus does, and with CONFIG if the daemon does not offer the report. */
 export async function ask<Answer extends { readonly schema: number }>(
   socket: string,
   path: string,
   schema: number,
   signal: AbortSignal,
-  patienceMs = PATIENCE_MS,
+  timeoutMs = TIMEOUT_MS,
 ): Promise<Answer> {
-  const { code, text } = await answerAt(socket, path, signal, patienceMs)
+  const { code, text } = await answerAt(socket, path, signal, timeoutMs)
   if (code === 409)
-    throw new WeftError('CONFIG', 'the nodes of this network do not tell one another how they are', {
-      remedy: 'give weftd --status-network 8287 on each node, and let that TCP port through between them',
+    throw new WeftError('CONFIG', 'the nodes of this network do not report their state to each other', {
+      remedy: 'start weftd with --status-network 8287 on each node, and accept that TCP port between the nodes',
     })
   if (code === 404) throw new WeftError('COMMAND', `the weftd at ${socket} is older than this weft`, OTHER_VERSION)
   if (code !== 200) throw noAnswer(socket, text.trim())
@@ -46,7 +46,7 @@ export async function ask<Answer extends { readonly schema: number }>(
   if (answer.schema === schema) return answer
   throw new WeftError(
     'COMMAND',
-    `weftd speaks version ${answer.schema} of the status, and this weft version ${schema}`,
+    `the report of weftd has version ${answer.schema}, but this weft reads version ${schema}`,
     OTHER_VERSION,
   )
 }
@@ -57,15 +57,15 @@ const noAnswer = (socket: string, why: string, cause?: unknown): WeftError =>
     cause,
   })
 
-function answerAt(socket: string, path: string, signal: AbortSignal, patienceMs: number): Promise<Answered> {
-  return get(socket, path, signal, patienceMs).catch((error: unknown) => {
+function answerAt(socket: string, path: string, signal: AbortSignal, timeoutMs: number): Promise<Answered> {
+  return get(socket, path, signal, timeoutMs).catch((error: unknown) => {
     signal.throwIfAborted()
     const { code } = error as NodeJS.ErrnoException
     if (code === 'EACCES' || code === 'EPERM') {
-      throw new WeftError('PERMISSION', `${socket} may not be opened`, { remedy: 'run as root', cause: error })
+      throw new WeftError('PERMISSION', `this user may not open ${socket}`, { remedy: 'run as root', cause: error })
     }
     const why =
-      code === 'ENOENT' ? 'there is no such socket' : code === 'ECONNREFUSED' ? 'it was killed' : messageOf(error)
+      code === 'ENOENT' ? 'the socket does not exist' : code === 'ECONNREFUSED' ? 'weftd was killed' : messageOf(error)
     throw noAnswer(socket, why, error)
   })
 }
@@ -75,16 +75,16 @@ interface Answered {
   readonly text: string
 }
 
-function get(socketPath: string, path: string, signal: AbortSignal, patienceMs: number): Promise<Answered> {
+function get(socketPath: string, path: string, signal: AbortSignal, timeoutMs: number): Promise<Answered> {
   return new Promise((resolve, reject) => {
-    // AbortSignal.timeout within AbortSignal.any is not used: Node.js 20 forgets it once it collects garbage.
-    const asking = request({ socketPath, path, signal, timeout: patienceMs }, (response) => {
+    // Node.js 20 may collect an AbortSignal.timeout inside AbortSignal.any as garbage, so the request has its own timeout.
+    const sent = request({ socketPath, path, signal, timeout: timeoutMs }, (response) => {
       const parts: Buffer[] = []
       response.on('data', (part: Buffer) => parts.push(part))
       response.once('error', reject)
       response.once('end', () => resolve({ code: response.statusCode, text: Buffer.concat(parts).toString() }))
     })
-    asking.once('timeout', () => asking.destroy(new Error(`it says nothing for ${patienceMs / 1000} s`)))
-    asking.once('error', reject).end()
+    sent.once('timeout', () => sent.destroy(new Error(`it sent no answer for ${timeoutMs / 1000} s`)))
+    sent.once('error', reject).end()
   })
 }

@@ -1,4 +1,4 @@
-// command.ts - defines subcommands of weft: their table, the parser of their command lines, and their help.
+// command.ts - defines a subcommand of weft, parses its command line, and prints its help.
 
 import { WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags, type FlagTable, type Options } from '../../base/go-flags.ts'
@@ -11,32 +11,32 @@ export const EXIT = {
   ok: 0,
   /** The command failed: a daemon, a store or a program does not answer. */
   failed: 1,
-  /** The command line cannot be read. */
+  /** The command line is invalid. */
   usage: 2,
-  /** The command succeeded but found a problem: a silent peer, a failure, an invalid configuration. */
+  /** The command worked, and found a fault: a peer does not answer, weft doctor found a failure, or a configuration is invalid. */
   wrong: 3,
 } as const
 
-/** The meanings in the order of the codes. */
+/** The meaning of each exit code; the index is the code. */
 export const EXIT_MEANINGS = [
-  'The command succeeded and found no problem.',
-  'The command failed: a daemon, a store or a program does not answer, or permission is missing.',
+  'Done, and all is well.',
+  'It could not be done: a daemon, a store or a command does not answer, or it is not allowed.',
   'The command line cannot be read, or names something that does not exist.',
-  'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
+  'Done, but something is wrong: a peer does not answer, the doctor found a failure, or a configuration is not valid.',
 ] as const
 
 export interface Call<Table extends FlagTable> {
   readonly options: Options<Table>
-  /** The arguments without the flags; the parser has checked their number. */
+  /** The arguments that are not flags; their number has been checked. */
   readonly args: readonly string[]
   readonly screen: Screen
   readonly signal: AbortSignal
 }
 
 export interface Command {
-  /** `lease ls` */
+  /** The name, such as `lease ls`. */
   readonly name: string
-  /** The arguments as the help shows them, such as `SRC DST`; those in brackets are optional. */
+  /** The arguments as the help shows them, such as `SRC DST`. Brackets mark optional ones. */
   readonly args: string
   /** One line that says what the command does. */
   readonly does: string
@@ -76,13 +76,13 @@ export function command<Table extends FlagTable>(definition: Definition<Table>):
   }
 }
 
-/** The least and the greatest number of arguments. */
+/** Returns the minimum and the maximum number of arguments. */
 function countOf(args: string): readonly [number, number] {
   const words = args.split(' ').filter((word) => word !== '')
   return [words.filter((word) => !word.startsWith('[')).length, words.length]
 }
 
-/** Parses flags at any place, unlike Go's programs, so `weft ping PEER -count 1` works. */
+/** Parses flags anywhere among the arguments, unlike Go's programs, so that `weft ping PEER -count 1` works. */
 function parseWords<Table extends FlagTable>(
   table: Table,
   words: readonly string[],
@@ -105,7 +105,7 @@ function parseWords<Table extends FlagTable>(
   return { rest, options: applyEnvironment(table, parsed, 'FLANNELD', environment, onBad) }
 }
 
-/** Flags that many commands have. */
+/** Flags that many commands share. */
 export const JSON_FLAG = { json: { default: false, help: 'print JSON, for programs' } } as const
 export const SOCKET_FLAG = {
   'status-socket': { ...WEFT_FLAGS['status-socket'], help: 'Unix socket of the daemon' },
@@ -122,13 +122,13 @@ export function helpOf({ name, args, does, more, flags }: Command): string {
   return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines.join('\n')].filter((part) => part !== '').join('\n\n')}\n`
 }
 
-/** Returns a flag's default in parentheses; empty if there is no useful default. */
+/** Returns a flag's default in brackets; empty if there is none, or it is false. */
 export function defaultText(value: FlagTable[string]['default'], before = ''): string {
   const isNone = value instanceof Secret ? value.isEmpty : value === '' || value === false || Array.isArray(value)
   return isNone ? '' : ` (${before}${String(value)})`
 }
 
-/** Returns the placeholder of a flag's value in the help; undefined if the flag has no value. */
+/** Returns the placeholder for a flag's value in the help; undefined for a flag without a value. */
 export function valueWord({ default: value, placeholder }: FlagTable[string]): string | undefined {
   return typeof value === 'boolean' ? undefined : (placeholder ?? (typeof value === 'number' ? 'N' : 'TEXT'))
 }

@@ -1,5 +1,5 @@
-// docker-opts.ts - `weft docker-opts`: flannel's mk-docker-opts.sh with its flags, from subnet.env to Docker's options, byte for byte where
-// there is IPv4 alone; the script knows nothing of IPv6.
+// docker-opts.ts - `weft docker-opts`: converts subnet.env to options for Docker, as flannel's mk-docker-opts.sh does. For IPv4 the output
+// equals the script's byte for byte; the script does not support IPv6.
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -26,8 +26,8 @@ Keeps options that the environment already has, as DOCKER_OPT_* or in the variab
 `
 
 /**
- * Writes the file. Throws WeftError: USAGE for arguments or a variable that cannot be read, PERMISSION for the files,
- * and, the file being written already as by the script, ADDRESS when the subnet is routed through a gateway.
+ * Writes the file. Throws WeftError USAGE for invalid arguments or variables, and PERMISSION for the files. Throws ADDRESS if the subnet is
+ * routed through a gateway; the file is written even then, as by the script.
  */
 export async function dockerOpts(
   args: readonly string[],
@@ -89,7 +89,7 @@ function readArguments(args: readonly string[]) {
   }
 }
 
-/** A file's text; empty when there is none, which is no mistake for the script either. */
+/** Reads a file; empty if it does not exist, which the script accepts too. */
 async function readIfThere(path: string): Promise<string> {
   try {
     return await readFile(path, 'utf8')
@@ -102,32 +102,32 @@ async function readIfThere(path: string): Promise<string> {
   }
 }
 
-/** What Docker takes for its bridge, which has the first address of it. Throws WeftError USAGE for what is no subnet. */
+/** Returns the subnet for Docker's --fixed-cidr-v6. Throws WeftError USAGE for an invalid subnet. */
 function fixedCidrOf(subnet: string): string {
   const net = parseIpv6Net(subnet)
   if (net) return formatNet(net)
   throw new WeftError('USAGE', `Invalid value of FLANNEL_IPV6_SUBNET: ${subnet}`, {
-    remedy: 'it is such as fd00:5:1::1/64',
+    remedy: 'it must be a subnet such as fd00:5:1::1/64',
   })
 }
 
 interface DockerOptsWish {
-  /** One variable for each option. */
+  /** True to write one variable per option. */
   readonly individual: boolean
-  /** All options in one variable. */
+  /** True to write all options in one variable. */
   readonly combined: boolean
   /** The name of that variable. */
   readonly key: string
-  /** True when `--ip-masq` is among them. */
+  /** True to include `--ip-masq`. */
   readonly ipMasq: boolean
 }
 
 const PREFIX = 'DOCKER_OPT_'
 
 /**
- * The file's text for the variables of subnet.env; one that is missing gives no option. Any DOCKER_OPT_* of the environment is an
- * option too, and the combined variable goes on from what it is there. Docker masquerades exactly when flannel does not. Throws WeftError USAGE for a FLANNEL_IPMASQ that
- * is neither true nor false.
+ * Formats the file from the variables of subnet.env; a missing variable gives no option. DOCKER_OPT_* variables of the environment are
+ * options too, and the combined variable is appended to its value in the environment. Docker masquerades only if flannel does not. Throws
+ * WeftError USAGE for a FLANNEL_IPMASQ that is neither true nor false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
   const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))

@@ -1,4 +1,4 @@
-// doctor.ts - `weft doctor`: what is wrong on this host, and what to do about it.
+// doctor.ts - `weft doctor`: finds faults on this host, and says how to repair them.
 
 import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -25,7 +25,7 @@ import { recall, storedConfig, type Remains } from './recall.ts'
 import { inStore, isStoreGiven } from './store.ts'
 
 const WAIT_MS = 1_000
-/** The store is one of many things to look at. */
+/** How long to wait for the store. It is short because the store is only one of many checks. */
 const STORE_MS = 3_000
 
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -56,8 +56,7 @@ export const doctorCommand = command({
       const what = { findings, findingsJson, status: told, subnetFile, config, secrets }
       const { writeBundle } = await import('./bundle.ts')
       await writeBundle(options.bundle, what, run)
-      if (!options.json)
-        screen.write(`all that was seen is in ${options.bundle}; look through it before you hand it on\n`)
+      if (!options.json) screen.write(`all facts are in ${options.bundle}; read it before you give it to others\n`)
     }
     const isSick = diagnoses.some(({ findings = [] }) =>
       findings.some(({ name }) => FINDINGS[name].level === 'failure'),
@@ -68,7 +67,7 @@ export const doctorCommand = command({
 
 type DoctorOptions = StoreOptions & { readonly 'status-socket': string; readonly 'subnet-file': string }
 
-/** All that is seen of this host, and what follows from it. */
+/** Gathers the facts about this host, and judges them. */
 async function examine(options: DoctorOptions, signal: AbortSignal) {
   let silence: string | undefined
   let isForbidden = false
@@ -81,7 +80,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
   const known = told ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
   const { seen, why, stored, place } = await lookInStore(options, told, known, signal)
-  // Whose daemon may not be asked is not taken for dead.
+  // If this user may not query the daemon, it is not assumed to be down.
   const status = told ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const asking = status && askingOf(status)
   try {
@@ -102,7 +101,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   }
 }
 
-/** What a store says, and its place in words. */
+/** The contents of a store, and its place in words. */
 interface Looked {
   readonly seen: StoreSeen | undefined
   /** The reason why `seen` is undefined. */
@@ -111,7 +110,7 @@ interface Looked {
   readonly place: Remains['place']
 }
 
-/** Asks the store itself: the one that the flags name, else the daemon's, else that of which a dead one left a note. */
+/** Queries the store: the one that the flags name, else the daemon's, else the one in the last-known file of a dead daemon. */
 async function lookInStore(
   options: DoctorOptions,
   told: Status | undefined,
@@ -130,10 +129,10 @@ async function lookInStore(
         : `${String(found['etcd-endpoints'])} ${found['etcd-prefix']}`
   const place = { store: name, leases }
   const unknown = { seen: undefined, stored: undefined, place }
-  if (name === 'kubernetes') return { ...unknown, why: 'the Kubernetes API is asked by weftd alone' }
-  // To list a folder in which no weftd has been yet makes its parts, and the doctor changes nothing.
+  if (name === 'kubernetes') return { ...unknown, why: 'only weftd queries the Kubernetes API' }
+  // Listing an unused lease directory would create its subfolders, but weft doctor must not change anything.
   if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets')))
-    return { ...unknown, why: `no weftd has been in ${leases} yet` }
+    return { ...unknown, why: `no weftd has used ${leases} yet` }
   try {
     return await inStore(found, told, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
       const { entries } = await sourceOf(store).list(till)
@@ -147,7 +146,7 @@ async function lookInStore(
   } catch (error) {
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
-    // The one that is there unless named may be nobody's; and what one is not let into may be well.
+    // The default store may not be the daemon's, and a store that refuses this user may be healthy: neither is a finding.
     const isSure = isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || told !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
     return isSure ? { ...unknown, seen: { problem: `${name}: ${error.message}` } } : { ...unknown, why }
@@ -168,7 +167,7 @@ async function recallFrom(
   return recall({ subnetFile, subnetEnv, known, stored, netConf, links, place, at: new Date() })
 }
 
-/** Asks by one socket for each family, opened with the first question. */
+/** Returns the functions that probe peers and hosts. Each family has one socket, opened with the first probe. */
 function askingOf(status: Status): Pick<Sources, 'ask' | 'ping'> & { close(): void } {
   const askers = new Map<Family, ReturnType<typeof createAsker>>()
   const isKnown = (status.peers?.list ?? []).some((peer) => probesOf(status, peer).length > 0)

@@ -1,4 +1,4 @@
-// events.ts - `weft events`: what befell the peers, also before the daemon was started.
+// events.ts - `weft events`: shows the changes of peers' states, including those before the daemon was started.
 
 import { messageOf, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
@@ -30,7 +30,7 @@ export const eventsCommand = command({
     const { events, ...report } = await reportOf(socket, subnetFile, signal, (line) => screen.warn(line))
     const shown = events.filter(({ at }) => Date.parse(at) >= from)
     if (json) screen.write(jsonLine({ ...report, events: shown }))
-    else if (shown.length === 0) screen.write('Nothing befell the peers.\n')
+    else if (shown.length === 0) screen.write('No peer has changed its state.\n')
     else {
       const rows = shown.map((event): Cell[] => [
         new Date(event.at).toISOString().replace('.000Z', 'Z'),
@@ -56,7 +56,7 @@ const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
   usual: 'good',
 }
 
-/** The daemon's; where none answers, those that the last one left. */
+/** Fetches the events from the daemon. If it does not answer, reads the file that the last daemon wrote. */
 async function reportOf(
   socket: string,
   subnetFile: string,
@@ -70,16 +70,16 @@ async function reportOf(
     const path = eventsFile({ 'subnet-file': subnetFile })
     const events = await readEvents(path).catch((unread: unknown) => {
       throw new WeftError(error.code, `${error.message}, and ${path} cannot be read: ${messageOf(unread)}`, {
-        remedy: 'run this as root; with another --subnet-file of the daemon, give it here too',
+        remedy: 'run this as root; if the daemon has another --subnet-file, give that option here too',
         cause: unread,
       })
     })
-    warn(`weft events: ${error.message}; these are from ${path}`)
+    warn(`weft events: ${error.message}; the events are from ${path}`)
     return eventsReport(new Date().toISOString(), events)
   }
 }
 
-/** The time in ms since 1970 of which events are shown; of all where nothing is said. Throws WeftError USAGE. */
+/** Parses --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if empty. Throws WeftError USAGE. */
 export function sinceOf(text: string, now: number): number {
   if (text === '') return -Infinity
   const [, number, unit = ''] = /^(\d{1,9}(?:\.\d{1,3})?)([a-z]+)$/.exec(text) ?? []
@@ -87,5 +87,5 @@ export function sinceOf(text: string, now: number): number {
   if (number !== undefined && seconds !== undefined) return now - Number(number) * seconds * 1000
   const time = /^\d{4}-\d\d-\d\d([T ]\d\d:\d\d|$)/.test(text) ? Date.parse(text) : NaN
   if (!Number.isNaN(time)) return time
-  throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'give it as 30m, 12h, 7d, or 2026-11-23T03:00' })
+  throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'write it as 30m, 12h, 7d, or 2026-11-23T03:00' })
 }

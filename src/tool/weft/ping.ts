@@ -1,4 +1,4 @@
-// ping.ts - `weft ping`: asks a peer's host whether it answers, through the data path.
+// ping.ts - `weft ping`: sends echo requests to a peer's host through the data path.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
@@ -32,7 +32,7 @@ export const pingCommand = command({
   async run({ options: { count, size, family, json, 'status-socket': socket }, args: [name = ''], screen, signal }) {
     if (count < 1 || size < 0 || size > 65_535) {
       throw new WeftError('USAGE', `--count is ${count} and --size ${size}`, {
-        remedy: 'give it a count of 1 or more, and at most 65535 bytes',
+        remedy: 'give a count of at least 1, and a size of at most 65535 bytes',
       })
     }
     const status = await askStatus(socket, signal)
@@ -40,8 +40,8 @@ export const pingCommand = command({
     const wanted = probesWanted(probes, family)
     const mtu = status.dataPath?.mtu ?? 0
     if (mtu > 0 && size > mtu) {
-      throw new WeftError('USAGE', `--size is ${size}, and the data path of this host takes ${mtu}`, {
-        remedy: 'give that many bytes at most',
+      throw new WeftError('USAGE', `--size is ${size}, but the MTU of the data path is ${mtu}`, {
+        remedy: 'give at most the MTU',
       })
     }
     const asked: Asked[] = []
@@ -54,7 +54,7 @@ export const pingCommand = command({
       for (const failure of failures) screen.warn(`weft ping: ${describeError(failure)}`)
       for (let number = 0; number < count; number++) {
         if (number > 0) await pause(signal, WAIT_MS).catch(() => {})
-        if (signal.aborted) break // the answers until then are told
+        if (signal.aborted) break // the answers so far are still summarized
         const took = await Promise.all(asked.map(({ asker, probe }) => asker.ask(probe.to, WAIT_MS, size)))
         asked.forEach(({ probe, times }, at) => {
           const time = took[at]
@@ -74,14 +74,14 @@ export const pingCommand = command({
   },
 })
 
-/** A family by which a peer is asked, and the round trips in ms; undefined of what was not answered. */
+/** A probe of a peer, and its round-trip times in ms; undefined for a request that was not answered. */
 interface Asked {
   readonly probe: Probe
   readonly asker: Asker
   readonly times: (number | undefined)[]
 }
 
-/** One that nothing answers where this host has not the address to ask from, as while it does not carry the family. */
+/** Opens a socket for a probe. If this host lacks the source address, as while it does not carry the family, requests get no answer. */
 function askerFor({ from }: Probe, failed: (why: WeftError) => void): Asker {
   try {
     return createAsker(from)
@@ -111,7 +111,7 @@ function sumText({ probe: { family }, times }: Asked, isOneOfTwo: boolean): stri
   return `${by}${answered.length} of ${times.length} answered (${lossOf(times)}% lost)${spread}\n`
 }
 
-/** By each family, and the first one as if there were no other. */
+/** Returns the results of each family. The results of the first family are also at the top level. */
 function toJson(peer: PeerStatus, asked: readonly Asked[]) {
   const resultOf = ({ probe: { to }, times }: Asked) => ({
     address: formatAddress(to),

@@ -1,4 +1,4 @@
-// status.ts - `weft status` and `weft peers`: how this node is, and what it knows of the others.
+// status.ts - `weft status` and `weft peers`: show the state of this node and of its peers.
 
 import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
@@ -34,9 +34,9 @@ import {
 } from './look.ts'
 
 const WATCH_MS = 2_000
-/** The number of peers that are shown, unless all are asked for. */
+/** The maximum number of peers that are shown without --all. */
 const SHOWN_PEERS = 100
-/** The number of the log's warnings that are shown. */
+/** The maximum number of warnings and errors of the log that are shown. */
 const SHOWN_EVENTS = 5
 
 const WATCH_FLAG = { watch: { default: false, help: `repeat every ${WATCH_MS / 1000} s, with rates` } } as const
@@ -78,15 +78,15 @@ export const peersCommand = command({
   },
 })
 
-/** A shell may expand what it completes: no more of a name is told than what means nothing to any. */
+/** Shell completion may expand special characters, so only names without them are offered. */
 const PLAIN = /^[a-z\d][a-z\d._-]*$/i
 
-/** The words by which a peer may be named: subnets, and names that no shell takes for more. */
+/** Lists the words that name a peer for shell completion: subnets, and host names without special characters. */
 export const wordsFor = ({ peers }: Pick<Status, 'peers'>): readonly string[] => [
   ...new Set((peers?.list ?? []).flatMap(({ name, subnet }) => (name && PLAIN.test(name) ? [name, subnet] : [subnet]))),
 ]
 
-/** The common part of status and peers: shows once or again and again, as JSON or for a person. */
+/** Shows the status once, or repeatedly with --watch, as JSON or as text. */
 async function show(
   {
     json,
@@ -109,10 +109,7 @@ async function show(
   }
 }
 
-/**
- * Writes from the first line of the terminal on; each line replaces what stood there, and what stood below goes
- * (ECMA-48: CUP, EL, ED).
- */
+/** Overwrites the terminal from its first line, and clears what is below the text (ECMA-48: CUP, EL, ED). */
 function inPlace(text: string, isFirst: boolean): string {
   return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
 }
@@ -136,7 +133,7 @@ function heading(status: Status, colour: Colour): string {
   if (dataPath) lines.push(['data path', dataPath.open ? pathText(status) : colour('bad', 'down')])
   const compared =
     store.comparedSecondsAgo === null ? 'not compared yet' : `compared ${duration(store.comparedSecondsAgo)} ago`
-  const held = store.held === 0 ? '' : colour('doubtful', `, ${store.held} peers kept though it lacks them`)
+  const held = store.held === 0 ? '' : colour('doubtful', `, ${store.held} peers kept although their leases are gone`)
   const reached = store.reachable ? 'reachable' : colour(node ? 'bad' : 'doubtful', 'unreachable')
   lines.push(['store', `${store.name}, ${daemon.leases}: ${reached}, ${compared}${held}`])
   if (lease)
@@ -163,7 +160,7 @@ function heading(status: Status, colour: Colour): string {
   ].join('')
 }
 
-/** What there is of each family; of IPv6 alone both are the same. */
+/** Joins the values of both families. In an IPv6-only network the two values are equal. */
 const bothText = (first: string, ipv6: string | null): string =>
   ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`
 
@@ -174,7 +171,7 @@ function pathText({ dataPath, config }: Status): string {
   return carrierText({ ...dataPath, backendType: config?.backendType ?? 'as last known' }) + trouble
 }
 
-/** Packets dropped since the start, and lately. */
+/** Describes the packets dropped since the start, and in the last minute. */
 function dropsText({ dataPath }: Status): string {
   const { drops = {}, recent } = dataPath ?? {}
   const all = Object.entries(drops).map(([name, number]) => {
@@ -191,11 +188,7 @@ function peersText(status: Status, colour: Colour): string {
   const { stored, programmed, answering, probed, narrow } = peers
   if (stored === 0) return 'no other node has a lease'
   const asked =
-    answering === null
-      ? 'not asked whether they answer'
-      : probed === 0
-        ? 'none asked yet whether it answers'
-        : `${answering} of ${probed} asked answer`
+    answering === null ? 'not probed' : probed === 0 ? 'not probed yet' : `${answering} of ${probed} probed answer`
   const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
   const forShort = narrow ? ' for short packets' : ''
@@ -204,7 +197,7 @@ function peersText(status: Status, colour: Colour): string {
   return `${stored} stored, ${programmed} programmed, ${asked}${part}${broken}${narrowText(status, colour)}`
 }
 
-/** Says how long a packet may be that reaches those peers that not every one does. */
+/** Says up to which length packets reach the peers that long packets do not reach. */
 function narrowText({ peers, dataPath }: Status, colour: Colour): string {
   const sides = (peers?.list ?? []).flatMap((peer) => listed(sidesOf(peer)).filter(({ path }) => path === 'narrow'))
   if (sides.length === 0) return ''
@@ -213,10 +206,10 @@ function narrowText({ peers, dataPath }: Status, colour: Colour): string {
   const few = peers?.narrow ?? 0
   return few > 0
     ? colour('bad', `, but long packets${size} do not reach ${few === 1 ? 'one peer' : `${few} of them`}`)
-    : `; packets${size || ' that are long'} go in parts, or their senders are told`
+    : `; ${size ? `packets${size}` : 'long packets'} are fragmented, or their senders get an ICMP error`
 }
 
-/** Names the families by which some peers of both are not reached, where the other one does. */
+/** Counts the peers that are reached over each family, if the counts differ. */
 function brokenText({ list, answering }: PeersStatus): string {
   const isReached = (condition: Condition): boolean =>
     condition === 'answering' || condition === 'narrow' || (answering === null && condition === 'programmed')
@@ -226,7 +219,7 @@ function brokenText({ list, answering }: PeersStatus): string {
   }).filter(([, , all]) => all > 0)
   const [one, other] = counts
   if (!one || !other || (one[1] === other[1] && one[2] === other[2])) return ''
-  return `; ${counts.map(([family, some, all]) => `by ${FAMILY_NAMES[family]} ${some} of ${all}`).join(', ')}`
+  return `; ${counts.map(([family, some, all]) => `over ${FAMILY_NAMES[family]} ${some} of ${all}`).join(', ')}`
 }
 
 function peerTable({ peers, at }: Status, before: Status | undefined, all: boolean, colour: Colour): string {
@@ -254,7 +247,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   )
 }
 
-/** When the last handshake was, and whether there are keys of it still. */
+/** Describes the time of the last handshake, and says so if its keys have expired. */
 export function handshakeText(session: PeerStatus['session']): string {
   if (!session) return '-'
   const { handshakeSecondsAgo: ago, ageSeconds } = session
@@ -262,7 +255,7 @@ export function handshakeText(session: PeerStatus['session']): string {
   return `${duration(ago)} ago${ageSeconds === null ? ', no keys now' : ''}`
 }
 
-/** The address of a peer that packets do not go to: of the family that they do not go by. */
+/** Returns the address of a peer for display if it has no endpoint: that of the family that does not work. */
 function hostOf(peer: PeerStatus): string {
   const { ipv4, ipv6 } = sidesOf(peer)
   return ipv4 && ipv6 && ipv4.state !== 'stored' ? (peer.publicIpv6 ?? peer.publicIp) : peer.publicIp
@@ -286,7 +279,7 @@ function peerRow(peer: PeerStatus, before: PeerStatus | undefined, seconds: numb
   }
   const state = conditionText(peer, (condition) => condition)
   return [
-    // A flanneld writes none.
+    // flanneld does not publish a host name.
     peer.name ? briefly(peer.name) : '-',
     peer.subnet,
     peer.endpoint ?? hostOf(peer),

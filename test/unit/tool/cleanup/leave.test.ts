@@ -23,8 +23,8 @@ it('one that listens and takes no connection is not taken for one that is not th
     expect(fill).toThrow(expect.objectContaining({ code: 'EAGAIN' }))
     await expect(leave({ 'subnet-file': subnetFile } as DaemonOptions, log)).rejects.toMatchObject({
       code: 'DEVICE',
-      message: expect.stringContaining('cannot ask the weftd that runs on this host: ') as string,
-      remedy: 'run this as the user that runs it; or kill it, if it hangs',
+      message: expect.stringContaining('cannot connect to the weftd that runs on this host: ') as string,
+      remedy: 'run this as the user of that weftd; if it hangs, kill it',
     })
     expect(existsSync(path)).toBe(true)
   } finally {

@@ -401,8 +401,8 @@ describe('the doctor', () => {
       details({ subnetEnv: { ...soundDual.subnetEnv, [name]: undefined } }),
     )
     expect([four, six]).toEqual([
-      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, and this node has 10.5.1.0/24'],
-      ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, and this node has fd00:5:0:1::/64'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, but this node has 10.5.1.0/24'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, but this node has fd00:5:0:1::/64'],
     ])
   })
 
@@ -410,13 +410,13 @@ describe('the doctor', () => {
     const details = (...list: PeerStatus[]) =>
       diagnose({ ...sound, ...withDual(...list) }).flatMap(({ findings = [] }) => findings.map(({ detail }) => detail))
     expect(details(dualPeer({}, silentSide))).toEqual([
-      'fd00:5:0:2::/64 at [2001:db8::2]:8472: by IPv6 it does not answer',
+      'fd00:5:0:2::/64 at [2001:db8::2]:8472: over IPv6 it does not answer',
     ])
     expect(details(dualPeer({ ...silentSide, state: 'stored', endpoint: null }))).toEqual([
-      '10.5.2.0/24 at 192.0.2.2: by IPv4 this node cannot use its lease',
+      '10.5.2.0/24 at 192.0.2.2: over IPv4 this node cannot use its lease',
     ])
     expect(details(dualPeer(silentSide, silentSide))).toEqual([
-      expect.stringMatching(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8472: last heard 3 s ago/),
+      expect.stringMatching(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8472: its last packet came 3 s ago/),
     ])
   })
 
@@ -436,7 +436,7 @@ describe('the doctor', () => {
     const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
     const facts = { ...sound, ...withPeers({ state: 'programmed', ...changes }), answers }
     const check = diagnose(facts).find((each) => each.check === 'peers')
-    expect(check!.findings!.map(({ detail }) => /; it sends,/.test(detail))).toEqual([sends])
+    expect(check!.findings!.map(({ detail }) => /; packets from it arrive,/.test(detail))).toEqual([sends])
   })
 
   it.each([
@@ -489,23 +489,20 @@ describe('the doctor', () => {
 
   it.each<[Partial<Reach>, string]>([
     [{ port: 'refused' }, 'its host is up and refuses UDP port 8285: weftd does not run there'],
-    [
-      { port: 'prohibited' },
-      'a firewall, on its host or on the way, says that it lets nothing through to UDP port 8285',
-    ],
-    [{ port: 'own-firewall' }, "this host's own firewall does not let packets out to UDP port 8285"],
+    [{ port: 'prohibited' }, 'a firewall on its host, or between, rejects packets to UDP port 8285'],
+    [{ port: 'own-firewall' }, "this host's own firewall rejects packets to UDP port 8285"],
     [{ port: 'no-route' }, 'this host has no route to its address'],
     [
       { isPinged: true },
-      'nothing refuses UDP port 8285: a firewall drops what is sent there or back, or weftd there hangs',
+      'UDP port 8285 is not refused: a firewall drops packets to it or its answers, or weftd there hangs',
     ],
     [{ isPinged: true, portNumber: undefined }, "its host is up and answers a ping: the backend's packets are lost"],
-    [{ isPinged: false, isOffLink: true }, 'nobody on the link answers for its address: the host is off'],
+    [{ isPinged: false, isOffLink: true }, 'no host on the link answers for its address: the host is off'],
     [
       { isPinged: false },
-      'nothing comes back from its host, to a ping neither: it is off or cut off, or a firewall drops',
+      'no answer comes from its host, not even to a ping: it is off or cut off, or a firewall drops',
     ],
-    [{}, '; nothing comes back from its host'],
+    [{}, '; no answer comes from its host'],
   ])('says why a peer is silent: %j', (reach, says) => {
     const nothing = { port: undefined, portNumber: 8285, isPinged: undefined, isOffLink: false }
     const facts = {
@@ -513,7 +510,9 @@ describe('the doctor', () => {
       reaches: new Map([['10.5.2.0-24', { ...nothing, ...reach }]]),
     }
     expect(detailsOf(facts, 'peer-silent')).toEqual([expect.stringContaining(says)])
-    expect(detailsOf(facts, 'peer-silent')[0]).toMatch(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8285: last heard 7 min ago; /)
+    expect(detailsOf(facts, 'peer-silent')[0]).toMatch(
+      /^10\.5\.2\.0\/24 at 192\.0\.2\.2:8285: its last packet came 7 min ago; /,
+    )
   })
   it.each([
     [0, '0 s'],
@@ -523,7 +522,7 @@ describe('the doctor', () => {
     [7_200, '2 h'],
   ])('says of %i s that it was %s ago', (heardSecondsAgo, ago) => {
     const facts = withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo, probedSecondsAgo: 0 })
-    expect(detailsOf(facts, 'peer-silent')[0]).toContain(`: last heard ${ago} ago`)
+    expect(detailsOf(facts, 'peer-silent')[0]).toContain(`: its last packet came ${ago} ago`)
   })
 
   it('names who runs by another configuration than the store has', () => {
@@ -533,8 +532,8 @@ describe('the doctor', () => {
       store: { config: { ...status.config!, backendType: 'vxlan' } },
     }
     expect(detailsOf(facts, 'config-differs')).toEqual([
-      'this node runs udp, and the store says vxlan',
-      '10.5.2.0/24 at 192.0.2.2 runs udp or alloc, and the store says vxlan',
+      'this node runs udp, but the configuration in the store says vxlan',
+      '10.5.2.0/24 at 192.0.2.2 runs udp or alloc, but the configuration in the store says vxlan',
     ])
     const backend = { port: 1, vni: 2 }
     const turned = { config: { ...status.config!, backend: { vni: 2, port: 1 } } }
@@ -554,7 +553,7 @@ describe('the doctor', () => {
         diagnose({ ...sound, ...facts }).map(({ check, findings }) => [check, findings?.map(({ name }) => name)]),
       )
     it('looks at all that it left, and says who still forwards', () => {
-      const states = statesOf(dead(ours, { unit: 'systemd has it failed since Mon', answers: new Map() }))
+      const states = statesOf(dead(ours, { unit: 'systemd says: failed since Mon', answers: new Map() }))
       expect(states).toMatchObject({
         daemon: Array(3).fill('daemon-silent'),
         routes: [],
@@ -567,14 +566,14 @@ describe('the doctor', () => {
         'handshakes',
         'drops',
       ])
-      expect(detailsOf(dead(ours, { unit: 'systemd has it failed since Mon' }), 'daemon-silent')).toEqual([
+      expect(detailsOf(dead(ours, { unit: 'systemd says: failed since Mon' }), 'daemon-silent')).toEqual([
         'no weftd answers',
-        'systemd has it failed since Mon',
-        'nobody carries the packets of this node',
+        'systemd says: failed since Mon',
+        'the packets of this node are not forwarded',
       ])
       expect(detailsOf(dead(kernel), 'daemon-silent')).toEqual([
         'no weftd answers',
-        'the kernel goes on forwarding by what weftd set up last',
+        'the kernel still forwards packets with the devices and routes that weftd made',
       ])
     })
     it('finds what is broken besides', () => {
@@ -734,12 +733,16 @@ describe('at its limits, the doctor', () => {
     ['its clock is more behind', { storeAheadMs: 3_600_000 }, ["clock-off: 3600 s behind the store's"]],
     // The lease ends 23 hours from now.
     ['the lease ends in a day and a minute', { now: NOW - 3_600_000 - 60_000 }, []],
-    ['the lease ends later', { now: NOW - 3_600_000 - 60_001 }, ['clock-off: the lease of a day ends in 24 h']],
+    [
+      'the lease ends later',
+      { now: NOW - 3_600_000 - 60_001 },
+      ["clock-off: the lease is valid for one day, but ends in 24 h by this host's clock"],
+    ],
     ['the lease ended a minute ago', { now: NOW + 23 * 3_600_000 + 60_000 }, []],
     [
       'the lease ended before',
       { now: NOW + 23 * 3_600_000 + 120_000 },
-      ['clock-off: the lease that is held ended 2 min ago'],
+      ["clock-off: the lease that this node renews ended 2 min ago by this host's clock"],
     ],
     ['all was compared three minutes ago', withStatus({ store: { ...status.store, comparedSecondsAgo: 180 } }), []],
     [
@@ -755,11 +758,11 @@ describe('at its limits, the doctor', () => {
     ],
     ['one peer is held', withStatus({ store: { ...status.store, held: 1 } }), ['peers-held: 1 peers']],
     ['19% are lost', withPeers({ lossPercent: 19 }), []],
-    ['20% are lost', withPeers({ lossPercent: 20 }), ['peer-lossy: 10.5.2.0/24 at 192.0.2.2:8285: 20%']],
+    ['20% are lost', withPeers({ lossPercent: 20 }), ['peer-lossy: 10.5.2.0/24 at 192.0.2.2:8285: 20% of the probes lost']],
     [
       'a peer is silent',
       withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo: null, endpoint: null }),
-      ['peer-silent: 10.5.2.0/24 at 192.0.2.2: nothing was ever heard from it'],
+      ['peer-silent: 10.5.2.0/24 at 192.0.2.2: no packet ever came from it'],
     ],
     [
       'a peer has another type',
@@ -789,14 +792,14 @@ describe('at its limits, the doctor', () => {
     [
       'another has its address',
       withPeers({ publicIp: '192.0.2.1', state: 'stored' }),
-      ['address-twice: 192.0.2.1 leases 10.5.2.0/24 too'],
+      ['address-twice: 192.0.2.1, which 10.5.2.0/24 publishes too'],
     ],
-    ['a twin was noticed', withStatus({ node: { ...status.node!, twin: 'b' } }), ['address-twice: 192.0.2.1, as b']],
+    ['a twin was noticed', withStatus({ node: { ...status.node!, twin: 'b' } }), ['address-twice: 192.0.2.1, which the host b uses too']],
     [
       'packets of the MTU do not come back',
       { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) },
       [
-        "path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back; look at both hosts' external interfaces, then at what is between: weft doctor there knows its own",
+        'path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes get no answer; check the external interfaces of both hosts, then the links between; weft doctor on that host checks its interface',
       ],
     ],
     [
@@ -814,7 +817,7 @@ describe('at its limits, the doctor', () => {
         answers: new Map([['b', { ipv4: { small: true, large: false, longest: 1372 } }]]),
       },
       [
-        'path-mtu: 10.5.3.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back since 2026-11-22T09:00:00Z, of up to 1372 they do; others take them: look at the external interface of that host first, then at what is between',
+        'path-mtu: 10.5.3.0/24 at 192.0.2.2:8285: packets of 1472 bytes get no answer since 2026-11-22T09:00:00Z, packets of up to 1372 do; other peers answer such packets: check the external interface of that host first, then the links between',
       ],
     ],
     [
@@ -833,7 +836,7 @@ describe('at its limits, the doctor', () => {
       },
       ['10.5.2.0/24', '10.5.3.0/24'].map(
         (subnet) =>
-          `path-mtu: ${subnet} at 192.0.2.2:8285: packets of 1472 bytes do not come back since 2026-11-22T09:00:00Z, of up to 1252 they do; no peer takes them: look at this host first, and at the network that it is in`,
+          `path-mtu: ${subnet} at 192.0.2.2:8285: packets of 1472 bytes get no answer since 2026-11-22T09:00:00Z, packets of up to 1252 do; no peer answers such packets: check this host first, and the network that it is in`,
       ),
     ],
     [
@@ -843,8 +846,8 @@ describe('at its limits, the doctor', () => {
         answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false, longest: 1372 } }]]),
       },
       [
-        "path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back, of up to 1372 they do; it is this host's eth0, which takes 1400 bytes",
-        "mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but eth0 takes 1400",
+        'path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes get no answer, packets of up to 1372 do; the cause is eth0 of this host, whose MTU is 1400 bytes',
+        "mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but the MTU of eth0 is 1400",
       ],
     ],
     ['a long packet came back now, whatever was seen before', { ...withPeers(narrow), answers: sound.answers }, []],
@@ -856,35 +859,35 @@ describe('at its limits, the doctor', () => {
     [
       'the MTU is one byte too large',
       { links: [link('eth0', 1499, '192.0.2.1')] },
-      ["mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but eth0 takes 1499"],
+      ["mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but the MTU of eth0 is 1499"],
     ],
     [
       'a bridge takes one byte more',
       { links: [...sound.links, link('cni1', 1473, '10.5.1.1')] },
-      ['bridge-mtu: cni1 has 1473, the data path 1472'],
+      ['bridge-mtu: cni1 has MTU 1473, the data path 1472'],
     ],
     ['what is no bridge of containers takes more', { links: [...sound.links, link('veth1', 1500, '10.5.1.1')] }, []],
     [
       'a bridge is of the network and not of the subnet',
       { links: [...sound.links, link('br-1', 1472, '10.5.0.255')] },
-      ['bridge-elsewhere: br-1 has 10.5.0.255, and this node 10.5.1.0/24'],
+      ['bridge-elsewhere: br-1 has 10.5.0.255, but this node has 10.5.1.0/24'],
     ],
     ['what is no bridge is elsewhere', { links: [...sound.links, link('veth1', 1472, '10.5.9.1')] }, []],
-    ['subnet.env is missing', { subnetEnv: undefined }, ['subnet-env-wrong: /run/flannel/subnet.env is not there']],
+    ['subnet.env is missing', { subnetEnv: undefined }, ['subnet-env-wrong: /run/flannel/subnet.env does not exist']],
     [
       'subnet.env is empty',
       { subnetEnv: {} },
-      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, and this node has 10.5.1.0/24'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, but this node has 10.5.1.0/24'],
     ],
     [
       'subnet.env is of before',
       { subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/25' } },
-      ['subnet-env-wrong: /run/flannel/subnet.env says 10.5.1.1/25, and this node has 10.5.1.0/24'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says 10.5.1.1/25, but this node has 10.5.1.0/24'],
     ],
     [
       'subnet.env has another MTU',
       { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1450' } },
-      ['subnet-env-wrong: /run/flannel/subnet.env says MTU 1450, and the data path has 1472'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says MTU 1450, but the data path has 1472'],
     ],
     ['ten packets are dropped', losing({ tx_drop_too_big: 10 }), []],
     [
@@ -908,7 +911,7 @@ describe('at its limits, the doctor', () => {
         },
       }),
       [
-        'packets-dropped: rx_drop_socket_full: 99 in the last 64 s; if it is UDP, `ethtool -K flannel0 rx-udp-gro-forwarding on` has weftd join it, so that less is lost, and packet filters here then judge several datagrams as one',
+        'packets-dropped: rx_drop_socket_full: 99 in the last 64 s; if these are UDP packets, `ethtool -K flannel0 rx-udp-gro-forwarding on` makes weftd join them, so that fewer are lost, but packet filters on this host then see several datagrams as one packet',
       ],
     ],
     [
@@ -1047,14 +1050,15 @@ describe('at its limits, the doctor', () => {
 
   it('says of one that sends that it is to be looked at there first, and how long ago it was heard', () => {
     const facts = { ...withPeers({ state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 }), ...silent }
-    const heard = '10.5.2.0/24 at 192.0.2.2:8285: last heard 3 s ago; it sends, but what is sent to it is lost'
-    expect(said(facts)).toEqual([`peer-silent: ${heard}: look at the firewall there first`])
+    const heard =
+      '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 3 s ago; packets from it arrive, but packets to it are lost'
+    expect(said(facts)).toEqual([`peer-silent: ${heard}: check the firewall on its host first`])
     // What came before it fell silent altogether says nothing of now.
     const before = { state: 'programmed', heardSecondsAgo: 30, unansweredSeconds: 60 } as const
-    const where = '10.5.2.0/24 at 192.0.2.2:8285: last heard 30 s ago'
+    const where = '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 30 s ago'
     expect(said({ ...withPeers(before), ...silent })).toEqual([`peer-silent: ${where}`])
     const seldom = withStatus({ peers: countPeers([{ ...peer, ...before }], 20) })
-    expect(said({ ...seldom, ...silent })[0]).toContain(`${where}; it sends`)
+    expect(said({ ...seldom, ...silent })[0]).toContain(`${where}; packets from it arrive`)
     // Nobody is sent there for what this host does itself.
     const rule = '-A OUTPUT -p udp -m udp --dport 8285 -j DROP'
     expect(said({ ...facts, iptables: `-P OUTPUT ACCEPT\n${rule}` })).toEqual([
@@ -1077,11 +1081,11 @@ describe('at its limits, the doctor', () => {
     ])
     // What this host did before says nothing of the peer now.
     expect(said({ ...withStatus({ dataPath: over, peers }), ...silent })).toEqual([
-      `peer-silent: ${heard}: look at the firewall there first`,
+      `peer-silent: ${heard}: check the firewall on its host first`,
     ])
     const sends = (changes: Partial<PeerStatus>): boolean =>
       said({ ...withPeers({ state: 'programmed', lossPercent: 0, ...changes }), ...silent }).some((line) =>
-        line.includes('it sends'),
+        line.includes('packets from it arrive'),
       )
     expect([
       sends({ heardSecondsAgo: 4.9, unansweredSeconds: 6 }),
@@ -1148,9 +1152,9 @@ describe('of a status that lacks a part, the doctor', () => {
       look('handshakes', withSession(known, side))
     const at = '10.5.2.0/24 at 192.0.2.2:8285'
     const failing = { attempts: 4, failure: 'no-answer' } as const
-    expect(told(failing)).toEqual([`no-handshake: ${at}: no handshake was ever completed, 4 begun here since`])
+    expect(told(failing)).toEqual([`no-handshake: ${at}: no handshake was ever completed, 4 started here since`])
     expect(told({ ...failing, unconfirmed: 3, handshakeSecondsAgo: 200.4 })).toEqual([
-      `handshake-one-way: ${at}: the last handshake was 200 s ago, 4 begun here, 3 answered in vain since`,
+      `handshake-one-way: ${at}: the last handshake was 200 s ago, 4 started here, 3 answered but not confirmed since`,
     ])
     for (const once of [{ stale: 1 }, { unconfirmed: 1 }, { attempts: 1, failure: 'no-answer' }, {}] as const)
       expect(told(once)).toEqual([])
@@ -1163,12 +1167,12 @@ describe('of a status that lacks a part, the doctor', () => {
   })
 
   it.each([
-    ['see handshakes', { failure: 'not-authentic' }, undefined],
-    ['see handshakes', { stale: 2 }, undefined],
-    ['see handshakes', { unconfirmed: 2 }, undefined],
+    ['see the check handshakes', { failure: 'not-authentic' }, undefined],
+    ['see the check handshakes', { stale: 2 }, undefined],
+    ['see the check handshakes', { unconfirmed: 2 }, undefined],
     ['refuses UDP port 51820', { unconfirmed: 2 }, 'refused'],
-    ['to a ping neither', { attempts: 2, failure: 'no-answer' }, undefined],
-    ['to a ping neither', { failure: 'bad-key' }, undefined],
+    ['not even to a ping', { attempts: 2, failure: 'no-answer' }, undefined],
+    ['not even to a ping', { failure: 'bad-key' }, undefined],
   ] as const)('says of a silent peer "%s" where it says of handshakes %j', (says, known, port) => {
     const reach = { port, portNumber: 51_820, isPinged: false, isOffLink: false }
     const facts = {
@@ -1232,7 +1236,7 @@ describe('of a status that lacks a part, the doctor', () => {
   it('says of a silent peer when it was heard, and no more where it sends nothing either', () => {
     const silent = { state: 'programmed', lossPercent: 100, heardSecondsAgo: 90, probedSecondsAgo: 2 } as const
     expect(look('peers', withPeers(silent))).toEqual([
-      'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: last heard 90 s ago',
+      'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: its last packet came 90 s ago',
     ])
   })
 
@@ -1281,7 +1285,7 @@ describe('of a status that lacks a part, the doctor', () => {
       ...cni0,
       addresses: { ...cni0.addresses, ipv4: [...link('x', 0, '169.254.1.1').addresses.ipv4, ...cni0.addresses.ipv4] },
     }
-    expect(look('mtu', { links: [eth0, two] })).toEqual(['bridge-mtu: cni0 has 1500, the data path 1472'])
+    expect(look('mtu', { links: [eth0, two] })).toEqual(['bridge-mtu: cni0 has MTU 1500, the data path 1472'])
     expect(look('mtu', { links: [eth0, { ...two, name: 'my-cni' }] })).toEqual([])
   })
 })

@@ -95,13 +95,13 @@ it.each<[string, Parameters<typeof ask>, string[]]>([
 it('says which peer, by which rule, and what its host answered', () => {
   const says = ask('10.5.1.2', '10.5.2.2', by('flannel0')).map(({ step, says: text }) => `${step}: ${text}`)
   expect(says).toEqual([
-    "source: 10.5.1.2 is in this node's subnet 10.5.1.0/24",
+    'source: 10.5.1.2 is in the subnet of this node, 10.5.1.0/24',
     'destination: 10.5.2.2 is in the subnet 10.5.2.0/24 of the node 192.0.2.2',
     'forwarding: net.ipv4.ip_forward is 1',
-    'firewall: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall: FORWARD: accepted by -P FORWARD ACCEPT',
     'route: to flannel0',
     'data path: the native engine sends it to 192.0.2.2:8285',
-    'mtu: packets of up to 1472 bytes go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    'mtu: packets of up to 1472 bytes pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     'peer: its host answers through the data path, in 1 ms',
   ])
 })
@@ -142,16 +142,16 @@ it('knows where an address is: this host first, then the longest subnet, then th
 })
 
 it.each([
-  ['10.5.1.1', "source true: 10.5.1.1 is this host's own"],
+  ['10.5.1.1', 'source true: 10.5.1.1 is an address of this host'],
   ['10.5.7.1', 'source true: 10.5.7.1 is in the network 10.5.0.0/16, but no node has a lease for it'],
   ['10.6.0.1', 'source true: 10.6.0.1 is outside the network 10.5.0.0/16'],
 ])('says who %s is', (source, line) => expect(says(source, '10.5.1.2', by('cni0'))[0]).toBe(line))
 
 it.each([
-  ['10.5.1.2', '10.5.1.1', 'way true: both are on this host: no tunnel is between them'],
-  ['192.0.2.1', '10.5.1.2', 'way true: both are on this host: no tunnel is between them'],
-  ['10.5.2.2', '10.5.7.2', 'way ?: neither is on this host: ask on the host of one of them'],
-  ['10.5.7.2', '10.5.2.2', 'way ?: neither is on this host: ask on the host of one of them'],
+  ['10.5.1.2', '10.5.1.1', 'way true: both addresses are on this host, so the packet uses no tunnel'],
+  ['192.0.2.1', '10.5.1.2', 'way true: both addresses are on this host, so the packet uses no tunnel'],
+  ['10.5.2.2', '10.5.7.2', 'way ?: neither address is on this host: run weft explain on the host of one of them'],
+  ['10.5.7.2', '10.5.2.2', 'way ?: neither address is on this host: run weft explain on the host of one of them'],
   [
     '10.5.1.2',
     '10.5.7.2',
@@ -160,7 +160,7 @@ it.each([
   [
     '10.5.7.2',
     '10.5.1.2',
-    'data path false: not let in, since no lease has its source address: counted as rx_drop_unknown_sender',
+    'data path false: dropped, because no lease has its source address: counted as rx_drop_unknown_sender',
   ],
 ])('of %s to %s there is one thing to say', (source, destination, line) => {
   expect(way(source, destination, by('cni0'))).toEqual([line])
@@ -185,19 +185,19 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     'route',
     {},
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')],
-    ['route false: to eth0 via 192.0.2.2, and not flannel0: another route comes first'],
+    ['route false: to eth0 via 192.0.2.2 instead of flannel0: another route has precedence'],
   ],
   [
     'route',
     {},
     ['10.5.1.2', '10.5.2.2', by('eth1')],
-    ['route false: to eth1, and not flannel0: another route comes first'],
+    ['route false: to eth1 instead of flannel0: another route has precedence'],
   ],
   [
     'route',
     withStatus({ dataPath: { ...path, device: null } }),
     ['10.5.1.2', '10.5.2.2', by('eth1', '192.0.2.9')],
-    ['route false: to eth1 via 192.0.2.9, and not via 192.0.2.2: another route comes first'],
+    ['route false: to eth1 via 192.0.2.9 instead of via 192.0.2.2: another route has precedence'],
   ],
   [
     'route',
@@ -211,20 +211,20 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     },
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
     [
-      'route false: to eth0 via 192.0.2.254, and not flannel.1: weftd made no route to this node, because it cannot use its lease',
+      'route false: to eth0 via 192.0.2.254 instead of flannel.1: weftd made no route to this node, because it cannot use its lease',
     ],
   ],
   [
     'route',
     withPeer({ state: 'stored' }),
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
-    ['route false: to eth0 via 192.0.2.254, and not flannel0: another route comes first'],
+    ['route false: to eth0 via 192.0.2.254 instead of flannel0: another route has precedence'],
   ],
   [
     'data path',
     withPeer({ state: 'stored' }),
     OUT,
-    ['data path false: this node cannot use its lease: see the log of weftd'],
+    ['data path false: this node cannot use the lease of that node: see the log of weftd'],
   ],
   ['data path', withStatus({ dataPath: { ...path, open: false }, trouble: 'why' }), OUT, ['data path false: why']],
   ['data path', withStatus({ dataPath: { ...path, open: false } }), OUT, ['data path false: down']],
@@ -247,7 +247,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ pathMtu: 1252 }),
     OUT,
     [
-      'mtu true: packets of up to 1252 bytes, the MTU of the path to it, go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+      'mtu true: packets of up to 1252 bytes, the MTU of the path to it, pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     ],
   ],
   [
@@ -255,7 +255,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ path: 'narrow', passesBytes: 1252 }),
     OUT,
     [
-      'mtu false: long packets, up to 1472 bytes as containers send them, do not come back from it, and nobody tells the sender; 1252 bytes do',
+      'mtu false: long packets are lost on the path, and their sender gets no error (containers send up to 1472 bytes); packets of up to 1252 bytes pass',
     ],
   ],
   [
@@ -263,7 +263,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ path: 'narrow', passesBytes: null }),
     OUT,
     [
-      'mtu false: long packets, up to 1472 bytes as containers send them, do not come back from it, and nobody tells the sender; how long one may be is being looked for',
+      'mtu false: long packets are lost on the path, and their sender gets no error (containers send up to 1472 bytes); weftd is still searching for the longest packet that passes',
     ],
   ],
   [
@@ -271,7 +271,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ path: 'narrow', passesBytes: 1372, pathMtu: 1372 }),
     OUT,
     [
-      'mtu true: packets of up to 1372 bytes, the MTU of the path to it, go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+      'mtu true: packets of up to 1372 bytes, the MTU of the path to it, pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     ],
   ],
   [
@@ -281,12 +281,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     ['peer true: its host answers through the data path, in 2.5 ms, 10% lost'],
   ],
   ['peer', withPeer({ lossPercent: null }), OUT, ['peer true: its host answers through the data path, in 1 ms']],
-  [
-    'peer',
-    withPeer({ state: 'programmed', lossPercent: null }),
-    OUT,
-    ['peer ?: its host was not asked whether it answers'],
-  ],
+  ['peer', withPeer({ state: 'programmed', lossPercent: null }), OUT, ['peer ?: its host was not probed']],
   [
     'peer',
     withPeer({ state: 'programmed', lossPercent: 100 }),
@@ -306,7 +301,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     { iptables: '-A FORWARD -m mark --mark 0x1 -j DROP' },
     OUT,
     [
-      'firewall ?: FORWARD: let through by -P FORWARD ACCEPT, unless an earlier rule decides otherwise by something that weft does not know of the packet',
+      'firewall ?: FORWARD: accepted by -P FORWARD ACCEPT, unless an earlier rule with a condition that weft cannot evaluate decides otherwise',
     ],
   ],
   [
@@ -320,7 +315,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     { iptables: '-A OUTPUT -d 192.0.2.2/32 -o eth0 -p udp --dport 8285 -j DROP' },
     OUT,
     [
-      'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+      'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
       'firewall false: OUTPUT: dropped by -A OUTPUT -d 192.0.2.2/32 -o eth0 -p udp --dport 8285 -j DROP',
     ],
   ],
@@ -329,12 +324,12 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
 it('tells how a packet leaves the network', () => {
   const masq = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
   const route = by('eth0', '192.0.2.254')
-  const own = 'masquerade true: not by weft: the packet has an address of this host already'
+  const own = 'masquerade true: not needed: the source is an address of this host'
   const kept =
-    'masquerade ?: not by weft: the packet keeps 10.5.1.2, to which nobody outside sends answers, unless rules of others masquerade it, or routers there know the way back; start weftd with --ip-masq'
+    'masquerade ?: not by weft: the packet keeps its source 10.5.1.2, so answers come back only if other rules masquerade it, or if routers outside have a route to it; start weftd with --ip-masq'
   expect(way('10.5.1.2', '198.51.100.1', route, masq)).toEqual([
     'forwarding true: net.ipv4.ip_forward is 1',
-    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
     'route true: to eth0 via 192.0.2.254, outside the tunnel',
     "masquerade true: by weft's rules (--ip-masq)",
   ])
@@ -348,10 +343,10 @@ it('tells how a packet leaves the network', () => {
 
 it('tells how a packet comes in', () => {
   expect(way('10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([
-    'firewall true: INPUT: let through by -P INPUT ACCEPT',
-    'data path true: let in if its datagram comes from 192.0.2.2, unless VerifySource says otherwise',
+    'firewall true: INPUT: accepted by -P INPUT ACCEPT',
+    'data path true: accepted if its datagram comes from 192.0.2.2; with VerifySource "inner" or "off" from any address',
     'forwarding true: net.ipv4.ip_forward is 1',
-    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
     'route true: to cni0, a bridge of containers',
   ])
   // Nothing of a peer's comes to a port with host-gw; a host forwards nothing to itself.
@@ -360,7 +355,7 @@ it('tells how a packet comes in', () => {
     dataPath: { ...path, engine: 'kernel' },
   })
   expect(way('10.5.2.2', '10.5.1.1', by('lo'), gateway)).toEqual([
-    'data path true: the kernel lets it in, whoever sends it',
+    'data path true: the kernel accepts it from any sender',
   ])
   const taken = (part: Partial<Facts>) => of('data path', part, ['10.5.2.2', '10.5.1.1', by('lo')])[0]!.split(':')[0]
   expect([taken(withPeer({ state: 'stored' })), taken(withStatus({ dataPath: { ...path, open: false } }))]).toEqual([
@@ -407,7 +402,7 @@ it('says what it can where the daemon has no node, no configuration and no data 
     [null, 'starting'],
   ] as const)
     expect(ask('10.5.1.2', '10.5.2.2', undefined, withStatus({ ...none, state: 'starting', trouble }))).toEqual([
-      { step: 'daemon', passes: undefined, says: `it has no network configuration yet: ${why}` },
+      { step: 'daemon', passes: undefined, says: `weftd has no network configuration yet: ${why}` },
     ])
   const [source] = ask('10.5.1.2', '10.5.2.2', undefined, withStatus({ node: null, peers: null }))
   expect(source).toMatchObject({ says: '10.5.1.2 is in the network 10.5.0.0/16, but no node has a lease for it' })
@@ -426,13 +421,13 @@ const dual = (part: Partial<Facts>, ...list: PeerStatus[]): Partial<Facts> => ({
 it('tells the way of IPv6 by what IPv6 has of its own', () => {
   const route6 = by('flannel-v6.1', 'fd00:5:0:2::')
   expect(says(HERE6, THERE6, route6, dual({}))).toEqual([
-    "source true: fd00:5:0:1::2 is in this node's subnet fd00:5:0:1::/64",
+    'source true: fd00:5:0:1::2 is in the subnet of this node, fd00:5:0:1::/64',
     'destination true: fd00:5:0:2::2 is in the subnet fd00:5:0:2::/64 of the node 2001:db8::2',
     'forwarding true: net.ipv6.conf.all.forwarding is 1',
-    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
     'route true: to flannel-v6.1 via fd00:5:0:2::',
     'data path true: the kernel sends it to [2001:db8::2]:8472',
-    'mtu true: packets of up to 1430 bytes go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    'mtu true: packets of up to 1430 bytes pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     'peer true: its host answers through the data path, in 1 ms',
   ])
   // What is broken of the other family is none of its business.
@@ -455,27 +450,27 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'a route past the tunnel',
     [HERE6, THERE6, by('eth0', '2001:db8::2'), dual({})],
-    "route false: to eth0 via 2001:db8::2, and not the backend's device for IPv6: another route comes first",
+    "route false: to eth0 via 2001:db8::2 instead of the backend's device for IPv6: another route has precedence",
   ],
   [
     'a route elsewhere',
     [HERE6, THERE6, by('eth0', '2001:db8::99'), dual({})],
-    "route false: to eth0 via 2001:db8::99, and not the backend's device for IPv6: another route comes first",
+    "route false: to eth0 via 2001:db8::99 instead of the backend's device for IPv6: another route has precedence",
   ],
   [
     'a route elsewhere, where there is one device',
     [HERE6, THERE6, by('eth0'), soundIpv6],
-    'route false: to eth0, and not flannel-v6.1: another route comes first',
+    'route false: to eth0 instead of flannel-v6.1: another route has precedence',
   ],
   [
     'a lease that cannot be used',
     [HERE6, THERE6, by('eth0'), dual({}, dualPeer({}, { state: 'stored' }))],
-    'data path false: this node cannot use its lease: see the log of weftd',
+    'data path false: this node cannot use the lease of that node: see the log of weftd',
   ],
   [
     'nobody there',
     [HERE6, 'fd00:5:0:9::2', by('eth0'), dual({})],
-    'data path false: no node has this address: it leaves by eth0, where nobody has it',
+    'data path false: no node has this address: the packet leaves through eth0, where no host answers',
   ],
   [
     'nobody there, and no route',
@@ -487,7 +482,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
     [HERE6, THERE6, by('flannel-v6.1'), dual({ ip6tables: undefined })],
     'firewall ?: the rules of ip6tables cannot be read',
   ],
-  ['what comes in', [THERE6, HERE6, by('cni0'), dual({})], 'data path true: the kernel lets it in, whoever sends it'],
+  ['what comes in', [THERE6, HERE6, by('cni0'), dual({})], 'data path true: the kernel accepts it from any sender'],
   [
     'what comes in to nobody',
     [THERE6, HERE6, by('flannel-v6.1'), dual({})],
@@ -496,7 +491,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'what comes in from nobody',
     ['fd00:5:0:9::2', HERE6, by('cni0'), dual({})],
-    'data path ?: no lease has its source address: no node sends it',
+    'data path ?: no lease has its source address, so no node sends such a packet',
   ],
   [
     'an address outside',
@@ -506,19 +501,19 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'an address outside of a network of IPv4',
     ['2001:db8:9::1', HERE6, undefined],
-    'source true: 2001:db8:9::1 is outside the network, which has no IPv6',
+    'source true: 2001:db8:9::1 is outside the network, which does not have IPv6',
   ],
 ])('of IPv6 tells %s', (_name, question, line) => expect(says(...question)).toContain(line))
 
-it('says that nothing takes IPv6 where the backend carries IPv4 alone', () => {
+it('says that IPv6 packets do not reach other nodes if the backend carries only IPv4', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
   const peer = { ...dualPeer(), families: { ipv4: dualPeer().families!.ipv4, ipv6: null } }
   const facts = { ...soundDual, status: { ...soundDual.status, dataPath, peers: countPeers([peer], 10) } }
   expect(says(HERE6, THERE6, undefined, facts)).toContain(
-    'data path false: the vxlan backend carries IPv4 alone here: nothing takes IPv6 to other nodes',
+    'data path false: the vxlan backend carries only IPv4 here, so IPv6 packets do not reach other nodes',
   )
   expect(says(THERE6, HERE6, by('cni0'), facts)).toContain(
-    'data path false: the vxlan backend carries IPv4 alone here: it does not come',
+    'data path false: the vxlan backend carries only IPv4 here, so the packet does not arrive',
   )
 })
 

@@ -365,7 +365,7 @@ describe('a final rule that rejects is a policy', () => {
     const rejected = 'nft: inet firewalld filter_public: reject with icmpx admin-prohibited'
     expect(found({ nft: firewalld('forward') })).toEqual([`forward-dropped: ${rejected}`])
     expect(found({ nft: firewalld('input'), ...silently() })).toEqual([
-      `port-dropped: ${rejected} (only answers to what this host sends are let through)`,
+      `port-dropped: ${rejected} (only answers to packets of this host are accepted)`,
     ])
     expect(found({ nft: firewalld('forward', 'ip saddr 10.5.0.0/16 accept') })).toEqual([])
     expect(
@@ -395,7 +395,7 @@ describe('rules that let in answers alone', () => {
   ])('drop what a silent peer sends first: %s', (last, rule) => {
     const iptables = `${STATEFUL}\n${last}`
     expect(found({ iptables, ...silently() })).toEqual([
-      `port-dropped: ${rule} (only answers to what this host sends are let through)`,
+      `port-dropped: ${rule} (only answers to packets of this host are accepted)`,
     ])
     // Who answers shows that it is let in.
     expect(found({ iptables })).toEqual([])
@@ -475,7 +475,7 @@ describe('a remedy', () => {
     )
     const asked = withStatus({ peers, config: { ...status.config!, backend: { Port: 9000 } } })
     expect(fixes({ ...asked, answers: new Map(), iptables: '-A INPUT -p udp -j DROP' })).toEqual([
-      'let it through: `iptables -I INPUT -p udp --dport 9000 -s 192.0.2.2,192.0.2.3 -j ACCEPT`; the same for the other nodes, if there are more',
+      'accept these packets: `iptables -I INPUT -p udp --dport 9000 -s 192.0.2.2,192.0.2.3 -j ACCEPT`; the same for other nodes, if there are more',
     ])
   })
 
@@ -486,7 +486,7 @@ describe('a remedy', () => {
       'accept both directions: `iptables -I FORWARD -s 10.5.0.0/16 -j ACCEPT` and `iptables -I FORWARD -d 10.5.0.0/16 -j ACCEPT`'
     expect(fixes({ iptables: mine })).toEqual([both])
     expect(fixes({ iptables: '-P FORWARD DROP' })).toEqual([
-      `${both}; or, if weftd was started with --iptables-forward-rules=false, without that`,
+      `${both}; or, if weftd was started with --iptables-forward-rules=false, start it without that option`,
     ])
   })
 
@@ -512,17 +512,13 @@ describe('the remedy for a silent peer', () => {
 
   it('is for the backend, with its port and the two hosts', () => {
     const udp = fixOfSilent('udp', { Port: 9000 })
-    expect(udp).toContain(
-      'let UDP port 9000 through between 192.0.2.1 and 192.0.2.2, both ways and from any source port',
-    )
+    expect(udp).toContain('accept UDP port 9000 between 192.0.2.1 and 192.0.2.2, both ways and from any source port')
     expect(udp).not.toContain('PersistentKeepaliveInterval')
-    expect(fixOfSilent('wireguard')).toContain('let UDP port 51820 through between')
+    expect(fixOfSilent('wireguard')).toContain('accept UDP port 51820 between')
     expect(fixOfSilent('wireguard')).toContain('`PersistentKeepaliveInterval`')
-    expect(fixOfSilent('vxlan', {}, 'kernel')).toMatch(
-      /UDP port 8472 through between 192.0.2.1 and 192.0.2.2, both ways, in/,
-    )
+    expect(fixOfSilent('vxlan', {}, 'kernel')).toMatch(/UDP port 8472 between 192.0.2.1 and 192.0.2.2, both ways, in/)
     expect(fixOfSilent('ipip', {}, 'kernel')).toContain('IP protocol 4')
-    expect(fixOfSilent('host-gw', {}, 'kernel')).toContain('let packets of 10.5.0.0/16 through between 192.0.2.1')
+    expect(fixOfSilent('host-gw', {}, 'kernel')).toContain('accept packets of 10.5.0.0/16 between 192.0.2.1')
     for (const type of ['udp', 'vxlan', 'wireguard', 'host-gw'])
       expect(fixOfSilent(type).split(' ').length).toBeLessThan(50)
   })

@@ -96,7 +96,7 @@ describe('a refusal of the kernel', () => {
     const [one] = checkWays({ ...sound, kernelWays: waysBy({ in: 'Invalid cross-device link' }) }, false)
     expect([one!.name, one!.detail]).toEqual([
       'route-refused',
-      'from 10.5.2.0/24 (to 10.5.1.2): rp_filter: the way back is another one',
+      'from 10.5.2.0/24 (to 10.5.1.2): rp_filter: the route back uses another interface',
     ])
     expect(one!.fix).toContain('net.ipv4.conf.flannel0.rp_filter=2')
   })
@@ -124,7 +124,7 @@ describe('a route of the main table', () => {
     ])
     expect(by({ in: { device: 'lo', type: 'local', table: 'local' } })).toEqual([])
     expect(by({ out: { device: 'lo', type: 'local', table: 'local' } })).toEqual([
-      'foreign-route: 10.5.2.0/24 (from cni0) goes to this host itself, which has that address',
+      'foreign-route: 10.5.2.0/24 (from cni0) goes to this host itself, which has the address',
     ])
   })
 

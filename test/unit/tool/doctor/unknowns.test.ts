@@ -33,7 +33,7 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
     { store: undefined, storeUnasked: 'etcd: no TLS connection; check --etcd-cafile' },
     { config: /^etcd: no TLS connection; check --etcd-cafile$/ },
   ],
-  ['the limits of neighbours are not seen', { neighbours: undefined }, { neighbours: /was not asked/ }],
+  ['the limits of neighbours are not seen', { neighbours: undefined }, { neighbours: /was not read/ }],
   [
     'there is no configuration yet',
     withStatus({ config: null, node: null }),
@@ -42,12 +42,15 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
   [
     'weftd may not be asked',
     { status: undefined, isForbidden: true, store: undefined },
-    { peers: /^this user may not ask weftd: run weft doctor as root$/ },
+    { peers: /^this user may not query weftd: run weft doctor as root$/ },
   ],
   [
     'weftd is dead, and nothing is left of it',
     { status: undefined, silence: 'no weftd answers', store: undefined },
-    { peers: /^weftd does not answer \(no weftd answers\), and nothing is left/, drops: /only a running weftd/ },
+    {
+      peers: /^weftd does not answer \(no weftd answers\), and no earlier weftd left a status/,
+      drops: /only a running weftd/,
+    },
   ],
 ])('says why, where %s', (_name, part, expected) => {
   const found = whys(part)
@@ -88,6 +91,6 @@ it('says at the end what was not looked at', () => {
     '1 failure, 0 warnings; 1 check could not be made (neighbours)',
   )
   expect(toText(diagnose({ ...sound, neighbours: undefined }), plain)).toContain(
-    'neighbours  unknown  the kernel was not asked (`ip neighbour`)\n',
+    "neighbours  unknown  the kernel's neighbour table was not read (`ip neighbour`)\n",
   )
 })

@@ -44,9 +44,9 @@ describe('a result', () => {
     })
     expect([loss.outside.lost, loss.inside.lost, loss.inside.overflowed]).toEqual([40, 0, 100])
     expect(notes).toEqual([
-      expect.stringMatching(/^outside 60 datagrams arrived but the other end was too slow/),
-      expect.stringMatching(/^inside 100 datagrams arrived/),
-      'inside 7 datagrams came after a later one',
+      expect.stringMatching(/^outside: 60 datagrams arrived, but the other host was too slow/),
+      expect.stringMatching(/^inside: 100 datagrams arrived/),
+      'inside: 7 datagrams arrived after a later one',
     ])
   })
 
@@ -58,14 +58,14 @@ describe('a result', () => {
       return notes
     }
     expect(notesOf(1372)).toEqual([
-      "inside packets of 1472 bytes do not come back, of up to 1372 they do: it is the other end's interface that takes less",
+      'inside the tunnel packets of 1472 bytes get no answer, packets of up to 1372 do: the cause is the smaller MTU of the other host',
       'the MTU of the data path is 1472 here and 1372 there: give the external interfaces of all nodes one MTU',
     ])
-    const between = ', of up to 1372 they do: something between the hosts takes less'
+    const between = ', packets of up to 1372 do: the cause is a smaller MTU between the hosts'
     for (const there of [1472, null])
-      expect(notesOf(there)).toEqual([`inside packets of 1472 bytes do not come back${between}`])
+      expect(notesOf(there)).toEqual([`inside the tunnel packets of 1472 bytes get no answer${between}`])
     expect(notesOf(1472, null)).toEqual([
-      'inside packets of 1472 bytes do not come back: something between the hosts takes less',
+      'inside the tunnel packets of 1472 bytes get no answer: the cause is a smaller MTU between the hosts',
     ])
     // As long as both send they pass; what comes from there does not.
     const other = resultOf(WELL, { length: { asked: 1372, longest: 1372 }, mtu: { here: 1372, there: 1472 } })
@@ -73,7 +73,7 @@ describe('a result', () => {
     const deaf = { ...WELL, udp: { outside: [udp(0)], inside: [udp(1000)] } }
     const notes = (beside?: Parameters<typeof resultOf>[1]): readonly string[] => resultOf(deaf, beside).notes
     expect(notes({ length: { asked: 1472, longest: 1472 } })).toEqual([
-      'outside TCP arrives and UDP does not: a firewall lets TCP through and not UDP',
+      'outside: TCP arrives but UDP does not; a firewall drops UDP',
     ])
     for (const beside of [undefined, { length }])
       expect(notes(beside).at(-1)).toMatch(/not UDP, or datagrams of 1000 bytes are too long for that path$/)
@@ -85,19 +85,19 @@ describe('a result', () => {
       tcp: { outside: [tcp(9e9, 0.95, 1.1)], inside: [tcp(9e9, 0.5, 0.9)] },
     })
     expect(notes).toEqual([
-      expect.stringMatching(/^outside weft bench itself took a whole core here and there/),
-      expect.stringMatching(/^inside weft bench itself took a whole core there:/),
+      expect.stringMatching(/^outside: weft bench itself used a whole core here and there/),
+      expect.stringMatching(/^inside: weft bench itself used a whole core there,/),
     ])
   })
 
   it.each([
-    ['long packets', { tcp: { ...WELL.tcp, inside: [tcp(0), tcp(0), tcp(0)] } }, [/^inside connections open.*doctor/]],
+    ['long packets', { tcp: { ...WELL.tcp, inside: [tcp(0), tcp(0), tcp(0)] } }, [/^inside: connections open.*doctor/]],
     [
       'all',
       { tcp: { ...WELL.tcp, inside: [tcp(0)] }, udp: { ...WELL.udp, inside: [udp(0)] } },
-      [/^inside connections/, /^inside no datagram/],
+      [/^inside: connections/, /^inside: no datagram/],
     ],
-    ['UDP outside', { udp: { ...WELL.udp, outside: [udp(0)] } }, [/^outside TCP arrives and UDP does not/]],
+    ['UDP outside', { udp: { ...WELL.udp, outside: [udp(0)] } }, [/^outside: TCP arrives but UDP does not/]],
   ] as const)('is broken where %s does not arrive, and says what that means', (_what, some, expected) => {
     const { isBroken, notes } = resultOf({ ...WELL, ...some })
     expect(isBroken).toBe(true)

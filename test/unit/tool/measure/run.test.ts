@@ -125,7 +125,7 @@ describe('a run', () => {
     const run = await beginRun(ways, port, WAYS.inside.from)
     if ('refused' in run) throw new Error(run.refused)
     runs.push(run)
-    await expect(run.openEcho('inside')).rejects.toThrow('what comes from 127.0.0.8 belongs to no run')
+    await expect(run.openEcho('inside')).rejects.toThrow('the connection from 127.0.0.8 belongs to no run')
     expect(await run.udp('inside', 0.02, 500, 1e6)).toMatchObject({ datagrams: 0 })
     expect(await run.tcp('outside', 1, 0.02)).toMatchObject({ bitsPerSecond: expect.any(Number) })
   })
@@ -141,7 +141,7 @@ describe('a listener', () => {
     expect(await beginRun(WAYS, port, '10.5.1.0')).toEqual({ refused: 'a run from 127.0.0.1 is under way' })
     const junk = await connectTo(WAYS.outside, port, LONG_MS)
     junk.write('GET / HTTP/1.1\r\n\r\n')
-    expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/no version of weft bench/)
+    expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/its version of weft bench/)
     expect(said).toEqual([
       '127.0.0.1 measures',
       '127.0.0.9 was refused: it is no peer',
@@ -172,7 +172,7 @@ describe('a listener', () => {
     await eventually(() => expect(said.at(-1)).toMatch(/^127.0.0.1 went away/))
     const run = await begin()
     await expect(run.tcp('outside', 65, 1)).rejects.toSatisfy((error) => isWeftError(error, 'COMMAND'))
-    await eventually(() => expect(said.at(-1)).toBe('127.0.0.1 went away: it asks for more than is allowed'))
+    await eventually(() => expect(said.at(-1)).toBe('127.0.0.1 went away: it sent an invalid request'))
     await begin()
   })
 
@@ -226,8 +226,8 @@ describe('a line', () => {
 
   it.each([
     ['ends too early', () => far.end('x'), /it closed the connection/],
-    ['is never sent', () => far, /it said nothing for 0.02 s/],
-    ['is too long', () => far.write('x'.repeat(20_000)), /it sends no lines/],
+    ['is never sent', () => far, /it sent nothing for 0.02 s/],
+    ['is too long', () => far.write('x'.repeat(20_000)), /it sent too long a line/],
   ])('that %s is an error', async (_what, act, message) => {
     act()
     await expect(readLine(near, message.source.includes('0.02') ? 20 : LONG_MS)).rejects.toThrow(message)

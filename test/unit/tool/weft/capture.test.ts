@@ -69,7 +69,7 @@ it('shows a line for each packet, and how many there were', async () => {
     out: [
       '2026-11-22T13:17:02.000042Z out 0.0.0.0 > 10.5.2.7 tcp, 60 bytes, to 192.0.2.2: TTL ran out (tx_drop_ttl)\n',
       '2026-11-22T13:17:02.000042Z in  0.0.0.0 > 10.5.2.7 tcp, 60 bytes, 3 packets in one, behind 0800: TTL ran out (rx_drop_ttl)\n',
-      'shown: 4 of the 13 packets dropped since the data path was opened; of 5 more the kernel tells the number alone: ',
+      'shown: 4 of the 13 packets dropped since the data path was opened; of 5 more the kernel reports only the number: ',
       'rx_drop_socket_full\n',
     ].join(''),
   })
@@ -98,7 +98,7 @@ it('writes a file, and says on stderr what is in it', async () => {
 })
 
 it.each([
-  ['a reason that there is not', ['--reason', 'rain'], 2, 'no packet is dropped for rain; give one of tx_drop_ttl, '],
+  ['a reason that there is not', ['--reason', 'rain'], 2, 'there is no reason rain for drops; give one of tx_drop_ttl, '],
   ['a file on a terminal', ['--write', '-'], 2, 'a capture file is not for a terminal'],
   ['a file of JSON', ['--write', 'x', '--json'], 2, '--json and --write exclude each other'],
   ['a file that cannot be', ['--write', '/nowhere/file'], 1, '/nowhere/file cannot be written: ENOENT'],
@@ -124,7 +124,7 @@ it('says that the daemon is older, or what it says itself', async () => {
   expect((await capture([])).err).toContain('is older than this weft; restart weftd')
   report = { ...report, schema: 2 as 1 }
   code = 200
-  expect((await capture([])).err).toContain('weftd speaks version 2')
+  expect((await capture([])).err).toContain('the report of weftd has version 2')
 })
 
 it('documents exactly the fields of its JSON', () => {

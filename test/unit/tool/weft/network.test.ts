@@ -60,7 +60,7 @@ const plain = (_tone: unknown, text: string): string => text
 it('of few nodes is a matrix', () => {
   expect(networkText(reportOf(3, 2), false, plain)).toBe(
     [
-      '3 nodes, 2 told how they are in 31 ms: 50% of the pairs that were probed reach each other',
+      '3 nodes, 2 reported their state within 31 ms: 50% of the pairs that were probed reach each other',
       '',
       'failure: a node answers nobody: neither its status nor a probe of any other node',
       '    host2 (10.5.2.0/24 at 192.0.2.2): 0 of 2 nodes reach it',

@@ -66,7 +66,7 @@ describe('the command line', () => {
   ])('weft %j exits with %d', async (words, code) => {
     const shown = await weft(words)
     expect(shown.code).toBe(code)
-    if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: there is no such socket')
+    if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: the socket does not exist')
   })
 
   it('tells the version to people, and to programs with what runs it', async () => {
@@ -237,7 +237,7 @@ describe('weft status', () => {
     hangs.closeAllConnections()
     hangs.close()
     expect(shown).toMatchObject({ code: 1, out: '' })
-    expect(shown!.err).toContain(`no weftd answers at ${path}: it says nothing for 5 s`)
+    expect(shown!.err).toContain(`no weftd answers at ${path}: it sent no answer for 5 s`)
     expect([found!.code, /daemon-silent/.test(found!.out)]).toEqual([3, true])
   })
 
@@ -245,7 +245,7 @@ describe('weft status', () => {
     const { code, err } = await weft(['ping', '10.5.2.0/24', '--size', '1473', ...socket()])
     expect([code, err]).toEqual([
       2,
-      expect.stringContaining('--size is 1473, and the data path of this host takes 1472'),
+      expect.stringContaining('--size is 1473, but the MTU of the data path is 1472'),
     ])
   })
 
@@ -260,7 +260,7 @@ describe('weft status', () => {
         '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
         '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
         '  lease      10.5.1.0-24, until 2026-11-23T09:00:00Z',
-        '  peers      2 stored, 2 programmed, 1 of 2 asked answer: 50% whole',
+        '  peers      2 stored, 2 programmed, 1 of 2 probed answer: 50% whole',
         '  drops      tx_drop_no_route 2',
         '  repairs    2',
         '',
@@ -313,9 +313,9 @@ describe('weft status', () => {
     }
     const unasked = { ...peer, state: 'programmed', lossPercent: null, probedSecondsAgo: null } as const
     expect(await peers()).toBe('no other node has a lease')
-    expect(await peers(unasked)).toBe('1 stored, 1 programmed, none asked yet whether it answers')
+    expect(await peers(unasked)).toBe('1 stored, 1 programmed, not probed yet')
     expect(await peers(unasked, { ...unasked, state: 'stored' })).toBe(
-      '2 stored, 1 programmed, none asked yet whether it answers: 50% whole',
+      '2 stored, 1 programmed, not probed yet: 50% whole',
     )
   })
 
@@ -331,7 +331,7 @@ describe('weft status', () => {
     expect(out).toContain(
       '  node       10.5.1.0/24 and fd00:5:0:1::/64 of 10.5.0.0/16 and fd00:5::/48, reached at 192.0.2.1 and 2001:db8::1 by eth0\n',
     )
-    expect(out).toContain('4 stored, 3 programmed, 1 of 3 asked answer: 25% whole; by IPv4 3 of 4, by IPv6 1 of 4\n')
+    expect(out).toContain('4 stored, 3 programmed, 1 of 3 probed answer: 25% whole; over IPv4 3 of 4, over IPv6 1 of 4\n')
     expect(
       out
         .split('\n')
@@ -358,7 +358,7 @@ describe('weft status', () => {
     const { code, out } = await weft(['status', ...socket()])
     expect(code).toBe(3)
     expect(out).toContain(
-      '2 of 2 asked answer: 100% whole for short packets, but long packets of more than 1252 of 1472 bytes do not reach one peer\n',
+      '2 of 2 probed answer: 100% whole for short packets, but long packets of more than 1252 of 1472 bytes do not reach one peer\n',
     )
     expect(out.split('\n').filter((line) => line.includes('10.5.2.0/24'))).toEqual([
       expect.stringMatching(/ tunnel +narrow /),
@@ -374,7 +374,7 @@ describe('weft status', () => {
     const well = await weft(['status', ...socket()])
     expect([well.code, well.out.includes('answering')]).toEqual([0, true])
     expect(well.out).toContain(
-      'whole; packets of more than 1372 of 1472 bytes go in parts, or their senders are told\n',
+      'whole; packets of more than 1372 of 1472 bytes are fragmented, or their senders get an ICMP error\n',
     )
   })
 

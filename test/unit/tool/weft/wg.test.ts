@@ -165,11 +165,11 @@ it('shows no peer that has no session, such as one that cannot be used', () => {
 })
 
 it.each<[string, () => Status, RegExp]>([
-  ['encrypts nothing', () => soundStatus, /^weft wg: this node encrypts nothing: its backend is udp; `weft peers` /],
+  ['encrypts nothing', () => soundStatus, /^weft wg: this node does not encrypt packets: its backend is udp; `weft peers` /],
   [
     'has no lease',
     () => ({ ...soundStatus, node: null, lease: null, config: null, peers: null, trouble: 'waiting for etcd' }),
-    /^weft wg: weftd has no lease yet: waiting for etcd; wait for it/,
+    /^weft wg: weftd has no lease yet: waiting for etcd; wait until it has one/,
   ],
   [
     'carries nothing',
@@ -177,7 +177,7 @@ it.each<[string, () => Status, RegExp]>([
       ...encrypting([]),
       dataPath: { ...soundStatus.dataPath!, device: null, devices: { ipv4: null, ipv6: null } },
     }),
-    /^weft wg: weftd carries no packets now: it has no device; `weft doctor` /,
+    /^weft wg: weftd does not carry packets now: it has no device; `weft doctor` /,
   ],
   [
     'is of before',
@@ -185,7 +185,7 @@ it.each<[string, () => Status, RegExp]>([
       const { session: _session, ...before } = peer('b')
       return encrypting([before])
     },
-    /^weft wg: this weftd is older than this weft, and tells nothing of keys; restart weftd/,
+    /^weft wg: this weftd is older than this weft, and does not report keys; restart weftd/,
   ],
 ])('says what to do where the daemon %s', async (_what, of, line) => {
   status = of()
