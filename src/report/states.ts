@@ -49,7 +49,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd forwards none; where another one runs, that forwards until this one takes over',
+    packets: 'this weftd forwards no packets; if another one runs, it forwards until this one takes over',
     findings: ['daemon-waits'],
   },
   forwarding: {
@@ -59,7 +59,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 1,
-    packets: 'those to and from the nodes that were last known pass; what has changed since then is not known',
+    packets: 'packets to and from the nodes that were last known pass; later changes are not known',
     findings: ['daemon-as-known'],
   },
   working: {
@@ -69,7 +69,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 'written',
     working: 1,
-    packets: 'all pass',
+    packets: 'all packets pass',
     findings: [],
   },
   leaving: {
@@ -79,7 +79,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd forwards none any more; another one that takes over does',
+    packets: 'this weftd no longer forwards packets; another one that takes over does',
     findings: ['daemon-leaves'],
   },
 }
@@ -90,14 +90,14 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     livez: 503,
     working: 0,
-    packets: 'those that this thread carries do not pass',
+    packets: 'packets that this thread carries do not pass',
     findings: ['data-path-down'],
   },
   path: {
     words: 'its data path',
     ...GOES_ON,
     working: 0,
-    packets: 'none pass; weftd tries again every five seconds',
+    packets: 'no packets pass; weftd tries again every five seconds',
     findings: ['data-path-down'],
   },
   bypass: {
@@ -106,7 +106,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     readyz: 503,
     working: 0,
     packets:
-      'some leave this host by another way than the backend: unencrypted, though that is wireguard, or to a wrong place',
+      'some packets leave this host past the backend: unencrypted, even if the backend is wireguard, or to a wrong place',
     findings: ['path-bypassed'],
   },
   family: {
@@ -114,7 +114,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     readyz: 503,
     working: 0,
-    packets: 'those of one of IPv4 and IPv6 do not pass',
+    packets: 'packets of one family, IPv4 or IPv6, do not pass',
     findings: ['family-down'],
   },
   host: {
@@ -122,14 +122,14 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     working: 1,
     packets:
-      "containers' packets do not leave this host, new containers do not start, or another host gets our packets",
+      'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
     findings: ['forwarding-off', 'forwarding-off-ipv6', 'subnet-env-wrong', 'address-twice', 'address-gone'],
   },
   rules: {
     words: 'its firewall rules',
     ...GOES_ON,
     working: 0,
-    packets: "containers' packets may be dropped, or leave the network without masquerading",
+    packets: 'packets of containers may be dropped, or leave the network without masquerading',
     findings: ['rules-failing'],
   },
   peers: {
@@ -137,14 +137,14 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     working: 1,
     packets:
-      'those to the peers listed as silent or not reached are lost; to those listed as narrow only long ones are',
+      'packets to the peers listed as silent or not reached are lost; to those listed as narrow, only long packets are lost',
     findings: ['peer-silent', 'peer-unusable', 'family-broken'],
   },
   store: {
     words: 'its store',
     ...GOES_ON,
     working: 1,
-    packets: 'those to known nodes pass; a new node is not known, and the lease is not renewed',
+    packets: 'packets to known nodes pass; new nodes are not known, and the lease is not renewed',
     findings: ['store-away', 'store-stale', 'peers-held', 'config-missing'],
   },
 }

@@ -109,7 +109,7 @@ export function verdictOf(status: Status): Verdict {
     return {
       tone,
       title: `${words.charAt(0).toUpperCase()}${words.slice(1)}`,
-      detail: `${trouble ?? summary}. Packets: ${packetsText(status)}.`,
+      detail: `${trouble ?? summary}. Effect: ${packetsText(status)}.`,
     }
   const allSilent = list.filter((peer) => conditionOf(peer) === 'silent')
   const silent = allSilent.length

@@ -332,10 +332,14 @@ async function whyNotOutside({ outside, inside }: Ways, port: number, error: unk
       ...options,
     })
   }
-  return new WeftError('COMMAND', `TCP port ${port} of ${to} is not reached, neither outside nor inside the tunnel: ${messageOf(error)}`, {
-    remedy: 'run `weft bench --listen` there, and accept TCP and UDP on that port in its firewall',
-    ...options,
-  })
+  return new WeftError(
+    'COMMAND',
+    `TCP port ${port} of ${to} is not reached, neither outside nor inside the tunnel: ${messageOf(error)}`,
+    {
+      remedy: 'run `weft bench --listen` there, and accept TCP and UDP on that port in its firewall',
+      ...options,
+    },
+  )
 }
 
 /** Explains why the inside path failed, if the outside path works. A ping shows whether the data path fails, or only that port. */

@@ -56,8 +56,7 @@ export const doctorCommand = command({
       const what = { findings, findingsJson, status: told, subnetFile, config, secrets }
       const { writeBundle } = await import('./bundle.ts')
       await writeBundle(options.bundle, what, run)
-      if (!options.json)
-        screen.write(`all facts are in ${options.bundle}; read it before you give it to others\n`)
+      if (!options.json) screen.write(`all facts are in ${options.bundle}; read it before you give it to others\n`)
     }
     const isSick = diagnoses.some(({ findings = [] }) =>
       findings.some(({ name }) => FINDINGS[name].level === 'failure'),

@@ -157,7 +157,9 @@ function findEntry(entries: readonly StoreEntry[], subnet: Nets): StoreEntry | u
 function entryOf(entries: readonly StoreEntry[], subnet: Nets): StoreEntry {
   const entry = findEntry(entries, subnet)
   if (entry) return entry
-  throw new WeftError('USAGE', `there is no lease of ${subnetName(subnet)}`, { remedy: '`weft lease ls` shows the leases' })
+  throw new WeftError('USAGE', `there is no lease of ${subnetName(subnet)}`, {
+    remedy: '`weft lease ls` shows the leases',
+  })
 }
 
 /** Formats the subnets that a key names. */
@@ -291,7 +293,11 @@ function addressesIn(text: string | undefined): Addresses {
     ipv6: all.find((each) => typeof each === 'bigint'),
   }
   if (all.length === listed(found).length) return found
-  throw new WeftError('USAGE', text === undefined ? 'the subnet is free, and no node is named' : `${text} is not an address`, {
-    remedy: "give the node's public IP after the subnet, or its two addresses separated by a comma",
-  })
+  throw new WeftError(
+    'USAGE',
+    text === undefined ? 'the subnet is free, and no node is named' : `${text} is not an address`,
+    {
+      remedy: "give the node's public IP after the subnet, or its two addresses separated by a comma",
+    },
+  )
 }

@@ -93,7 +93,8 @@ export function askedPeer(status: Status, name: string) {
     throw new WeftError('USAGE', `${nameIn(name)} is this host itself`, {
       remedy: 'name another host; `weft peers` lists them',
     })
-  if (!peer) throw new WeftError('USAGE', `there is no peer ${nameIn(name)}`, { remedy: '`weft peers` lists the peers' })
+  if (!peer)
+    throw new WeftError('USAGE', `there is no peer ${nameIn(name)}`, { remedy: '`weft peers` lists the peers' })
   const probes = probesOf(status, peer)
   if (probes.length > 0) return { peer, probes }
   throw new WeftError(

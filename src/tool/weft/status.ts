@@ -188,11 +188,7 @@ function peersText(status: Status, colour: Colour): string {
   const { stored, programmed, answering, probed, narrow } = peers
   if (stored === 0) return 'no other node has a lease'
   const asked =
-    answering === null
-      ? 'not probed'
-      : probed === 0
-        ? 'not probed yet'
-        : `${answering} of ${probed} probed answer`
+    answering === null ? 'not probed' : probed === 0 ? 'not probed yet' : `${answering} of ${probed} probed answer`
   const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
   const forShort = narrow ? ' for short packets' : ''

@@ -105,7 +105,7 @@ describe('the verdict', () => {
       statusWith([], { state: 'forwarding', trouble: 'waiting for a lease' }),
       'doubtful',
       'Forwarding as last known',
-      /^waiting for a lease\. Packets: .* last known pass/,
+      /^waiting for a lease\. Effect: .* last known pass/,
     ],
     [
       statusWith([peerWith(1)], {
@@ -115,7 +115,7 @@ describe('the verdict', () => {
       }),
       'bad',
       'Impaired by its data path',
-      /^the data path is down\. Packets: none pass/,
+      /^the data path is down\. Effect: no packets pass/,
     ],
     [
       statusWith([peerWith(1), peerWith(2, { state: 'programmed' })]),
