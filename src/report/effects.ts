@@ -41,9 +41,9 @@ const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],
   [/is not written/, 'new containers do not start'],
-  [/uses the same public IP/, "another host gets some of this host's packets"],
-  [/^IPv4 has no address/, 'no IPv4 packets reach other hosts'],
-  [/^IPv6 has no address/, 'no IPv6 packets reach other hosts'],
+  [/uses the same public IP/, 'another host gets some of the packets for this one'],
+  [/^IPv4 has no address/, 'no packets reach other hosts over IPv4'],
+  [/^IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]
 
 function hostEffect(impairments: readonly Pick<Impairment, 'what'>[]): string | undefined {

@@ -1,45 +1,41 @@
-// states.ts - the states of a weftd: the effect of each on packets, and how each reader reports it. Pure.
+// states.ts - the states that a weftd can be in: what each means for packets, and what every reader makes of it. Pure.
 //
-// `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor all use this table.
-// docs/status.md has the same rows; a test compares them.
+// One table: `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor speak from it,
+// and docs/status.md has the same rows, which a test compares.
 
-/**
- * `forwarding`: weftd has no answer from the store yet, and forwards with the knowledge of an earlier run. `leaving`: weftd stops, or another
- * weftd takes over.
- */
+/** `forwarding`: by what the weftd before it knew, until the store has answered. `leaving`: it stops, or another weftd takes over. */
 export type StateName = 'starting' | 'forwarding' | 'working' | 'impaired' | 'leaving'
 
-/** The causes that keep a node from a part of its work, the worst first. */
+/** What keeps a node from all of its work; the first is the worst. */
 export const CAUSES = ['thread', 'path', 'bypass', 'family', 'host', 'rules', 'peers', 'store'] as const
 export type Cause = (typeof CAUSES)[number]
 
-/** A cause with its description. */
+/** Something that keeps a node from a part of its work, in words. */
 export interface Impairment {
   readonly by: Cause
   readonly what: string
 }
 
-/** A state as all readers report it. The impairments are sorted, the worst first; only the state `impaired` has any. */
+/** A state, as all readers tell it; there are impairments where it is `impaired`, and only there: the worst first. */
 export interface State {
   readonly state: StateName
   readonly impairments: readonly Impairment[]
 }
 
 export interface Reading {
-  /** The state, or the cause of the impairment, as a part of a sentence. */
+  /** The state, or what it is impaired by, as a part of a sentence. */
   readonly words: string
-  /** The effect of the state on packets, as a part of a sentence. */
   readonly packets: string
   readonly tone: 'good' | 'doubtful' | 'bad'
   /** The exit code of `weft status`. */
   readonly exit: 0 | 3
-  /** 503 only if a restart helps. So a supervisor that restarts on /livez never ends a weftd that forwards or waits for the store. */
+  /** 503 only where a restart mends it: whoever restarts by /livez ends no weftd that forwards, or that waits for others. */
   readonly livez: 200 | 503
-  /** `written`: 200 as soon as subnet.env is written, as flanneld answers. */
+  /** `written`: 200 once subnet.env was written, as flanneld. */
   readonly readyz: 'written' | 503
   /** The metric weft_working. */
   readonly working: 0 | 1
-  /** `weft doctor` reports at least one of these findings. */
+  /** The findings of `weft doctor` that tell of it: at least one of them. */
   readonly findings: readonly string[]
 }
 
@@ -53,7 +49,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd forwards no packets; if another weftd runs, it forwards until this one takes over',
+    packets: 'this weftd forwards no packets; if another one runs, it forwards until this one takes over',
     findings: ['daemon-waits'],
   },
   forwarding: {
@@ -63,7 +59,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 1,
-    packets: 'packets to and from the nodes that weftd knew before pass; weftd does not know what changed since then',
+    packets: 'packets to and from the nodes that were last known pass; later changes are not known',
     findings: ['daemon-as-known'],
   },
   working: {
@@ -83,7 +79,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd forwards no packets any more; if another weftd takes over, it forwards',
+    packets: 'this weftd no longer forwards packets; another one that takes over does',
     findings: ['daemon-leaves'],
   },
 }
@@ -94,7 +90,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     livez: 503,
     working: 0,
-    packets: 'packets that this thread carries are lost',
+    packets: 'packets that this thread carries do not pass',
     findings: ['data-path-down'],
   },
   path: {
@@ -110,7 +106,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     readyz: 503,
     working: 0,
     packets:
-      'some packets leave this host past the backend: to a wrong place, or unencrypted although the backend is wireguard',
+      'some packets leave this host past the backend: unencrypted, even if the backend is wireguard, or to a wrong place',
     findings: ['path-bypassed'],
   },
   family: {
@@ -118,7 +114,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     readyz: 503,
     working: 0,
-    packets: 'packets of one address family (IPv4 or IPv6) are lost',
+    packets: 'packets of one family, IPv4 or IPv6, do not pass',
     findings: ['family-down'],
   },
   host: {
@@ -126,7 +122,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     working: 1,
     packets:
-      "packets of containers do not leave this host, new containers do not start, or another host gets this host's packets",
+      'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
     findings: ['forwarding-off', 'forwarding-off-ipv6', 'subnet-env-wrong', 'address-twice', 'address-gone'],
   },
   rules: {
@@ -141,21 +137,21 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...GOES_ON,
     working: 1,
     packets:
-      'packets to the peers listed as silent or stored are lost; only long packets to the peers listed as narrow are lost',
+      'packets to the peers listed as silent or not reached are lost; to those listed as narrow, only long packets are lost',
     findings: ['peer-silent', 'peer-unusable', 'family-broken'],
   },
   store: {
     words: 'its store',
     ...GOES_ON,
     working: 1,
-    packets: 'packets to known nodes pass; new nodes are not learned, and the lease is not renewed',
+    packets: 'packets to known nodes pass; new nodes are not known, and the lease is not renewed',
     findings: ['store-away', 'store-stale', 'peers-held', 'config-missing'],
   },
 }
 
 export const STATE_NAMES = ['starting', 'forwarding', 'working', 'impaired', 'leaving'] as const satisfies StateName[]
 
-/** Returns the reading of a state. With several causes, each answer is the worst of theirs. */
+/** How a state is read. Of several causes each has its say: the worst counts. */
 export function readingOf({
   state,
   impairments,
@@ -176,9 +172,9 @@ export function readingOf({
   }
 }
 
-/** The facts about a weftd that has no node yet. */
+/** A weftd that has no node yet. */
 export interface Beginning {
-  /** True while it forwards with the knowledge of an earlier run. */
+  /** True while it forwards by what was last known. */
   readonly isForwarding: boolean
   readonly leaving: string | undefined
   readonly waitsFor: string

@@ -275,7 +275,10 @@ describe('a route past wireguard that weft did not make', () => {
     const found = await doctor(host)
     expect(found.names).toEqual(expect.arrayContaining(['path-bypassed', 'foreign-route']))
     const explained = await weft(host, ['explain', pods[0].address, pods[1].address])
-    expect([explained.code, explained.stdout]).toEqual([3, expect.stringMatching(/route .*another route has precedence/)])
+    expect([explained.code, explained.stdout]).toEqual([
+      3,
+      expect.stringMatching(/route .*another route has precedence/),
+    ])
     const metrics = await host.output(['curl', '-s', 'http://127.0.0.1:8081/metrics'])
     expect(metrics).toMatch(/^weft_working 0$/m)
     expect(metrics).toMatch(/^weft_impaired\{by="bypass"\} 1$/m)

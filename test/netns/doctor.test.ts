@@ -104,7 +104,9 @@ it('explains what would happen to a packet, out and in', async () => {
   expect(await explain(here, there)).toMatchObject({
     code: 3,
     failed: ['route'],
-    says: expect.arrayContaining([expect.stringContaining('by the rule "5270: from all lookup 52" instead of flannel0')]),
+    says: expect.arrayContaining([
+      expect.stringContaining('by the rule "5270: from all lookup 52" instead of flannel0'),
+    ]),
   })
   await inShell(first, 'ip rule del pref 5270; ip route flush table 52')
   expect(await explain(here, '10.5.254.9')).toMatchObject({ code: 3, failed: ['data path'] })
@@ -160,7 +162,9 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
   await inShell(second, `iptables -D ${rule('eth0')}; iptables -A ${rule('flannel0')}`)
   expect(await weft(first, words)).toMatchObject({
     code: 3,
-    stdout: expect.stringMatching(/is reached outside but not inside.*a ping through the data path is answered: accept/),
+    stdout: expect.stringMatching(
+      /is reached outside but not inside.*a ping through the data path is answered: accept/,
+    ),
   })
   await inShell(second, `iptables -D ${rule('flannel0')}`)
 
@@ -285,7 +289,8 @@ const BROKEN: readonly {
   {
     what: 'a path that takes less than the interface',
     find: ['path-mtu'],
-    detail: /packets of 1472 bytes get no answer( since \S+)?, packets of up to 1372 do;  check the external interfaces of both/,
+    detail:
+      /packets of 1472 bytes get no answer( since \S+)?, packets of up to 1372 do;  check the external interfaces of both/,
     break: () => inShell(second, 'ip link set eth0 mtu 1400'),
     mend: () => inShell(second, 'ip link set eth0 mtu 1500'),
   },

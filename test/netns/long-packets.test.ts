@@ -73,7 +73,9 @@ it.concurrent.each(BACKENDS)(
     const explained = await weft(first, ['explain', first.address, three.replace('.0/24', '.2')])
     expect([explained.code, explained.stdout]).toEqual([
       3,
-      expect.stringMatching(new RegExp(`; packets of up to ${least} bytes pass\n[^]*\na long packet would not get through\n$`)),
+      expect.stringMatching(
+        new RegExp(`; packets of up to ${least} bytes pass\n[^]*\na long packet would not get through\n$`),
+      ),
     ])
     // What was lost while it was found out, or on a slow machine, is told of too, until later probes are answered.
     await eventually(async () => {

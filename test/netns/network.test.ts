@@ -156,7 +156,7 @@ it('counts a node that tells nothing as what others see of it, and is off unless
   })
   expect(await weft(third, ['network'])).toMatchObject({
     code: 1,
-    stderr: expect.stringContaining('do not tell one another how they are; give weftd --status-network'),
+    stderr: expect.stringContaining('do not report their state to each other; start weftd with --status-network'),
   })
 })
 

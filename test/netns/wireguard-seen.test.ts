@@ -225,6 +225,8 @@ it('weft wg says what to do on a node that encrypts nothing', async () => {
   expect(await weft(host, ['wg'])).toMatchObject({
     code: 1,
     stdout: '',
-    stderr: expect.stringMatching(/this node does not encrypt packets: its backend is udp; `weft peers` shows its peers/),
+    stderr: expect.stringMatching(
+      /this node does not encrypt packets: its backend is udp; `weft peers` shows its peers/,
+    ),
   })
 })

@@ -50,24 +50,24 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'a twin',
     [{ by: 'host', what: 'host9 uses the same public IP' }],
     [],
-    "another host gets some of this host's packets",
+    'another host gets some of the packets for this one',
   ],
   [
     'an address that is gone',
     [{ by: 'host', what: 'IPv6 has no address on the external interface: eth0 has lost 2001:db8::1' }],
     [],
-    'no IPv6 packets reach other hosts',
+    'no packets reach other hosts over IPv6',
   ],
   [
     'what an older page does not know',
     [{ by: 'host', what: 'something of tomorrow' }],
     [],
-    "packets of containers do not leave this host, new containers do not start, or another host gets this host's packets",
+    'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
   ],
   [
     'several causes',
     [{ by: 'store', what: 'the etcd store does not answer' }, byPeers],
     [peer('a', silent)],
-    'packets to a (10.5.2.0/24) are lost; packets to known nodes pass; new nodes are not learned, and the lease is not renewed',
+    'packets to a (10.5.2.0/24) are lost; packets to known nodes pass; new nodes are not known, and the lease is not renewed',
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))

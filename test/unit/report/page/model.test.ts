@@ -105,7 +105,7 @@ describe('the verdict', () => {
       statusWith([], { state: 'forwarding', trouble: 'waiting for a lease' }),
       'doubtful',
       'Forwarding as last known',
-      /^waiting for a lease\. Effect: .* weftd knew before pass/,
+      /^waiting for a lease\. Effect: .* last known pass/,
     ],
     [
       statusWith([peerWith(1)], {

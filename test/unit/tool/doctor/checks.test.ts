@@ -758,7 +758,11 @@ describe('at its limits, the doctor', () => {
     ],
     ['one peer is held', withStatus({ store: { ...status.store, held: 1 } }), ['peers-held: 1 peers']],
     ['19% are lost', withPeers({ lossPercent: 19 }), []],
-    ['20% are lost', withPeers({ lossPercent: 20 }), ['peer-lossy: 10.5.2.0/24 at 192.0.2.2:8285: 20% of the probes lost']],
+    [
+      '20% are lost',
+      withPeers({ lossPercent: 20 }),
+      ['peer-lossy: 10.5.2.0/24 at 192.0.2.2:8285: 20% of the probes lost'],
+    ],
     [
       'a peer is silent',
       withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo: null, endpoint: null }),
@@ -794,7 +798,11 @@ describe('at its limits, the doctor', () => {
       withPeers({ publicIp: '192.0.2.1', state: 'stored' }),
       ['address-twice: 192.0.2.1, which 10.5.2.0/24 publishes too'],
     ],
-    ['a twin was noticed', withStatus({ node: { ...status.node!, twin: 'b' } }), ['address-twice: 192.0.2.1, which the host b uses too']],
+    [
+      'a twin was noticed',
+      withStatus({ node: { ...status.node!, twin: 'b' } }),
+      ['address-twice: 192.0.2.1, which the host b uses too'],
+    ],
     [
       'packets of the MTU do not come back',
       { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) },

@@ -76,7 +76,7 @@ describe('a result', () => {
       'outside: TCP arrives but UDP does not; a firewall drops UDP',
     ])
     for (const beside of [undefined, { length }])
-      expect(notes(beside).at(-1)).toMatch(/not UDP, or datagrams of 1000 bytes are too long for that path$/)
+      expect(notes(beside).at(-1)).toMatch(/drops UDP, or datagrams of 1000 bytes are too long for that path$/)
   })
 
   it('says where the bench itself was the limit', () => {

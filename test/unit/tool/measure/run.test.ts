@@ -141,12 +141,12 @@ describe('a listener', () => {
     expect(await beginRun(WAYS, port, '10.5.1.0')).toEqual({ refused: 'a run from 127.0.0.1 is under way' })
     const junk = await connectTo(WAYS.outside, port, LONG_MS)
     junk.write('GET / HTTP/1.1\r\n\r\n')
-    expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/its version of weft bench/)
+    expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/its version of weft bench is not known/)
     expect(said).toEqual([
       '127.0.0.1 measures',
       '127.0.0.9 was refused: it is no peer',
       '127.0.0.1 was refused: a run from 127.0.0.1 is under way',
-      expect.stringMatching(/^127.0.0.1 was refused: it speaks no version/),
+      expect.stringMatching(/^127.0.0.1 was refused: its version of weft bench is not known/),
     ])
   })
 

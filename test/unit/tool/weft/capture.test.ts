@@ -98,7 +98,12 @@ it('writes a file, and says on stderr what is in it', async () => {
 })
 
 it.each([
-  ['a reason that there is not', ['--reason', 'rain'], 2, 'there is no reason rain for drops; give one of tx_drop_ttl, '],
+  [
+    'a reason that there is not',
+    ['--reason', 'rain'],
+    2,
+    'there is no reason rain for drops; give one of tx_drop_ttl, ',
+  ],
   ['a file on a terminal', ['--write', '-'], 2, 'a capture file is not for a terminal'],
   ['a file of JSON', ['--write', 'x', '--json'], 2, '--json and --write exclude each other'],
   ['a file that cannot be', ['--write', '/nowhere/file'], 1, '/nowhere/file cannot be written: ENOENT'],

@@ -225,6 +225,8 @@ it('asks a peer of IPv6 alone, and not by what it has not', async () => {
   expect([code, out]).toEqual([0, `${by6}1.5 ms\n1 of 1 answered (0% lost), 1.5 ms to 1.5 ms\n`])
   expect(await ping('fd00:5:0:2::7', '--family', 'ipv4')).toMatchObject({
     code: 2,
-    err: expect.stringContaining('--family is ipv4, but the peer has no address of that family; give ipv6, or leave it out'),
+    err: expect.stringContaining(
+      '--family is ipv4, but the peer has no address of that family; give ipv6, or leave it out',
+    ),
   })
 })

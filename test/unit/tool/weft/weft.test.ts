@@ -243,10 +243,7 @@ describe('weft status', () => {
 
   it('refuses to ask with more than the data path of this host takes', async () => {
     const { code, err } = await weft(['ping', '10.5.2.0/24', '--size', '1473', ...socket()])
-    expect([code, err]).toEqual([
-      2,
-      expect.stringContaining('--size is 1473, but the MTU of the data path is 1472'),
-    ])
+    expect([code, err]).toEqual([2, expect.stringContaining('--size is 1473, but the MTU of the data path is 1472')])
   })
 
   it('shows all at a glance, who needs a look first, and exits with 3 when somebody does', async () => {
@@ -331,7 +328,9 @@ describe('weft status', () => {
     expect(out).toContain(
       '  node       10.5.1.0/24 and fd00:5:0:1::/64 of 10.5.0.0/16 and fd00:5::/48, reached at 192.0.2.1 and 2001:db8::1 by eth0\n',
     )
-    expect(out).toContain('4 stored, 3 programmed, 1 of 3 probed answer: 25% whole; over IPv4 3 of 4, over IPv6 1 of 4\n')
+    expect(out).toContain(
+      '4 stored, 3 programmed, 1 of 3 probed answer: 25% whole; over IPv4 3 of 4, over IPv6 1 of 4\n',
+    )
     expect(
       out
         .split('\n')
@@ -386,7 +385,7 @@ describe('weft status', () => {
     )
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease', true), dataPath) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}effect: packets to and from .* weftd knew before pass.*\n {2}data path  as last known by flannel0, the native/,
+      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}effect: packets to and from .* last known pass.*\n {2}data path  as last known by flannel0, the native/,
     )
   })
 

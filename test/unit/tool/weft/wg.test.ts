@@ -165,7 +165,11 @@ it('shows no peer that has no session, such as one that cannot be used', () => {
 })
 
 it.each<[string, () => Status, RegExp]>([
-  ['encrypts nothing', () => soundStatus, /^weft wg: this node does not encrypt packets: its backend is udp; `weft peers` /],
+  [
+    'encrypts nothing',
+    () => soundStatus,
+    /^weft wg: this node does not encrypt packets: its backend is udp; `weft peers` /,
+  ],
   [
     'has no lease',
     () => ({ ...soundStatus, node: null, lease: null, config: null, peers: null, trouble: 'waiting for etcd' }),
