@@ -15,7 +15,7 @@ const flags = {
 export const readyCommand = command({
   name: 'ready',
   does: 'report by the exit code whether containers can start on this node',
-  more: 'Exits with 0 once the daemon at this socket forwards and has written subnet.env, and with 3 before.',
+  more: 'Exits with 0 once the daemon at this socket forwards and has written subnet.env, with 3 before, and with 1 if no daemon answers.',
   flags,
   async run({ options, screen, signal }) {
     const { wait, 'status-socket': socket } = options
