@@ -38,10 +38,9 @@ interface Pod extends KubeObject {
   readonly spec: Template['spec'] & { readonly nodeName: string }
 }
 
-const PAGE = 'docs/kubernetes/from-flannel.md'
-const blocks = manualLines(PAGE, '## From flannel to weft', '## And back')
+const blocks = manualLines('docs/kubernetes/from-flannel.md', '## From flannel to weft', '## And back')
 
-describe(PAGE, () => {
+describe('docs/kubernetes/from-flannel.md', () => {
   needs(KUBE_APISERVER, HOSTS, 'openssl', 'iptables', 'ping', 'kubectl', 'jq')
   let lab: Lab | undefined
   let api: RealKubeApi | undefined
