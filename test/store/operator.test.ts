@@ -352,7 +352,7 @@ it('tells how far the clock of an etcd is ahead, by what it tells everybody', as
   const aheadOf = async (leases: string): Promise<number | undefined> => {
     const status = { ...soundStatus, daemon: { ...soundStatus.daemon, leases } }
     const run = () => Promise.resolve('[]')
-    return (await gatherFacts({ status, silence: undefined, subnetFile: '', run, ask: undefined })).storeAheadMs
+    return (await gatherFacts({ status, silence: undefined, subnetFile: '', run, probe: undefined })).storeAheadMs
   }
   expect(Math.abs((await aheadOf(`${etcd.endpoint},http://127.0.0.1:1 /x`))!)).toBeLessThan(30_000)
   expect(Math.abs((await aheadOf(`http://127.0.0.1:${port} /x`))! - 3_600_000)).toBeLessThan(30_000)

@@ -9,7 +9,7 @@ import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
 import { checkHandshakes } from './handshakes.ts'
-import { checkWays } from './kernel-ways.ts'
+import { checkKernelRoutes } from './kernel-routes.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkNeighbours } from './neighbours.ts'
 import { checkLeases, checkPeers } from './peers.ts'
@@ -214,7 +214,7 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
 /** Checks the routes of the main table, and the kernel's routes by all tables and rules. */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
-  return found && [...found, ...checkWays(facts, found.length > 0)]
+  return found && [...found, ...checkKernelRoutes(facts, found.length > 0)]
 }
 
 function peersHere(facts: Facts): Finding[] | undefined {
@@ -321,7 +321,7 @@ const WITHOUT_HOST: Omit<Facts, 'status' | 'now'> = {
   subnetEnv: undefined,
   storeAheadMs: undefined,
   answers: new Map(),
-  unasked: undefined,
+  whyUnprobed: undefined,
   reaches: new Map(),
   store: undefined,
 }

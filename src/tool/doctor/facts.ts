@@ -9,17 +9,17 @@ import type { Run } from '../../host/command.ts'
 import { knock, type Knocked } from '../../host/knock.ts'
 import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
+import { lookUpRoutes, policyRules } from '../../host/route-lookup.ts'
 import { getSysctl } from '../../host/sysctl.ts'
-import { askWays, policyRules } from '../../host/ways.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
+import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
-import { marksIn, waysToAsk, type KernelWays } from './way-questions.ts'
 
 /** The maximum number of peers that weft doctor itself probes. For all others it uses the daemon's status. */
-const ASKED_PEERS = 16
+const PROBED_PEERS = 16
 const CLOCK_WAIT_MS = 2_000
 
 export interface Facts {
@@ -58,19 +58,19 @@ export interface Facts {
   /** The results of probing peers now, by lease and family. */
   readonly answers: AllAnswers
   /** The reason why no peer could be probed. */
-  readonly unasked: string | undefined
+  readonly whyUnprobed: string | undefined
   /** The results of probing the hosts of silent peers outside the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
   /** The state of the store as weft doctor found it now; undefined if the store was not queried. */
   readonly store: StoreSeen | undefined
   /** The reason why the store was not queried, or why the query failed. */
-  readonly storeUnasked?: string | undefined
+  readonly whyStoreUnknown?: string | undefined
   /** The state of weftd in systemd, in words. Only looked up if weftd did not answer; empty if systemd has no such unit. */
   readonly unit?: string | undefined
   /** The kernel's neighbour tables; undefined if they were not read. */
   readonly neighbours?: readonly NeighbourTable[] | undefined
   /** The kernel's routes for packets to peers and from them; undefined if they were not looked up. */
-  readonly kernelWays?: KernelWays | undefined
+  readonly kernelRoutes?: KernelRoutes | undefined
   /** net.bridge.bridge-nf-call-iptables; undefined if br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
 }
@@ -95,7 +95,7 @@ export interface StoreSeen {
 }
 
 /** Probes a peer over a family with a packet of this length. Rejects if this host cannot probe over the family. */
-export type AskPeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
+export type ProbePeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
 
 export interface Sources {
   readonly status: Status | undefined
@@ -104,14 +104,14 @@ export interface Sources {
   readonly subnetFile: string
   readonly run: Run
   /** Undefined if the data path is not open, so that peers cannot be probed. */
-  readonly ask: AskPeer | undefined
+  readonly probe: ProbePeer | undefined
   /**
    * Pings the host of a peer outside the data path. Returns undefined if the host has no address of the family. Rejects if this host cannot
    * ping over it.
    */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
-  readonly storeUnasked?: string | undefined
+  readonly whyStoreUnknown?: string | undefined
 }
 
 export async function gatherFacts({
@@ -120,10 +120,10 @@ export async function gatherFacts({
   isForbidden = false,
   subnetFile,
   run,
-  ask,
+  probe,
   ping,
   store,
-  storeUnasked,
+  whyStoreUnknown,
 }: Sources): Promise<Facts> {
   const networks = status?.config ? networksOf(status.config) : {}
   const hasIpv6 = networks.ipv6 !== undefined
@@ -135,8 +135,8 @@ export async function gatherFacts({
     })
   const hasDefault = async (family: Family): Promise<boolean> =>
     (await routesTo(run, family)).some(({ type }) => type === 'unicast')
-  const [asked, ...looked] = await Promise.all([
-    askPeers(status, ask),
+  const [probed, ...looked] = await Promise.all([
+    probePeers(status, probe),
     tunProblem(),
     getSysctl('net/ipv4/ip_forward'),
     hasIpv6 ? getSysctl('net/ipv6/conf/all/forwarding') : undefined,
@@ -167,10 +167,10 @@ export async function gatherFacts({
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
-  const [lacksNetAdmin, reaches, kernelWays, neighbours] = await Promise.all([
+  const [lacksNetAdmin, reaches, kernelRoutes, neighbours] = await Promise.all([
     isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
-    reachesOf(status, asked.answers, ping, run),
-    unlessRefused(kernelWaysOf(status, links, nft ?? '', run)),
+    reachesOf(status, probed.answers, ping, run),
+    unlessRefused(kernelRoutesOf(status, links, nft ?? '', run)),
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
   ])
   return {
@@ -189,13 +189,13 @@ export async function gatherFacts({
     isForwarding: forwarding !== '0',
     subnetEnv,
     storeAheadMs: ahead,
-    ...asked,
+    ...probed,
     reaches,
     store,
-    storeUnasked,
+    whyStoreUnknown,
     bridgeFilter,
     unit,
-    kernelWays,
+    kernelRoutes,
     neighbours,
     lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
@@ -203,54 +203,54 @@ export async function gatherFacts({
 }
 
 /** Looks up the kernel's routes for packets to peers and from them. */
-async function kernelWaysOf(
+async function kernelRoutesOf(
   status: Status | undefined,
   links: readonly Link[],
   nft: string,
   run: Run,
-): Promise<KernelWays | undefined> {
+): Promise<KernelRoutes | undefined> {
   if (!status) return undefined
-  const wanted = waysToAsk(status, links, marksIn(nft))
+  const wanted = routeQueries(status, links, marksIn(nft))
   if (wanted.length === 0) return undefined
   const families = FAMILIES.filter((family) => wanted.some((each) => each.family === family))
-  const found = await Promise.all(
+  const byFamily = await Promise.all(
     families.map(async (family) => {
       const mine = wanted.filter((each) => each.family === family)
-      const [answers, rules] = await Promise.all([
-        askWays(
+      const [found, rules] = await Promise.all([
+        lookUpRoutes(
           run,
           family,
-          mine.map(({ question }) => question),
+          mine.map(({ query }) => query),
         ),
         policyRules(run, family),
       ])
-      const ways = mine.flatMap((each, at) => {
-        const answer = answers[at]
+      const answers = mine.flatMap((each, at) => {
+        const answer = found[at]
         return answer ? [{ ...each, answer }] : []
       })
-      return { family, ways, rules }
+      return { family, answers, rules }
     }),
   )
   return {
-    ways: found.flatMap(({ ways }) => ways),
-    rules: Object.fromEntries(found.map(({ family, rules }) => [family, rules])),
+    answers: byFamily.flatMap((each) => each.answers),
+    rules: Object.fromEntries(byFamily.map(({ family, rules }) => [family, rules])),
   }
 }
 
-async function askPeers(
+async function probePeers(
   status: Status | undefined,
-  ask: AskPeer | undefined,
-): Promise<Pick<Facts, 'answers' | 'unasked'>> {
+  probe: ProbePeer | undefined,
+): Promise<Pick<Facts, 'answers' | 'whyUnprobed'>> {
   const mtu = status?.dataPath?.mtu ?? undefined
   const known = (status?.peers?.list ?? []).filter((peer) =>
     listed(sidesOf(peer)).some(({ state }) => state !== 'stored'),
   )
-  if (!ask || mtu === undefined) return { answers: new Map(), unasked: undefined }
+  if (!probe || mtu === undefined) return { answers: new Map(), whyUnprobed: undefined }
   const overhead = kindOf(status?.config?.backendType ?? '')?.overhead ?? 0
-  const askBy = async (peer: PeerStatus, family: Family, { pathMtu }: PeerSide): Promise<Answers> => {
+  const probeBy = async (peer: PeerStatus, family: Family, { pathMtu }: PeerSide): Promise<Answers> => {
     // A second try keeps one lost packet from deciding the answer.
     const twice = async (bytes: number): Promise<boolean> =>
-      (await ask(peer, family, bytes)) || (await ask(peer, family, bytes))
+      (await probe(peer, family, bytes)) || (await probe(peer, family, bytes))
     const small = await twice(0)
     // If the kernel knows a smaller path MTU, senders of longer packets get an ICMP error, so probes keep to that MTU.
     const most = pathMtu ?? mtu
@@ -258,25 +258,25 @@ async function askPeers(
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined
     return { small, large, longest }
   }
-  let unasked: string | undefined
-  const askSide = async (peer: PeerStatus, family: Family): Promise<readonly [Family, Answers] | undefined> => {
+  let whyUnprobed: string | undefined
+  const probeSide = async (peer: PeerStatus, family: Family): Promise<readonly [Family, Answers] | undefined> => {
     const side = sidesOf(peer)[family]
     if (!side || side.state === 'stored') return undefined
     try {
-      return [family, await askBy(peer, family, side)]
+      return [family, await probeBy(peer, family, side)]
     } catch (error) {
       if (!isWeftError(error)) throw error
-      unasked = error.message
+      whyUnprobed = error.message
       return undefined
     }
   }
   const answers = await Promise.all(
-    known.slice(0, ASKED_PEERS).map(async (peer) => {
-      const sides = await Promise.all(FAMILIES.map((family) => askSide(peer, family)))
+    known.slice(0, PROBED_PEERS).map(async (peer) => {
+      const sides = await Promise.all(FAMILIES.map((family) => probeSide(peer, family)))
       return [peer.lease, Object.fromEntries(sides.filter((side) => side !== undefined))] as const
     }),
   )
-  return { answers: new Map(answers.filter(([, sides]) => Object.keys(sides).length > 0)), unasked }
+  return { answers: new Map(answers.filter(([, sides]) => Object.keys(sides).length > 0)), whyUnprobed }
 }
 
 /** How long to wait for an ICMP error. It comes within milliseconds, or never. */
@@ -290,9 +290,9 @@ async function reachesOf(
   run: Run,
 ): Promise<Facts['reaches']> {
   if (!ping) return new Map() // the operator wants no probes
-  const silent = (status?.peers?.list ?? []).slice(0, ASKED_PEERS).filter(({ lease, state }) => {
-    const asked = Object.values(answers.get(lease) ?? {})
-    return state !== 'stored' && (asked.length > 0 ? asked.every(({ small }) => !small) : state !== 'answering')
+  const silent = (status?.peers?.list ?? []).slice(0, PROBED_PEERS).filter(({ lease, state }) => {
+    const probed = Object.values(answers.get(lease) ?? {})
+    return state !== 'stored' && (probed.length > 0 ? probed.every(({ small }) => !small) : state !== 'answering')
   })
   const found = await Promise.all(
     silent.map(async (peer) => {

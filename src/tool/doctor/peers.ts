@@ -76,7 +76,7 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
 
 /** Checks whether peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes packets to other nodes. */
 export function checkPeers(
-  { status, answers, unasked, reaches, silence }: Facts,
+  { status, answers, whyUnprobed, reaches, silence }: Facts,
   isSendingWrong: boolean,
 ): Finding[] | undefined {
   if (!status?.peers || !status.node) return undefined
@@ -154,7 +154,7 @@ export function checkPeers(
       seen.flat().filter(isLossy),
       (side) => `${sideText(side)}: ${side.lossPercent}% of the probes lost`,
     ),
-    ...(isBlind ? [{ name: 'peers-unasked', detail: unasked ?? '' } as const] : []),
+    ...(isBlind ? [{ name: 'peers-unasked', detail: whyUnprobed ?? '' } as const] : []),
   ]
 }
 

@@ -35,13 +35,13 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
     () =>
       'net.ipv4.neigh.default.gc_thresh3 cannot be seen in this network namespace: run weft doctor on the host itself',
   ],
-  store: [withoutNode, ({ storeUnasked }) => storeUnasked, withoutDaemon],
+  store: [withoutNode, ({ whyStoreUnknown }) => whyStoreUnknown, withoutDaemon],
   clock: [
     () =>
       'the store does not report its time, and there is no lease whose end could be compared: check with `timedatectl` whether NTP keeps the clock',
   ],
   config: [
-    ({ storeUnasked }) => storeUnasked,
+    ({ whyStoreUnknown }) => whyStoreUnknown,
     ({ store }) => store?.problem,
     () => 'the configuration in the store was not read: weft doctor needs the store flags or variables of weftd',
   ],

@@ -46,7 +46,7 @@ export function readLine(socket: Socket, limitMs: number): Promise<string> {
 }
 
 /** The addresses of a connection. */
-export interface Way {
+export interface PathAddresses {
   /** The destination, an address of either family. */
   readonly to: string
   /** The source, of the same family; undefined to let the kernel choose. */
@@ -54,7 +54,7 @@ export interface Way {
 }
 
 /** Connects. Rejects with the kernel's error, or ETIMEDOUT. Later errors of the socket reach its readers. */
-export function connectTo({ to, from }: Way, port: number, limitMs: number): Promise<Socket> {
+export function connectTo({ to, from }: PathAddresses, port: number, limitMs: number): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const local = from === undefined ? {} : { localAddress: from }
     const socket = connect({ host: to, port, noDelay: true, ...local })

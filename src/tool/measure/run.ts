@@ -21,7 +21,7 @@ import {
   type InUse,
   type Refusal,
 } from './conversation.ts'
-import { connectTo, readLine, type Way } from './lines.ts'
+import { connectTo, readLine, type PathAddresses } from './lines.ts'
 import { datagramRate, orderOf, PATHS, type Both, type PathName, type Plan } from './plan.ts'
 import { median, type Samples, type TcpSample, type UdpSample } from './result.ts'
 
@@ -56,8 +56,8 @@ export interface Run {
 }
 
 /** Begins a run. The leading connection uses the outside path. Rejects with the kernel's error if it fails. */
-export async function beginRun(ways: Both<Way>, port: number, inside: string): Promise<Run | Refusal> {
-  const leading = await connectTo(ways.outside, port, PATIENCE_MS)
+export async function beginRun(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
+  const leading = await connectTo(paths.outside, port, PATIENCE_MS)
   const open = new Set<Socket>([leading])
   const ask = async <Answer>(
     request: object | undefined,
@@ -94,7 +94,7 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
     let sentEver = 0
 
     async function openTo(path: PathName, wants: 'stream' | 'echo'): Promise<Socket> {
-      const socket = await connectTo(ways[path], port, PATIENCE_MS)
+      const socket = await connectTo(paths[path], port, PATIENCE_MS)
       open.add(socket)
       socket.once('close', () => open.delete(socket))
       socket.write(lineOf({ wants, run: mark }))
@@ -151,7 +151,7 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
         const first = sentEver >>> 0
         await ask({ ask: 'udp', first, datagrams: most }, ready)
         const start = performance.now()
-        const sent = await sendPaced(ways[path], {
+        const sent = await sendPaced(paths[path], {
           port,
           mark,
           first,
@@ -189,7 +189,7 @@ interface Paced {
 }
 
 /** Sends datagrams at an even rate. Resolves with the number that the kernel accepted. */
-async function sendPaced({ to, from }: Way, paced: Paced): Promise<number> {
+async function sendPaced({ to, from }: PathAddresses, paced: Paced): Promise<number> {
   const { port, mark, first, most, perSecond, seconds, bytes, isOver } = paced
   const socket = createSocket(isIPv6(to) ? 'udp6' : 'udp4')
   socket.on('error', () => {}) // ICMP errors do not matter, because the listener counts what arrives

@@ -17,16 +17,16 @@ import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 import { DEFAULT_PORT, type InUse } from '../measure/conversation.ts'
-import { connectTo, type Way } from '../measure/lines.ts'
+import { connectTo, type PathAddresses } from '../measure/lines.ts'
 import { listen } from '../measure/listener.ts'
 import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
 import { increase, resultOf, type Length } from '../measure/result.ts'
 import { beginRun, measure, type Run } from '../measure/run.ts'
-import { askStatus } from './ask.ts'
 import { textOf, type About, type Report } from './bench-text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, type Call } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import type { Screen } from './look.ts'
-import { askedPeer, createAsker, probesWanted, type Probe } from './peer.ts'
+import { peerToPing, createPinger, probesWanted, type Probe } from './peer.ts'
 
 const IDLE_MINUTES = 15
 const PING_MS = 1_000
@@ -99,7 +99,7 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
     if (address !== undefined) return formatAddress(address)
     throw new WeftError('USAGE', `${text} is not an IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
   })
-  const asked = await askStatus(socket, signal).catch((error: unknown) => {
+  const asked = await fetchStatus(socket, signal).catch((error: unknown) => {
     if (from.length > 0 && isWeftError(error)) return undefined
     if (!isWeftError(error)) throw error
     throw new WeftError(error.code, `the peers, which may connect, are not known: ${error.message}`, {
@@ -107,7 +107,7 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
       cause: error,
     })
   })
-  const status = (): Promise<Status | undefined> => askStatus(socket, signal).catch(() => undefined)
+  const status = (): Promise<Status | undefined> => fetchStatus(socket, signal).catch(() => undefined)
   const own = asked?.node?.publicIp ?? 'PEER'
   const words = `weft bench ${own}${port === DEFAULT_PORT ? '' : ` --port ${port}`}`
   screen.write(
@@ -161,23 +161,23 @@ export function refusalOf(
 
 // --- The measuring host.
 
-interface Ways extends Both<Way> {
-  readonly inside: Way & { readonly from: string }
+interface Paths extends Both<PathAddresses> {
+  readonly inside: PathAddresses & { readonly from: string }
 }
 
 async function benchPeer(call: BenchCall, name: string): Promise<number> {
   const { options, screen, signal } = call
   const plan = planOf(options)
   if ('problem' in plan) throw new WeftError('USAGE', plan.problem, { remedy: plan.remedy })
-  const { peer, probes } = askedPeer(await askStatus(options['status-socket'], signal), name)
+  const { peer, probes } = peerToPing(await fetchStatus(options['status-socket'], signal), name)
   const wanted = probesWanted(probes, options.family)
-  const tell = progress(screen, options.json)
+  const report = progress(screen, options.json)
   const outcomes: { -readonly [F in Family]?: Outcome } = {}
   const failures: WeftError[] = []
   try {
     for (const probe of wanted) {
       const by = wanted.length > 1 ? `${FAMILY_NAMES[probe.family]}: ` : ''
-      const outcome = await benchBy(call, plan, peer, probe, (what) => tell(what && by + what))
+      const outcome = await benchBy(call, plan, peer, probe, (what) => report(what && by + what))
       if (isWeftError(outcome)) {
         if (wanted.length > 1) screen.warn(`weft bench: ${by}${describeError(outcome)}`)
         failures.push(outcome)
@@ -191,7 +191,7 @@ async function benchPeer(call: BenchCall, name: string): Promise<number> {
     screen.warn('weft bench: stopped before it was done')
     return EXIT.failed
   } finally {
-    tell('')
+    report('')
   }
   const { ipv4 = null, ipv6 = null } = outcomes
   const first = ipv4 ?? ipv6
@@ -209,42 +209,42 @@ async function benchBy(
   plan: Plan,
   peer: PeerStatus,
   probe: Probe,
-  tell: (what: string) => void,
+  report: (what: string) => void,
 ): Promise<Outcome | WeftError> {
-  const before = await askStatus(socket, signal)
+  const before = await fetchStatus(socket, signal)
   let run: Run | undefined
   const close = (): void => run?.close()
   signal.addEventListener('abort', close)
   try {
-    const ways = waysTo(before, peer, probe)
+    const paths = pathsTo(before, peer, probe)
     const { subnet } = placeIn(peer, probe.family)
     const about = {
       peer: subnet ? formatNet(subnet) : peer.subnet,
       name: peer.name ?? null,
-      outside: ways.outside.to,
-      inside: ways.inside.to,
+      outside: paths.outside.to,
+      inside: paths.inside.to,
       port,
     }
-    run = await begin(ways, port)
+    run = await begin(paths, port)
     signal.throwIfAborted()
     try {
       await run.openEcho('inside')
     } catch (error) {
       signal.throwIfAborted()
-      const unreached = await whyNotInside(ways.inside, port, error)
+      const unreached = await whyNotInside(paths.inside, port, error)
       await run.end().catch(() => {}) // so that the listener is free for the next run
       return { ...about, unreached }
     }
     const here = inUseOf(before, peer, probe.family)
-    tell('the longest packet')
+    report('the longest packet')
     const length = await lengthOf(probe, here)
     // Longer datagrams would only be lost.
     const bytes = datagramBytes(here.mtu ?? LEAST_MTU, length?.longest ?? here.pathMtu, probe.family)
-    const samples = await measure(run, plan, bytes, tell, signal)
+    const samples = await measure(run, plan, bytes, report, signal)
     const thereDrops = await run.end()
-    const after = await askStatus(socket, signal)
+    const after = await fetchStatus(socket, signal)
     const drops = { here: increase(before.dataPath?.drops ?? {}, after.dataPath?.drops ?? {}), there: thereDrops }
-    tell('')
+    report('')
     const mtu = { here: here.mtu, there: run.there?.mtu ?? null }
     const result = resultOf(samples, { length, mtu })
     return { ...about, plan, ...result, length: length ?? null, samples, inUse: { here, there: run.there }, drops }
@@ -259,7 +259,7 @@ async function benchBy(
 }
 
 /** Returns the addresses outside and inside the tunnel. Throws WeftError CONFIG if the backend has no tunnel. */
-export function waysTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Ways {
+export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Paths {
   // The datagrams of a tunnel may have another family than the packets inside.
   const endpoint = sidesOf(peer)[family]?.endpoint ?? ''
   const outer = endpoint === '' ? family : /^[\d.]+(:\d+)?$/.test(endpoint) ? 'ipv4' : 'ipv6'
@@ -282,10 +282,10 @@ export function waysTo({ node, config }: Status, peer: PeerStatus, { family, fro
 }
 
 /** Begins a run. Throws WeftError if the listener is not reached outside the tunnel, or refuses. */
-async function begin(ways: Ways, port: number): Promise<Run> {
-  const { to } = ways.outside
+async function begin(paths: Paths, port: number): Promise<Run> {
+  const { to } = paths.outside
   try {
-    const run = await beginRun(ways, port, ways.inside.from)
+    const run = await beginRun(paths, port, paths.inside.from)
     if ('refused' in run) {
       throw refusedBy(to, run.refused)
     }
@@ -297,7 +297,7 @@ async function begin(ways: Ways, port: number): Promise<Run> {
     })
     return run
   } catch (error) {
-    throw isWeftError(error) ? error : await whyNotOutside(ways, port, error)
+    throw isWeftError(error) ? error : await whyNotOutside(paths, port, error)
   }
 }
 
@@ -308,7 +308,7 @@ const isRefusal = (error: unknown): boolean => (error as NodeJS.ErrnoException).
 const isRefused = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ECONNREFUSED'
 
 /** Explains why the outside path failed. Connecting on the inside path shows whether a listener runs at all. */
-async function whyNotOutside({ outside, inside }: Ways, port: number, error: unknown): Promise<WeftError> {
+async function whyNotOutside({ outside, inside }: Paths, port: number, error: unknown): Promise<WeftError> {
   const { to } = outside
   const [socket, insideError] = await connectTo(inside, port, PING_MS).then(
     (connected) => [connected, undefined] as const,
@@ -343,7 +343,7 @@ async function whyNotOutside({ outside, inside }: Ways, port: number, error: unk
 }
 
 /** Explains why the inside path failed, if the outside path works. A ping shows whether the data path fails, or only that port. */
-async function whyNotInside({ to, from }: Ways['inside'], port: number, error: unknown): Promise<string> {
+async function whyNotInside({ to, from }: Paths['inside'], port: number, error: unknown): Promise<string> {
   const what = `TCP port ${port} of ${to} is reached outside but not inside the tunnel: ${messageOf(error)}`
   if (isRefusal(error)) return `${what}; check whether a NAT rule rewrites the source ${from}`
   const answers = await pinged(to, from)
@@ -358,8 +358,8 @@ async function pinged(to: string, from: string): Promise<boolean | undefined> {
   const [target, source] = [parseAddress(to), parseAddress(from)]
   if (target === undefined || source === undefined) return undefined
   try {
-    const asker = createAsker(source)
-    const took = await asker.ask(target, PING_MS).finally(() => asker.close())
+    const pinger = createPinger(source)
+    const took = await pinger.ping(target, PING_MS).finally(() => pinger.close())
     return took !== undefined
   } catch {
     return undefined
@@ -371,17 +371,17 @@ async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUs
   if (mtu === null) return undefined
   const asked = Math.min(mtu, pathMtu ?? mtu)
   try {
-    const asker = createAsker(from)
+    const pinger = createPinger(from)
     // A second try keeps one lost packet from deciding the answer.
     const passes = async (bytes: number): Promise<boolean> =>
-      (await asker.ask(to, PING_MS, bytes)) !== undefined || (await asker.ask(to, PING_MS, bytes)) !== undefined
+      (await pinger.ping(to, PING_MS, bytes)) !== undefined || (await pinger.ping(to, PING_MS, bytes)) !== undefined
     try {
       if (await passes(asked)) return { asked, longest: asked }
       if (!(await passes(0))) return undefined
       const longest = await longestOf(lengthsUpTo(asked, kindOf(backendType)?.overhead ?? 0), passes)
       return { asked, longest: longest ?? null }
     } finally {
-      asker.close()
+      pinger.close()
     }
   } catch (error) {
     if (isWeftError(error)) return undefined

@@ -7,8 +7,8 @@ import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
 import { HEADLESS, type DroppedPacket, type DropsReport } from '../../report/drops.ts'
 import { briefly, devicesText } from '../../report/status.ts'
-import { askDrops } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchDrops } from './daemon-client.ts'
 import { count, type Screen } from './look.ts'
 import { packetText } from './packet-text.ts'
 import { interfaceDescription, packetBlock, sectionHeader } from './pcapng.ts'
@@ -41,7 +41,7 @@ export const captureCommand = command({
       throw new WeftError('USAGE', 'a capture file is not for a terminal', {
         remedy: 'name a file with --write, or pipe it into `tshark -r -`',
       })
-    const first = await askDrops(socket, [], signal)
+    const first = await fetchDrops(socket, [], signal)
     if (first.engine === null || !OURS.has(first.engine)) throw notOurs(first)
     const names = reasonsNamed(reason, first)
     const output = await openOutput({ write, json, follow }, first, screen)
@@ -51,7 +51,7 @@ export const captureCommand = command({
         await output.add(report)
         if (!follow || !screen.isRead()) break
         await pause(signal, FOLLOW_MS)
-        report = wanted(await askAgain(socket, report, screen, signal), names)
+        report = wanted(await fetchAgain(socket, report, screen, signal), names)
       }
     } finally {
       await output.end()
@@ -63,7 +63,7 @@ export const captureCommand = command({
 const AWAY: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'ECONNRESET'])
 
 /** Fetches the packets dropped since `before`. Waits while the daemon is away, because packets are forwarded during its restart too. */
-async function askAgain(
+async function fetchAgain(
   socket: string,
   before: DropsReport,
   screen: Screen,
@@ -71,7 +71,7 @@ async function askAgain(
 ): Promise<DropsReport> {
   for (let isFirst = true; ; isFirst = false) {
     try {
-      return await askDrops(socket, before.next, signal)
+      return await fetchDrops(socket, before.next, signal)
     } catch (error) {
       const { code } = ((error as Error).cause ?? {}) as NodeJS.ErrnoException
       if (code === undefined || !AWAY.has(code)) throw error

@@ -17,10 +17,10 @@ import { placeIn, type Status } from '../../report/status.ts'
 import { diagnose, type Diagnosis } from '../doctor/checks.ts'
 import { gatherFacts, type Sources, type StoreSeen } from '../doctor/facts.ts'
 import { FINDINGS, fixOf, grouped } from '../doctor/findings.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { count, type Colour } from './look.ts'
-import { createAsker, probesOf } from './peer.ts'
+import { createPinger, probesOf } from './peer.ts'
 import { recall, storedConfig, type Remains } from './recall.ts'
 import { inStore, isStoreGiven } from './store.ts'
 
@@ -71,7 +71,7 @@ type DoctorOptions = StoreOptions & { readonly 'status-socket': string; readonly
 async function examine(options: DoctorOptions, signal: AbortSignal) {
   let silence: string | undefined
   let isForbidden = false
-  const told = await askStatus(options['status-socket'], signal).catch((error: unknown) => {
+  const told = await fetchStatus(options['status-socket'], signal).catch((error: unknown) => {
     if (!isWeftError(error)) throw error
     silence = error.message
     isForbidden = error.code === 'PERMISSION'
@@ -82,22 +82,22 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   const { seen, why, stored, place } = await lookInStore(options, told, known, signal)
   // If this user may not query the daemon, it is not assumed to be down.
   const status = told ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
-  const asking = status && askingOf(status)
+  const probing = status && probingOf(status)
   try {
-    const asked = { ask: status?.dataPath?.open === false ? undefined : asking?.ask, ping: asking?.ping }
+    const probes = { probe: status?.dataPath?.open === false ? undefined : probing?.probe, ping: probing?.ping }
     const facts = await gatherFacts({
       status,
       silence,
       isForbidden,
       subnetFile,
       run,
-      ...asked,
+      ...probes,
       store: seen,
-      storeUnasked: why,
+      whyStoreUnknown: why,
     })
     return { diagnoses: diagnose(facts), told, config: stored?.config }
   } finally {
-    asking?.close()
+    probing?.close()
   }
 }
 
@@ -168,19 +168,21 @@ async function recallFrom(
 }
 
 /** Returns the functions that probe peers and hosts. Each family has one socket, opened with the first probe. */
-function askingOf(status: Status): Pick<Sources, 'ask' | 'ping'> & { close(): void } {
-  const askers = new Map<Family, ReturnType<typeof createAsker>>()
+function probingOf(status: Status): Pick<Sources, 'probe' | 'ping'> & { close(): void } {
+  const pingers = new Map<Family, ReturnType<typeof createPinger>>()
   const isKnown = (status.peers?.list ?? []).some((peer) => probesOf(status, peer).length > 0)
-  const askerOf = (family: Family, from: Address) => {
-    const asker = askers.get(family) ?? createAsker(from)
-    askers.set(family, asker)
-    return asker
+  const pingerOf = (family: Family, from: Address) => {
+    const pinger = pingers.get(family) ?? createPinger(from)
+    pingers.set(family, pinger)
+    return pinger
   }
   return {
-    ask: isKnown
+    probe: isKnown
       ? async (peer, family, bytes) => {
           const probe = probesOf(status, peer).find((each) => each.family === family)
-          return probe !== undefined && (await askerOf(family, probe.from).ask(probe.to, WAIT_MS, bytes)) !== undefined
+          return (
+            probe !== undefined && (await pingerOf(family, probe.from).ping(probe.to, WAIT_MS, bytes)) !== undefined
+          )
         }
       : undefined,
     async ping(peer, family) {
@@ -189,15 +191,15 @@ function askingOf(status: Status): Pick<Sources, 'ask' | 'ping'> & { close(): vo
         placeIn(peer, family).publicIp,
       ]
       if (from === undefined || to === undefined) return undefined
-      const asker = createAsker(from)
+      const pinger = createPinger(from)
       try {
-        return (await asker.ask(to, WAIT_MS)) !== undefined || (await asker.ask(to, WAIT_MS)) !== undefined
+        return (await pinger.ping(to, WAIT_MS)) !== undefined || (await pinger.ping(to, WAIT_MS)) !== undefined
       } finally {
-        asker.close()
+        pinger.close()
       }
     },
     close() {
-      for (const asker of askers.values()) asker.close()
+      for (const pinger of pingers.values()) pinger.close()
     },
   }
 }

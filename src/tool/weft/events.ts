@@ -5,8 +5,8 @@ import { jsonLine } from '../../base/text.ts'
 import { eventsFile, FLANNEL_FLAGS } from '../../options.ts'
 import { readEvents } from '../../report/events-file.ts'
 import { eventsReport, peerEventText, type EventsReport, type PeerEvent } from '../../report/peer-events.ts'
-import { askEvents } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchEvents } from './daemon-client.ts'
 import { duration, table, type Cell, type Tone } from './look.ts'
 
 const UNITS: Readonly<Record<string, number>> = { s: 1, m: 60, min: 60, h: 3600, d: 86_400 }
@@ -64,7 +64,7 @@ async function reportOf(
   warn: (line: string) => void,
 ): Promise<EventsReport> {
   try {
-    return await askEvents(socket, signal)
+    return await fetchEvents(socket, signal)
   } catch (error) {
     if (!isWeftError(error) || error.code === 'PERMISSION' || signal.aborted) throw error
     const path = eventsFile({ 'subnet-file': subnetFile })

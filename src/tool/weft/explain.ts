@@ -4,15 +4,15 @@ import { isWeftError, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { run } from '../../host/command.ts'
-import { askWays, policyRules, type WayQuestion } from '../../host/ways.ts'
+import { lookUpRoutes, policyRules, type RouteQuery } from '../../host/route-lookup.ts'
 import { FAMILIES, familyOf, formatAddress, parseAddress, type Address } from '../../net/address.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { explain, sideOf, type Question, type Step } from '../doctor/explain.ts'
 import { gatherFacts, type Facts } from '../doctor/facts.ts'
-import { ruleFor } from '../doctor/kernel-ways.ts'
+import { ruleFor } from '../doctor/kernel-routes.ts'
 import { bridgeOf } from '../doctor/sides.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { isOwnName, peerNamed } from './peer.ts'
 
 export const explainCommand = command({
@@ -22,7 +22,7 @@ export const explainCommand = command({
   more: 'SRC and DST are addresses or names of hosts; a name means the first address of that host in the network. SRC defaults to this host. One of the two must be an address of this host or of its containers. Sends no packets. Exits with 3 if the packet would not get through.',
   flags: { ...JSON_FLAG, ...SOCKET_FLAG },
   async run({ options: { json, 'status-socket': socket }, args, screen, signal }) {
-    const status = await askStatus(socket, signal)
+    const status = await fetchStatus(socket, signal)
     const words = args.length === 1 ? [status.node?.hostname ?? '', ...args] : args
     const [source, destination] = addressesOf(status, words)
     const families = [source, destination].map(familyOf)
@@ -30,9 +30,9 @@ export const explainCommand = command({
       throw new WeftError('USAGE', `${words.map(nameIn).join(' and ')} have different families`, {
         remedy: 'give two IPv4 addresses, or two IPv6 addresses',
       })
-    const facts = await gatherFacts({ status, silence: undefined, subnetFile: '', run, ask: undefined })
-    const way = await wayOf(source, destination, entryOf(source, status, facts))
-    const steps = explain({ source, destination, status, facts, ...way })
+    const facts = await gatherFacts({ status, silence: undefined, subnetFile: '', run, probe: undefined })
+    const found = await routeOf(source, destination, entryOf(source, status, facts))
+    const steps = explain({ source, destination, status, facts, ...found })
     const passes = passesOf(steps)
     if (json) screen.write(jsonLine({ passes, steps }))
     else {
@@ -102,23 +102,24 @@ function entryOf(source: Address, status: Status, facts: Facts): string | undefi
 }
 
 /** Looks up the kernel's route for a packet. `by` is the interface on which it arrives; without it the host sends the packet. */
-async function wayOf(
+async function routeOf(
   source: Address,
   destination: Address,
   by: string | undefined,
 ): Promise<Pick<Question, 'route' | 'byRule' | 'refused'>> {
   const [family, to] = [familyOf(destination), formatAddress(destination)]
-  const own: WayQuestion = { to }
-  const question = by === undefined ? own : { to, from: formatAddress(source), iif: by }
+  const own: RouteQuery = { to }
+  const query = by === undefined ? own : { to, from: formatAddress(source), iif: by }
   try {
-    const [answer] = await askWays(run, family, [question])
+    const [answer] = await lookUpRoutes(run, family, [query])
     // If the kernel refuses the packet as an incoming one, look up the route of a packet of the host itself.
-    const [found] = answer && 'refused' in answer && by !== undefined ? await askWays(run, family, [own]) : [answer]
+    const [found] =
+      answer && 'refused' in answer && by !== undefined ? await lookUpRoutes(run, family, [own]) : [answer]
     if (!found || 'refused' in found)
       return { route: undefined, refused: answer && 'refused' in answer ? answer.refused : undefined }
-    const { device, gateway, type, table } = found.way
+    const { device, gateway, type, table } = found.route
     const rules = table === undefined ? [] : await policyRules(run, family)
-    const rule = ruleFor(rules, question, (each) => each.table === table)
+    const rule = ruleFor(rules, query, (each) => each.table === table)
     const byRule = rule && table !== 'local' ? rule.text : undefined
     const refused = answer && 'refused' in answer ? answer.refused : undefined
     return { route: { device, destination: '', type, gateway, metric: 0, source: undefined }, byRule, refused }

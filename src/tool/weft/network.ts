@@ -9,8 +9,8 @@ import {
 } from '../../report/network-findings.ts'
 import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network-view.ts'
 import { briefly } from '../../report/status.ts'
-import { ask } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchReport } from './daemon-client.ts'
 import { count, milliseconds, percent, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
 
 /** How long to wait for the report. Collecting it from thousands of hung nodes takes this long. */
@@ -32,7 +32,7 @@ export const networkCommand = command({
     ...SOCKET_FLAG,
   },
   async run({ options: { all, json, 'status-socket': socket }, screen, signal }) {
-    const report = await ask<NetworkReport>(socket, '/network.json', NETWORK_SCHEMA, signal, TIMEOUT_MS)
+    const report = await fetchReport<NetworkReport>(socket, '/network.json', NETWORK_SCHEMA, signal, TIMEOUT_MS)
     screen.write(json ? jsonLine(report) : networkText(report, all, screen.colour))
     return isNetworkWell(report) ? EXIT.ok : EXIT.wrong
   },

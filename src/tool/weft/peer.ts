@@ -87,7 +87,7 @@ export function probesOf({ node, config }: Status, peer: PeerStatus): readonly P
 }
 
 /** Finds the peer with this name, and its probes. Throws WeftError if there is no such peer, or it cannot be probed. */
-export function askedPeer(status: Status, name: string) {
+export function peerToPing(status: Status, name: string) {
   const peer = peerNamed(status, name)
   if (!peer && isOwnName(status, name))
     throw new WeftError('USAGE', `${nameIn(name)} is this host itself`, {
@@ -117,13 +117,13 @@ export function probesWanted(probes: readonly Probe[], family: string): readonly
 }
 
 /** Sends echo requests from one address. */
-export interface Asker {
-  ask(to: Address, waitMs: number, bytes?: number): Promise<number | undefined>
+export interface Pinger {
+  ping(to: Address, waitMs: number, bytes?: number): Promise<number | undefined>
   close(): void
 }
 
 /** Opens a socket for echo requests. Throws WeftError PERMISSION if this user may not, ADDRESS if the host lacks the address. */
-export function createAsker(from: Address, open = openEcho): Asker {
+export function createPinger(from: Address, open = openEcho): Pinger {
   let next = Math.floor(Math.random() * 0x10000)
   const waiting = new Map<number, { readonly to: Address; readonly resolve: (roundTripMs: number) => void }>()
   let echo: Echo
@@ -140,7 +140,7 @@ export function createAsker(from: Address, open = openEcho): Asker {
     })
   }
   return {
-    ask: (to, waitMs, bytes) =>
+    ping: (to, waitMs, bytes) =>
       new Promise((resolve, reject) => {
         const sequence = next
         next = (next + 1) % 0x10000

@@ -5,10 +5,10 @@ import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
 import { FAMILY_NAMES, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import { placeIn, sidesOf, titleOf, type PeerStatus } from '../../report/status.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { milliseconds } from './look.ts'
-import { askedPeer, createAsker, probesWanted, type Asker, type Probe } from './peer.ts'
+import { peerToPing, createPinger, probesWanted, type Pinger, type Probe } from './peer.ts'
 
 const WAIT_MS = 1_000
 
@@ -35,8 +35,8 @@ export const pingCommand = command({
         remedy: 'give a count of at least 1, and a size of at most 65535 bytes',
       })
     }
-    const status = await askStatus(socket, signal)
-    const { peer, probes } = askedPeer(status, name)
+    const status = await fetchStatus(socket, signal)
+    const { peer, probes } = peerToPing(status, name)
     const wanted = probesWanted(probes, family)
     const mtu = status.dataPath?.mtu ?? 0
     if (mtu > 0 && size > mtu) {
@@ -44,19 +44,19 @@ export const pingCommand = command({
         remedy: 'give at most the MTU',
       })
     }
-    const asked: Asked[] = []
+    const pinged: Pinged[] = []
     try {
       const failures: WeftError[] = []
       for (const probe of wanted)
-        asked.push({ probe, asker: askerFor(probe, (failure) => failures.push(failure)), times: [] })
+        pinged.push({ probe, pinger: pingerFor(probe, (failure) => failures.push(failure)), times: [] })
       const [first] = failures
       if (first && failures.length === wanted.length) throw first
       for (const failure of failures) screen.warn(`weft ping: ${describeError(failure)}`)
       for (let number = 0; number < count; number++) {
         if (number > 0) await pause(signal, WAIT_MS).catch(() => {})
         if (signal.aborted) break // the answers so far are still summarized
-        const took = await Promise.all(asked.map(({ asker, probe }) => asker.ask(probe.to, WAIT_MS, size)))
-        asked.forEach(({ probe, times }, at) => {
+        const took = await Promise.all(pinged.map(({ pinger, probe }) => pinger.ping(probe.to, WAIT_MS, size)))
+        pinged.forEach(({ probe, times }, at) => {
           const time = took[at]
           times.push(time)
           if (json) return
@@ -66,29 +66,29 @@ export const pingCommand = command({
         })
       }
     } finally {
-      for (const { asker } of asked) asker.close()
+      for (const { pinger } of pinged) pinger.close()
     }
-    if (json) screen.write(jsonLine(toJson(peer, asked)))
-    else for (const one of asked) screen.write(sumText(one, asked.length > 1))
-    return asked.every(({ times }) => answeredOf(times).length > 0) ? EXIT.ok : EXIT.wrong
+    if (json) screen.write(jsonLine(toJson(peer, pinged)))
+    else for (const one of pinged) screen.write(sumText(one, pinged.length > 1))
+    return pinged.every(({ times }) => answeredOf(times).length > 0) ? EXIT.ok : EXIT.wrong
   },
 })
 
 /** A probe of a peer, and its round-trip times in ms; undefined for a request that was not answered. */
-interface Asked {
+interface Pinged {
   readonly probe: Probe
-  readonly asker: Asker
+  readonly pinger: Pinger
   readonly times: (number | undefined)[]
 }
 
 /** Opens a socket for a probe. If this host lacks the source address, as while it does not carry the family, requests get no answer. */
-function askerFor({ from }: Probe, failed: (why: WeftError) => void): Asker {
+function pingerFor({ from }: Probe, failed: (why: WeftError) => void): Pinger {
   try {
-    return createAsker(from)
+    return createPinger(from)
   } catch (error) {
     if (!isWeftError(error, 'ADDRESS')) throw error
     failed(error)
-    return { ask: async () => undefined, close: () => {} }
+    return { ping: async () => undefined, close: () => {} }
   }
 }
 
@@ -99,11 +99,11 @@ function placeText(peer: PeerStatus, { family, to }: Probe): string {
   return `${titleOf(place)} at ${host} (${formatAddress(to)})`
 }
 
-const answeredOf = (times: Asked['times']): number[] => times.filter((time) => time !== undefined)
-const lossOf = (times: Asked['times']): number =>
+const answeredOf = (times: Pinged['times']): number[] => times.filter((time) => time !== undefined)
+const lossOf = (times: Pinged['times']): number =>
   Math.round((100 * (times.length - answeredOf(times).length)) / times.length)
 
-function sumText({ probe: { family }, times }: Asked, isOneOfTwo: boolean): string {
+function sumText({ probe: { family }, times }: Pinged, isOneOfTwo: boolean): string {
   const answered = answeredOf(times)
   const spread =
     answered.length === 0 ? '' : `, ${milliseconds(Math.min(...answered))} to ${milliseconds(Math.max(...answered))}`
@@ -112,15 +112,15 @@ function sumText({ probe: { family }, times }: Asked, isOneOfTwo: boolean): stri
 }
 
 /** Returns the results of each family. The results of the first family are also at the top level. */
-function toJson(peer: PeerStatus, asked: readonly Asked[]) {
-  const resultOf = ({ probe: { to }, times }: Asked) => ({
+function toJson(peer: PeerStatus, pinged: readonly Pinged[]) {
+  const resultOf = ({ probe: { to }, times }: Pinged) => ({
     address: formatAddress(to),
     roundTripsMs: times.map((time) => time ?? null),
     lossPercent: lossOf(times),
   })
-  const [first] = asked
+  const [first] = pinged
   const of = (family: Family) => {
-    const one = asked.find(({ probe }) => probe.family === family)
+    const one = pinged.find(({ probe }) => probe.family === family)
     return one ? resultOf(one) : null
   }
   return {

@@ -2,8 +2,8 @@
 
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
-import { askReady, askStatus } from './ask.ts'
 import { command, EXIT, SOCKET_FLAG } from './command.ts'
+import { fetchReady, fetchStatus } from './daemon-client.ts'
 
 const RETRY_MS = 200
 
@@ -25,7 +25,7 @@ export const readyCommand = command({
     for (;;) {
       const isLast = performance.now() >= until
       try {
-        if (await askReady(socket, signal)) {
+        if (await fetchReady(socket, signal)) {
           screen.write('ready\n')
           return EXIT.ok
         }
@@ -36,7 +36,7 @@ export const readyCommand = command({
       if (isLast) break
       await pause(signal, Math.min(RETRY_MS, Math.max(0, until - performance.now())))
     }
-    screen.write(`not ready: ${(await askStatus(socket, signal)).summary}\n`)
+    screen.write(`not ready: ${(await fetchStatus(socket, signal)).summary}\n`)
     return EXIT.wrong
   },
 })

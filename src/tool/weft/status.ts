@@ -17,8 +17,8 @@ import {
   type PeerStatus,
   type Status,
 } from '../../report/status.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import {
   bytes,
   carrierText,
@@ -68,7 +68,7 @@ export const peersCommand = command({
   async run({ options, screen, signal }) {
     if (!options.names)
       return show(options, screen, signal, (status, before) => peerTable(status, before, options.all, screen.colour))
-    const status = await askStatus(options['status-socket'], signal)
+    const status = await fetchStatus(options['status-socket'], signal)
     screen.write(
       wordsFor(status)
         .map((word) => `${word}\n`)
@@ -99,7 +99,7 @@ async function show(
 ): Promise<number> {
   let before: Status | undefined
   for (;;) {
-    const status = await askStatus(socket, signal)
+    const status = await fetchStatus(socket, signal)
     const isInPlace = watch && screen.isTerminal && !json
     const shown = json ? jsonLine(status) : text(status, before)
     screen.write(isInPlace ? inPlace(shown, before === undefined) : shown)

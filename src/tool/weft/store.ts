@@ -10,7 +10,7 @@ import { formatNet, listed, netsOf, parseNet, primary, type Nets } from '../../n
 import { createStore } from '../../node/choose.ts'
 import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
 import type { Status } from '../../report/status.ts'
-import { askStatus } from './ask.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { daemonStore, explained, withDefaultsOf } from './daemon-store.ts'
 import type { Screen } from './look.ts'
 
@@ -34,7 +34,7 @@ export async function withStore<T>(
   stopping: AbortSignal,
   work: (opened: Opened) => Promise<T>,
 ): Promise<T> {
-  const status = await askStatus(options['status-socket'], stopping).catch((error: unknown) => {
+  const status = await fetchStatus(options['status-socket'], stopping).catch((error: unknown) => {
     if (isWeftError(error)) return undefined
     throw error
   })

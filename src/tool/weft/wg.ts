@@ -5,8 +5,8 @@ import { WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
 import { FAMILIES, formatNet, type Family } from '../../net/address.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
-import { askStatus, OTHER_VERSION } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus, OTHER_VERSION } from './daemon-client.ts'
 import { count, type Colour } from './look.ts'
 
 export const wgCommand = command({
@@ -15,7 +15,7 @@ export const wgCommand = command({
   more: 'Never shows private or pre-shared keys. If weftd itself carries the packets, the bytes are those of inner packets, without encryption overhead.',
   flags: { ...JSON_FLAG, ...SOCKET_FLAG },
   async run({ options, screen, signal }) {
-    const interfaces = interfacesOf(await askStatus(options['status-socket'], signal))
+    const interfaces = interfacesOf(await fetchStatus(options['status-socket'], signal))
     screen.write(
       options.json ? jsonLine({ interfaces }) : interfaces.map((each) => textOf(each, screen.colour)).join('\n'),
     )

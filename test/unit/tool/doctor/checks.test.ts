@@ -31,8 +31,8 @@ import {
   soundPeer,
   soundStatus,
 } from '../../../support/facts.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
-import { waysBy } from '../../../support/ways.ts'
 
 const NOW = soundNow
 const peer = soundPeer
@@ -313,9 +313,9 @@ describe('the doctor', () => {
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
     [
       'policy-route',
-      { kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
+      { kernelRoutes: routesBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
     ],
-    ['route-refused', { kernelWays: waysBy({ out: 'Permission denied' }) }],
+    ['route-refused', { kernelRoutes: routesBy({ out: 'Permission denied' }) }],
     ['neighbours-full', { neighbours: [{ family: 'ipv4', entries: 1000, thresholds: [128, 512, 1024] }] }],
     ['neighbours-many', { neighbours: [{ family: 'ipv6', entries: 600, thresholds: [128, 512, 1024] }] }],
     [
@@ -338,7 +338,7 @@ describe('the doctor', () => {
         links: [link('eth0', 1600, '192.0.2.1'), link('cni0', 1472, '10.5.1.1')],
       },
     ],
-    ['marked-route', { kernelWays: waysBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
+    ['marked-route', { kernelRoutes: routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],
@@ -367,7 +367,7 @@ describe('the doctor', () => {
       {
         ...withStatus({ peers: countPeers([{ ...peer, state: 'programmed', lossPercent: null }], null) }),
         answers: new Map(),
-        unasked: 'not allowed',
+        whyUnprobed: 'not allowed',
       },
     ],
     ['path-mtu', { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) }],
@@ -775,7 +775,11 @@ describe('at its limits, the doctor', () => {
     ],
     [
       'nobody may ask peers',
-      { ...withStatus({ peers: countPeers([{ ...peer, ...notAsked }], null) }), answers: new Map(), unasked: 'EPERM' },
+      {
+        ...withStatus({ peers: countPeers([{ ...peer, ...notAsked }], null) }),
+        answers: new Map(),
+        whyUnprobed: 'EPERM',
+      },
       ['peers-unasked: EPERM'],
     ],
     ['nobody asks, and there are no peers', { ...withStatus({ peers: countPeers([], null) }), answers: new Map() }, []],

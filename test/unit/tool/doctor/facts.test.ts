@@ -18,7 +18,7 @@ async function gathered(status: Status, answers: Readonly<Record<string, string>
   }
   // No etcd, which would be asked for its clock.
   const store = { ...status.store, name: 'directory' }
-  const sources = { silence: undefined, subnetFile: '/nowhere', run, ask: undefined }
+  const sources = { silence: undefined, subnetFile: '/nowhere', run, probe: undefined }
   const { iptables, ip6tables } = await gatherFacts({ ...sources, status: { ...status, store } })
   return { asked, iptables, ip6tables }
 }

@@ -13,7 +13,7 @@ import type { FindingName } from '../../../../src/tool/doctor/findings.ts'
 import { toText } from '../../../../src/tool/weft/doctor.ts'
 import { isWell } from '../../../../src/tool/weft/status.ts'
 import { silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
-import { waysBy } from '../../../support/ways.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
 
 interface Outage {
   readonly what: string
@@ -85,7 +85,7 @@ const OUTAGES: readonly Outage[] = [
     what: "tailscale's table is asked first (k3s#7772, tailscale#297)",
     facts: {
       ...silent,
-      kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }),
+      kernelRoutes: routesBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }),
     },
     finds: ['policy-route', 'peer-silent'],
     out: { device: 'ts0', byRule: '5270: from all lookup 52' },
@@ -93,19 +93,19 @@ const OUTAGES: readonly Outage[] = [
   },
   {
     what: 'a rule for the bridge of containers (rke2#1053)',
-    facts: { kernelWays: waysBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: '30400' } }) },
+    facts: { kernelRoutes: routesBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: '30400' } }) },
     finds: ['policy-route'],
     out: { device: 'eth0', gateway: '192.0.2.254', byRule: '30400: from all iif cni0 lookup 30400' },
   },
   {
     what: 'a stale route to the own subnet (flannel#1546)',
-    facts: { kernelWays: waysBy({ in: { device: 'eth0', gateway: '192.0.2.254' } }) },
+    facts: { kernelRoutes: routesBy({ in: { device: 'eth0', gateway: '192.0.2.254' } }) },
     finds: ['foreign-route'],
     back: { device: 'eth0', gateway: '192.0.2.254' },
   },
   {
     what: 'strict rp_filter, where the way back is another one',
-    facts: { kernelWays: waysBy({ in: 'Invalid cross-device link' }) },
+    facts: { kernelRoutes: routesBy({ in: 'Invalid cross-device link' }) },
     finds: ['route-refused'],
     back: { device: 'cni0', refused: 'Invalid cross-device link' },
   },
@@ -164,7 +164,7 @@ it.each(OUTAGES)('$what', ({ facts: part, finds, out = {}, back = {}, isUnexplai
 })
 
 it('a host on which nothing is wrong is accused of nothing, by the same questions', () => {
-  const facts = { ...sound, kernelWays: waysBy({}) }
+  const facts = { ...sound, kernelRoutes: routesBy({}) }
   expect(toText(diagnose(facts), plain)).toContain('nothing wrong found\n')
   const ways = [
     explain({ source: here, destination: there, status, facts, route: route('flannel0') }),

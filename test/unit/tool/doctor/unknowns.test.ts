@@ -30,7 +30,7 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
   ],
   [
     'the store lets nobody in',
-    { store: undefined, storeUnasked: 'etcd: no TLS connection; check --etcd-cafile' },
+    { store: undefined, whyStoreUnknown: 'etcd: no TLS connection; check --etcd-cafile' },
     { config: /^etcd: no TLS connection; check --etcd-cafile$/ },
   ],
   ['the limits of neighbours are not seen', { neighbours: undefined }, { neighbours: /was not read/ }],

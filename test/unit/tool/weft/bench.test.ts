@@ -4,7 +4,7 @@ import { describe, expect, it } from 'vitest'
 import { parseAddress } from '../../../../src/net/address.ts'
 import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import { textOf, type Report } from '../../../../src/tool/weft/bench-text.ts'
-import { inUseOf, refusalOf, waysTo } from '../../../../src/tool/weft/bench.ts'
+import { inUseOf, refusalOf, pathsTo } from '../../../../src/tool/weft/bench.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
 const peer = (number: number): PeerStatus => ({
@@ -91,7 +91,7 @@ describe('the ways to a peer', () => {
     const four = ofBoth(4)
     const families = { ...four.families!, [family]: { ...four.families![family], endpoint } }
     const probe = { family, from: parseAddress('::1')!, to: parseAddress(to)! }
-    return waysTo(STATUS, { ...four, families }, probe).outside.to
+    return pathsTo(STATUS, { ...four, families }, probe).outside.to
   }
   it.each([
     ['ipv4', '192.0.2.4:8285', '10.5.4.0', '192.0.2.4'],

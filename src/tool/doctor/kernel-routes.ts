@@ -1,44 +1,46 @@
-// kernel-ways.ts - checks the kernel's routes of packets between this node's containers and its peers, by all routing tables and rules,
+// kernel-routes.ts - checks the kernel's routes of packets between this node's containers and its peers, by all routing tables and rules,
 // not only by the main table. Pure.
 
-import type { PolicyRule, Way, WayQuestion } from '../../host/ways.ts'
+import type { PolicyRule, KernelRoute, RouteQuery } from '../../host/route-lookup.ts'
 import { formatNet, isIpv4Net, parseAddress } from '../../net/address.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
+import { peersOf, type AnsweredQuery } from './route-queries.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
-import { peersOf, type AnsweredWay } from './way-questions.ts'
 
 /** Checks the routes. `isTold` is true if wrong routes of the main table are already reported. */
-export function checkWays(facts: Facts, isTold: boolean): Finding[] {
-  const { status, kernelWays, isForwarding, isForwardingIpv6 } = facts
-  if (!status || !kernelWays) return []
+export function checkKernelRoutes(facts: Facts, isTold: boolean): Finding[] {
+  const { status, kernelRoutes, isForwarding, isForwardingIpv6 } = facts
+  if (!status || !kernelRoutes) return []
   return ownSides(status).flatMap((side) => {
     const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
     const bridge = bridgeOf(facts.links, side.subnet, status)
     return peersOf(side, status).flatMap((peer) => {
-      const ways = kernelWays.ways.filter(({ family, lease }) => family === side.family && lease === peer.peer.lease)
+      const answered = kernelRoutes.answers.filter(
+        ({ family, lease }) => family === side.family && lease === peer.peer.lease,
+      )
       // If the kernel forwards no packets at all, another check reports that.
-      const asked = ways.filter(({ direction }) => direction === 'host' || forwards)
-      const wrong = asked.filter((way) => isWrong(way, peer, bridge, status))
+      const relevant = answered.filter(({ direction }) => direction === 'host' || forwards)
+      const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status))
       const [first] = [
-        ...wrong.filter(({ direction, question }) => direction === 'out' && question.mark === undefined),
-        ...wrong.filter(({ direction, question }) => direction !== 'out' && question.mark === undefined),
+        ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
+        ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
         ...wrong,
       ]
-      return first ? findingsOf(first, peer, side, kernelWays.rules[side.family] ?? [], isTold) : []
+      return first ? findingsOf(first, peer, side, kernelRoutes.rules[side.family] ?? [], isTold) : []
     })
   })
 }
 
 function isWrong(
-  { direction, answer }: AnsweredWay,
+  { direction, answer }: AnsweredQuery,
   peer: SeenSide,
   bridge: string | undefined,
   status: Status,
 ): boolean {
   if ('refused' in answer) return true
-  const { device, gateway, type } = answer.way
+  const { device, gateway, type } = answer.route
   if (direction === 'in') return type === 'unicast' && bridge !== undefined && device !== bridge
   // A route past the tunnel is right only for peers to which the data path itself routes directly.
   const isToHost = peer.way === 'direct' && gateway !== undefined && parseAddress(gateway) === peer.publicIp
@@ -48,7 +50,7 @@ function isWrong(
 /** Finds the policy rule by which the kernel chose a table, or refused: the first rule that matches the packet. */
 export const ruleFor = (
   rules: readonly PolicyRule[],
-  { iif, mark }: WayQuestion,
+  { iif, mark }: RouteQuery,
   isIt: (rule: PolicyRule) => boolean,
 ): PolicyRule | undefined =>
   rules.find(
@@ -59,9 +61,9 @@ export const ruleFor = (
   )
 
 /** Describes a route, such as `ts0, by the table 52 and the rule "5270: from all lookup 52"`. */
-export function wayText(way: Way, question: WayQuestion, rules: readonly PolicyRule[]): string {
-  const { device, gateway, type, table } = way
-  const rule = table === undefined ? undefined : ruleFor(rules, question, (each) => each.table === table)
+export function routeText(route: KernelRoute, query: RouteQuery, rules: readonly PolicyRule[]): string {
+  const { device, gateway, type, table } = route
+  const rule = table === undefined ? undefined : ruleFor(rules, query, (each) => each.table === table)
   const by =
     table === undefined || table === 'local'
       ? ''
@@ -73,38 +75,37 @@ export function wayText(way: Way, question: WayQuestion, rules: readonly PolicyR
 const REFUSING = new Set(['prohibit', 'unreachable', 'blackhole'])
 
 function findingsOf(
-  { direction, question, answer }: AnsweredWay,
+  { direction, query, answer }: AnsweredQuery,
   peer: SeenSide,
   { network }: OwnSide,
   rules: readonly PolicyRule[],
   isTold: boolean,
 ): Finding[] {
   const whose = direction === 'in' ? `from ${subnetText(peer)}` : subnetText(peer)
-  const where =
-    question.iif === undefined ? '' : direction === 'in' ? ` (to ${question.to})` : ` (from ${question.iif})`
-  const marked = question.mark === undefined ? '' : `, if it has the mark ${question.mark} that a rule of nftables sets`
+  const where = query.iif === undefined ? '' : direction === 'in' ? ` (to ${query.to})` : ` (from ${query.iif})`
+  const marked = query.mark === undefined ? '' : `, if it has the mark ${query.mark} that a rule of nftables sets`
   const about = `${whose}${where}`
   const first = (rule: PolicyRule | undefined): string | undefined =>
     rule &&
     `configure the program that made the rule to leave out the network, or make the kernel use the main table first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
   if ('refused' in answer) {
-    const rule = ruleFor(rules, question, ({ action }) => action !== undefined && REFUSING.has(action))
+    const rule = ruleFor(rules, query, ({ action }) => action !== undefined && REFUSING.has(action))
     // This error means strict reverse path filtering (net.ipv4.conf.*.rp_filter).
     const isReverse = /cross-device/i.test(answer.refused)
     const why = isReverse ? 'rp_filter: the route back uses another interface' : answer.refused
     const fix = isReverse
-      ? `set \`net.ipv4.conf.${question.iif}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
+      ? `set \`net.ipv4.conf.${query.iif}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
       : first(rule)
     const detail = `${about}: ${why}${rule && !isReverse ? `, by the rule "${rule.text}"` : ''}${marked}`
-    return [{ name: question.mark === undefined ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
+    return [{ name: query.mark === undefined ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
   }
-  const { way } = answer
-  const isOther = way.table !== undefined && way.table !== 'main'
+  const { route } = answer
+  const isOther = route.table !== undefined && route.table !== 'main'
   if (!isOther && isTold) return []
-  const rule = ruleFor(rules, question, ({ table }) => table === way.table)
-  const detail = `${about} goes to ${wayText(way, question, rules)}${marked}`
-  const fix = isOther && way.type !== 'local' ? first(rule) : undefined
+  const rule = ruleFor(rules, query, ({ table }) => table === route.table)
+  const detail = `${about} goes to ${routeText(route, query, rules)}${marked}`
+  const fix = isOther && route.type !== 'local' ? first(rule) : undefined
   const name =
-    question.mark !== undefined ? 'marked-route' : isOther && way.type !== 'local' ? 'policy-route' : 'foreign-route'
+    query.mark !== undefined ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
   return [{ name, detail, ...(fix ? { fix } : {}) }]
 }

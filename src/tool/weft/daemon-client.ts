@@ -1,4 +1,4 @@
-// ask.ts - fetches the reports of this host's daemon over its status socket: status, readiness, events of peers, dropped packets.
+// daemon-client.ts - fetches the reports of this host's daemon over its status socket: status, readiness, events of peers, dropped packets.
 
 import { request } from 'node:http'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -11,24 +11,24 @@ const TIMEOUT_MS = 5_000
 export const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
 
 /** Fetches the status. Throws WeftError PERMISSION, or COMMAND if no daemon answers or its version of the report differs. */
-export const askStatus = (socket: string, signal: AbortSignal): Promise<Status> =>
-  ask<Status>(socket, '/status.json', STATUS_SCHEMA, signal)
+export const fetchStatus = (socket: string, signal: AbortSignal): Promise<Status> =>
+  fetchReport<Status>(socket, '/status.json', STATUS_SCHEMA, signal)
 
 /** Fetches the packets that were dropped after the report with this `next`. Rejects as fetchStatus does. */
-export const askDrops = (socket: string, after: DropsReport['next'], signal: AbortSignal): Promise<DropsReport> =>
-  ask<DropsReport>(socket, `/drops.json?after=${after.join(',')}`, DROPS_SCHEMA, signal)
+export const fetchDrops = (socket: string, after: DropsReport['next'], signal: AbortSignal): Promise<DropsReport> =>
+  fetchReport<DropsReport>(socket, `/drops.json?after=${after.join(',')}`, DROPS_SCHEMA, signal)
 
 /** Fetches the events of peers. Rejects as fetchStatus does. */
-export const askEvents = (socket: string, signal: AbortSignal): Promise<EventsReport> =>
-  ask<EventsReport>(socket, '/events.json', 1 satisfies EventsReport['schema'], signal)
+export const fetchEvents = (socket: string, signal: AbortSignal): Promise<EventsReport> =>
+  fetchReport<EventsReport>(socket, '/events.json', 1 satisfies EventsReport['schema'], signal)
 
 /** True if `/readyz` answers that containers can be started on this node. Rejects as fetchStatus does. */
-export async function askReady(socket: string, signal: AbortSignal): Promise<boolean> {
+export async function fetchReady(socket: string, signal: AbortSignal): Promise<boolean> {
   return (await answerAt(socket, '/readyz', signal, TIMEOUT_MS)).code === 200
 }
 
 /** Fetches the report at a path. Rejects as fetchStatus does, and with CONFIG if the daemon does not offer the report. */
-export async function ask<Answer extends { readonly schema: number }>(
+export async function fetchReport<Answer extends { readonly schema: number }>(
   socket: string,
   path: string,
   schema: number,

@@ -1,22 +1,20 @@
-// kernel-ways.test.ts - what the doctor says of where the kernel sends packets, whatever the main table has.
+// kernel-routes.test.ts - what the doctor says of where the kernel sends packets, whatever the main table has.
 
 import { describe, expect, it } from 'vitest'
 import { countPeers } from '../../../../src/report/status.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
-import { checkWays } from '../../../../src/tool/doctor/kernel-ways.ts'
-import { marksIn, waysToAsk } from '../../../../src/tool/doctor/way-questions.ts'
+import { checkKernelRoutes } from '../../../../src/tool/doctor/kernel-routes.ts'
+import { marksIn, routeQueries } from '../../../../src/tool/doctor/route-queries.ts'
 import { sound, soundDual, soundPeer } from '../../../support/facts.ts'
-import { waysBy } from '../../../support/ways.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
 
 const found = (part: Partial<Facts>, isTold = false): string[] =>
-  checkWays({ ...sound, ...part }, isTold).map(({ name, detail }) => `${name}: ${detail}`)
-const by = (changed: Parameters<typeof waysBy>[0], part: Partial<Facts> = {}): string[] =>
-  found({ kernelWays: waysBy(changed), ...part })
+  checkKernelRoutes({ ...sound, ...part }, isTold).map(({ name, detail }) => `${name}: ${detail}`)
+const by = (changed: Parameters<typeof routesBy>[0], part: Partial<Facts> = {}): string[] =>
+  found({ kernelRoutes: routesBy(changed), ...part })
 
 it('asks for a packet of a container, one of this host, one that comes in, and one with each mark', () => {
-  expect(
-    waysToAsk(sound.status!, sound.links, ['0x1']).map(({ direction, question }) => [direction, question]),
-  ).toEqual([
+  expect(routeQueries(sound.status!, sound.links, ['0x1']).map(({ direction, query }) => [direction, query])).toEqual([
     ['host', { to: '10.5.2.2' }],
     ['out', { to: '10.5.2.2', from: '10.5.1.2', iif: 'cni0' }],
     ['out', { to: '10.5.2.2', from: '10.5.1.2', iif: 'cni0', mark: '0x1' }],
@@ -24,7 +22,7 @@ it('asks for a packet of a container, one of this host, one that comes in, and o
   ])
   const devices = { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' }
   const dual = { ...soundDual.status, dataPath: { ...soundDual.status.dataPath, devices } }
-  expect(waysToAsk(dual, soundDual.links, []).map(({ question }) => question.to)).toEqual([
+  expect(routeQueries(dual, soundDual.links, []).map(({ query }) => query.to)).toEqual([
     '10.5.2.2',
     '10.5.2.2',
     '10.5.1.2',
@@ -33,14 +31,14 @@ it('asks for a packet of a container, one of this host, one that comes in, and o
     'fd00:5:0:1::2',
   ])
   // Without containers yet only the host itself can be asked for.
-  expect(waysToAsk(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])
+  expect(routeQueries(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])
   const none = { ...sound.status!, dataPath: { ...sound.status!.dataPath!, engine: 'none' } }
-  expect(waysToAsk(none, sound.links, [])).toEqual([])
+  expect(routeQueries(none, sound.links, [])).toEqual([])
 })
 
 const direct = { ...sound.status!, peers: countPeers([{ ...soundPeer, way: 'direct' as const }], 10) }
 it('does not ask for packets from a peer that is routed directly: rp_filter asks for the interface by which they come', () => {
-  expect(waysToAsk(direct, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
+  expect(routeQueries(direct, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
 })
 
 it('reads the marks that nftables sets', () => {
@@ -57,7 +55,7 @@ describe('a rule of policy routing', () => {
       'policy-route: 10.5.2.0/24 (from cni0) goes to ts0, by the table 52 and the rule "5270: from all lookup 52"',
     ])
     // The main table is right: nothing of it is told, whether or not it is known to be wrong.
-    expect(found({ kernelWays: waysBy({ out: elsewhere }) }, true)).toHaveLength(1)
+    expect(found({ kernelRoutes: routesBy({ out: elsewhere }) }, true)).toHaveLength(1)
   })
 
   it('for packets of containers alone is found though the host itself reaches the peer', () => {
@@ -74,7 +72,7 @@ describe('a rule of policy routing', () => {
   })
 
   it('has the main table asked first, by a rule before it', () => {
-    const [one] = checkWays({ ...sound, kernelWays: waysBy({ out: elsewhere }) }, false)
+    const [one] = checkKernelRoutes({ ...sound, kernelRoutes: routesBy({ out: elsewhere }) }, false)
     expect(one!.fix).toContain('`ip rule add pref 5269 to 10.5.0.0/16 lookup main`')
   })
 
@@ -93,7 +91,7 @@ describe('a refusal of the kernel', () => {
   })
 
   it('by rp_filter is told as that', () => {
-    const [one] = checkWays({ ...sound, kernelWays: waysBy({ in: 'Invalid cross-device link' }) }, false)
+    const [one] = checkKernelRoutes({ ...sound, kernelRoutes: routesBy({ in: 'Invalid cross-device link' }) }, false)
     expect([one!.name, one!.detail]).toEqual([
       'route-refused',
       'from 10.5.2.0/24 (to 10.5.1.2): rp_filter: the route back uses another interface',
@@ -110,7 +108,7 @@ describe('a route of the main table', () => {
   it('is told here unless the routes themselves tell it', () => {
     const via = { device: 'eth0', gateway: '192.0.2.254' }
     expect(by({ host: via, out: via })).toEqual(['foreign-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254'])
-    expect(found({ kernelWays: waysBy({ out: via }) }, true)).toEqual([])
+    expect(found({ kernelRoutes: routesBy({ out: via }) }, true)).toEqual([])
     // To the own subnet too: packets for the containers here leave by a gateway.
     expect(by({ in: via })).toEqual(['foreign-route: from 10.5.2.0/24 (to 10.5.1.2) goes to eth0 via 192.0.2.254'])
   })
