@@ -70,7 +70,7 @@ export async function main(program: string, args: readonly string[], environment
   const { createLog, seldom } = await import('./base/log.ts')
   const { createEvents } = await import('./report/events.ts')
   const events = createEvents()
-  const log = createLog(options.v, undefined, (level, message) => events.hear(level, message))
+  const log = createLog(options.v, undefined, (level, message) => events.add(level, message))
   for (const message of badVariables) log.error(`Failed to set flag FLANNELD from env: ${message}`)
   await warnOfUnread(parsed, environment, log)
   for (const name of WITHOUT_EFFECT) {

@@ -1,7 +1,7 @@
-// metrics.ts - the status as Prometheus reads it (text exposition format 0.0.4), by its conventions for names; docs/metrics.md has all.
+// metrics.ts - formats the status for Prometheus (text exposition format 0.0.4). docs/metrics.md lists all metrics.
 //
-// Made anew from the status at each scrape: there is one source of truth, and nothing is kept or counted twice. What is told for each
-// peer is left out where peers are very many: no server wants as many series as a network of thousands has pairs of hosts.
+// Each scrape computes the metrics from the status, which stays the only source of the values. With very many peers the metrics of single
+// peers are omitted, because their number over all nodes grows with the square of the number of hosts.
 
 import { Counter, Gauge, Registry } from 'prom-client'
 import { printable } from '../base/text.ts'
@@ -9,21 +9,21 @@ import { FAMILIES, type Family } from '../net/address.ts'
 import { CAUSES, readingOf, STATE_NAMES } from './states.ts'
 import { briefly, sidesOf, type PeerSide, type PeerStatus, type Status } from './status.ts'
 
-/** With more peers than this the metrics of single peers are left out. */
+/** The maximum number of peers for which there are metrics of single peers. */
 export const MOST_PEERS = 500
 
 interface Metric {
   readonly name: string
   readonly help: string
   readonly type: 'counter' | 'gauge'
-  /** Each with its labels; none where it is not known. */
+  /** Returns the samples with their labels; an empty list if the value is unknown. */
   readonly samples: (status: Status) => readonly Sample[]
 }
 type Sample = readonly [value: number, labels?: Readonly<Record<string, string>>]
 
 const seconds = (iso: string | null): number | null => (iso === null ? null : Date.parse(iso) / 1000)
 const bit = (is: boolean): number => (is ? 1 : 0)
-/** One sample, or none where the value is not known. */
+/** Returns one sample; none if the value is unknown. */
 const one = (value: number | null | undefined): readonly Sample[] =>
   value === null || value === undefined ? [] : [[value]]
 
@@ -49,24 +49,24 @@ const ofPeers =
       return known === null ? [] : [[known, { peer: peer.subnet, ...(peer.name ? { name: briefly(peer.name) } : {}) }]]
     })
   }
-/** The families of a network that has both; of one that has one alone its peers tell all. */
-const familiesBeside = ({ dataPath }: Status): readonly Family[] =>
+/** Returns both families in a dual-stack network, else none: there the metrics without a family suffice. */
+const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families?.length === FAMILIES.length ? FAMILIES : []
-/** Counts the peers of each family of two. */
+/** Counts the peers of each family in a dual-stack network. */
 const byFamily =
   (isSo: (side: PeerSide) => boolean, isKnown: (status: Status) => boolean = () => true) =>
   (status: Status): readonly Sample[] =>
     isKnown(status)
-      ? familiesBeside(status).map((family): Sample => {
+      ? dualStackFamilies(status).map((family): Sample => {
           const sides = (status.peers?.list ?? []).flatMap((peer) => sidesOf(peer)[family] ?? [])
           return [sides.filter(isSo).length, { family }]
         })
       : []
-/** A value of each peer and each family of two. */
+/** Returns a value for each peer and family in a dual-stack network. */
 const ofSides =
   (value: (side: PeerSide) => number | null) =>
   (status: Status): readonly Sample[] =>
-    familiesBeside(status).flatMap((family) =>
+    dualStackFamilies(status).flatMap((family) =>
       ofPeers((peer) => {
         const side = sidesOf(peer)[family]
         return side ? value(side) : null
@@ -304,16 +304,16 @@ export const METRICS: readonly Metric[] = [
   gauge('process_resident_memory_bytes', 'Memory of the process.', () => one(process.memoryUsage.rss())),
 ]
 
-/** Whoever looks at it may do so on a terminal; the backend's name is the configuration's to say. */
+/** Removes control characters from labels, because others choose their text and a person may read it on a terminal. */
 const shown = (labels: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(labels).map(([name, value]) => [name, printable(value)]))
 
-/** The answer to a scrape, and its content type. */
+/** Returns the answer to a scrape and its content type. */
 export async function formatMetrics(status: Status): Promise<{ readonly type: string; readonly body: string }> {
   const registry = new Registry()
   for (const { name, help, type, samples } of METRICS) {
     const all = samples(status)
-    // A metric without a sample would be told as 0.
+    // prom-client would report a metric without samples as 0.
     if (all.length === 0) continue
     const labelNames = [...new Set(all.flatMap(([, labels = {}]) => Object.keys(labels)))]
     const options = { name, help, labelNames, registers: [registry] }

@@ -19,7 +19,8 @@ export const readyCommand = command({
   flags,
   async run({ options, screen, signal }) {
     const { wait, 'status-socket': socket } = options
-    if (!(wait >= 0)) throw new WeftError('USAGE', `--wait is ${wait}`, { remedy: 'give it seconds, 0 for no wait' })
+    if (!(wait >= 0))
+      throw new WeftError('USAGE', `--wait is ${wait}`, { remedy: 'give it a number of seconds, or 0 for no wait' })
     const until = performance.now() + wait * 1_000
     for (;;) {
       const isLast = performance.now() >= until

@@ -153,7 +153,7 @@ function heading(status: Status, colour: Colour): string {
   return [
     `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, words)} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
     ...(trouble === null ? [] : [`  ${colour(tone, trouble)}\n`]),
-    ...(state === 'working' ? [] : [`  ${colour('dim', `packets: ${packetsText(status)}`)}\n`]),
+    ...(state === 'working' ? [] : [`  ${colour('dim', `effect: ${packetsText(status)}`)}\n`]),
     ...lines.map(([name, text]) => `  ${colour('dim', name.padEnd(11))}${text}\n`),
     ...(troubles.length > 0 ? [`\n${colour('dim', 'LAST WARNINGS')}\n`] : []),
     ...troubles.map(

@@ -126,7 +126,7 @@ it('of several causes has the worst answer of each', () => {
   expect(by('store', 'thread')).toMatchObject({ livez: 503, readyz: 'written', working: 0 })
   expect(by('store', 'family', 'peers')).toMatchObject({ livez: 200, readyz: 503, working: 0 })
   expect(by('store', 'peers')).toMatchObject({ livez: 200, readyz: 'written', working: 1 })
-  expect(by('store', 'peers').packets).toMatch(/^those to the peers .*; those to known nodes pass/)
+  expect(by('store', 'peers').packets).toMatch(/^packets to the peers .*; packets to known nodes pass/)
 })
 
 it('before there is a node is by what forwards, unless it goes', () => {

@@ -255,7 +255,7 @@ describe('weft status', () => {
       [
         'weftd 1.2 on a, impaired by its peers (up 3 h, pid 7)',
         '  1 of 2 peers does not answer',
-        '  packets: those to 10.5.3.0/24 are lost',
+        '  effect: packets to 10.5.3.0/24 are lost',
         '  node       10.5.1.0/24 of 10.5.0.0/16, reached at 192.0.2.1 by eth0',
         '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
         '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
@@ -382,11 +382,11 @@ describe('weft status', () => {
     const { dataPath } = status
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease')) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}packets: this weftd forwards none.*\n {2}store/,
+      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}effect: this weftd forwards no packets yet.*\n {2}store/,
     )
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease', true), dataPath) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}packets: those to and from .* last known pass.*\n {2}data path  as last known by flannel0, the native/,
+      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}effect: packets to and from the last known nodes pass.*\n {2}data path  as last known by flannel0, the native/,
     )
   })
 
