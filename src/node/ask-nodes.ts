@@ -12,7 +12,7 @@ import type { Lease } from '../control/lease/lease.ts'
 import { addressText, FAMILIES, formatAddress, netText, type Address, type Family } from '../net/address.ts'
 import type { DaemonOptions } from '../options.ts'
 import type { PathPeer } from '../path/contract.ts'
-import type { NetworkAsking } from '../report/health.ts'
+import type { NetworkQuery } from '../report/health.ts'
 import type { AskedNode } from '../report/network-findings.ts'
 import { networkReport, type NetworkReport } from '../report/network-view.ts'
 import type { Status } from '../report/status.ts'
@@ -62,7 +62,7 @@ interface Target {
 const FRESH_MS = 1_000
 
 /** Asking all nodes, for all who want to know: once at a time. Undefined where nodes do not tell one another. */
-export function networkAsking(node: Node, own: () => Promise<Status>): NetworkAsking | undefined {
+export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQuery | undefined {
   if (node.options['status-network'] === 0) return undefined
   let latest: { readonly until: number; readonly report: Promise<NetworkReport> } | undefined
   return {

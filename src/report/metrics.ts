@@ -1,7 +1,7 @@
-// metrics.ts - the status in Prometheus's text exposition format 0.0.4, with its conventions for names. docs/metrics.md lists all metrics.
+// metrics.ts - formats the status for Prometheus (text exposition format 0.0.4). docs/metrics.md lists all metrics.
 //
-// Each scrape is made from the status, so no metric is kept or counted twice. Metrics of single peers are left out if there are very
-// many peers, because their number grows with the square of the number of hosts.
+// Each scrape computes the metrics from the status, which stays the only source of the values. With very many peers the metrics of single
+// peers are omitted, because their number over all nodes grows with the square of the number of hosts.
 
 import { Counter, Gauge, Registry } from 'prom-client'
 import { printable } from '../base/text.ts'
@@ -9,21 +9,21 @@ import { FAMILIES, type Family } from '../net/address.ts'
 import { CAUSES, readingOf, STATE_NAMES } from './states.ts'
 import { briefly, sidesOf, type PeerSide, type PeerStatus, type Status } from './status.ts'
 
-/** With more peers than this the metrics of single peers are left out. */
+/** The maximum number of peers for which there are metrics of single peers. */
 export const MOST_PEERS = 500
 
 interface Metric {
   readonly name: string
   readonly help: string
   readonly type: 'counter' | 'gauge'
-  /** The samples with their labels; none if the value is not known. */
+  /** Returns the samples with their labels; an empty list if the value is unknown. */
   readonly samples: (status: Status) => readonly Sample[]
 }
 type Sample = readonly [value: number, labels?: Readonly<Record<string, string>>]
 
 const seconds = (iso: string | null): number | null => (iso === null ? null : Date.parse(iso) / 1000)
 const bit = (is: boolean): number => (is ? 1 : 0)
-/** Returns one sample, or none if the value is not known. */
+/** Returns one sample; none if the value is unknown. */
 const one = (value: number | null | undefined): readonly Sample[] =>
   value === null || value === undefined ? [] : [[value]]
 
@@ -49,15 +49,15 @@ const ofPeers =
       return known === null ? [] : [[known, { peer: peer.subnet, ...(peer.name ? { name: briefly(peer.name) } : {}) }]]
     })
   }
-/** Returns both families of a dual-stack network. With one family the metrics of peers have all values already. */
-const familiesBeside = ({ dataPath }: Status): readonly Family[] =>
+/** Returns both families in a dual-stack network, else none: there the metrics without a family suffice. */
+const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families?.length === FAMILIES.length ? FAMILIES : []
-/** Counts peers by family in a dual-stack network. */
+/** Counts the peers of each family in a dual-stack network. */
 const byFamily =
   (isSo: (side: PeerSide) => boolean, isKnown: (status: Status) => boolean = () => true) =>
   (status: Status): readonly Sample[] =>
     isKnown(status)
-      ? familiesBeside(status).map((family): Sample => {
+      ? dualStackFamilies(status).map((family): Sample => {
           const sides = (status.peers?.list ?? []).flatMap((peer) => sidesOf(peer)[family] ?? [])
           return [sides.filter(isSo).length, { family }]
         })
@@ -66,7 +66,7 @@ const byFamily =
 const ofSides =
   (value: (side: PeerSide) => number | null) =>
   (status: Status): readonly Sample[] =>
-    familiesBeside(status).flatMap((family) =>
+    dualStackFamilies(status).flatMap((family) =>
       ofPeers((peer) => {
         const side = sidesOf(peer)[family]
         return side ? value(side) : null
@@ -314,16 +314,16 @@ export const METRICS: readonly Metric[] = [
   gauge('process_resident_memory_bytes', 'Resident memory of the process.', () => one(process.memoryUsage.rss())),
 ]
 
-/** Escapes labels, because a reader may show them on a terminal, and names of hosts and backends are untrusted text. */
+/** Removes control characters from labels, because others choose their text and a person may read it on a terminal. */
 const shown = (labels: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(labels).map(([name, value]) => [name, printable(value)]))
 
-/** Returns the answer to a scrape, and its content type. */
+/** Returns the answer to a scrape and its content type. */
 export async function formatMetrics(status: Status): Promise<{ readonly type: string; readonly body: string }> {
   const registry = new Registry()
   for (const { name, help, type, samples } of METRICS) {
     const all = samples(status)
-    // prom-client reports a metric without a sample as 0.
+    // prom-client would report a metric without samples as 0.
     if (all.length === 0) continue
     const labelNames = [...new Set(all.flatMap(([, labels = {}]) => Object.keys(labels)))]
     const options = { name, help, labelNames, registers: [registry] }

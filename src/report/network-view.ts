@@ -1,7 +1,7 @@
-// network-view.ts - the whole network from what each node tells: who reaches whom, and what is wrong with it, each cause once. Pure.
+// network-view.ts - combines the views of all nodes into a report of the network: which node reaches which, and the findings. Pure.
 //
-// A node that is dead makes all others see it silent. So what does not work between pairs is laid to the fewest nodes that explain it
-// (a vertex cover, found greedily: the node with the most broken pairs first), and only what is left is told pair by pair.
+// A dead node is silent for all other nodes. So broken pairs are attributed to the fewest nodes that explain them, found by a greedy vertex
+// cover: the node with the most broken pairs comes first. Only the remaining pairs are reported one by one.
 
 import {
   findingsOf,
@@ -15,26 +15,26 @@ import type { Reach } from './view.ts'
 
 export const NETWORK_SCHEMA = 1
 
-/** Of more nodes there is no matrix, which has the square of their number. */
+/** The maximum number of nodes for which the report has a matrix, because its size grows with the square of that number. */
 export const MOST_IN_MATRIX = 256
-/** How one node sees another: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
+/** The result of one node's probes of another: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
 export type Cell = readonly [Reach, number | null, number | null, number | null]
 
 export interface NetworkReport {
   readonly schema: typeof NETWORK_SCHEMA
   readonly at: string
   readonly tookMs: number
-  /** The number of nodes that there are; of very many not all are asked. */
+  /** The number of nodes in the network. In a very large network weftd queries only some of them. */
   readonly size: number
-  /** The part of the pairs that were probed which reach one another, 0 to 1. */
+  /** The fraction of the probed pairs that reach each other, 0 to 1. */
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
-  /** A row for each node, in their order, with what it sees of each; null for what nobody tells. Null of too many nodes. */
+  /** A row for each node, with a cell for each other node; null for unknown rows and cells. Null if there are too many nodes. */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]
 }
 
-/** How whole the network is, in words. */
+/** Describes `whole` in words. */
 export const wholeText = (
   { nodes, whole }: Pick<NetworkReport, 'nodes' | 'whole'>,
   percent: (part: number) => string,
@@ -43,7 +43,7 @@ export const wholeText = (
     ? `${percent(whole)} of the pairs that were probed reach each other`
     : 'no pair was probed yet'
 
-/** `all`: how many nodes there are; of very many not all are asked. */
+/** Makes the report from the queried nodes. `all` is the number of nodes in the network, which may be larger. */
 export function networkReport(
   asked: readonly AskedNode[],
   at: string,
@@ -114,26 +114,26 @@ function matrixOf(asked: readonly AskedNode[], edges: readonly Edge[]): NonNulla
   return rows
 }
 
-/** How far each clock is ahead of the middle one: where ours is off, all others are not. */
+/** Returns how far each clock is ahead of the median clock, in ms. The median is the reference because our own clock may be wrong. */
 function clocksOf(asked: readonly AskedNode[]): readonly (number | undefined)[] {
   const all = asked.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
-  // Of two the lower one, which is ours or the other's: it cannot be told whose is right.
+  // With two clocks the lower one is the reference, because it is unknown which of them is right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
   return asked.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
 
 export type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
-/** An answer in a word; empty of a node that told how it is. */
+/** A short text for each kind of answer; empty for a node that returned its view. */
 export const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   told: '',
-  closed: 'tells nothing',
+  closed: 'no status',
   refused: 'refuses',
-  junk: 'not understood',
+  junk: 'unreadable',
   silent: 'silent',
 }
 
-/** The state of a node in a word, and whether it is as it should be. */
+/** Returns a node's state in a word, and a tone that shows whether there is a problem. */
 export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: NetworkNode): readonly [Tone, string] {
   if (answer === 'told') {
     const isRight = state === 'working' && seenBy === reachedBy && sees === reaches
@@ -142,7 +142,7 @@ export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: Netw
   return [answer === 'closed' && seenBy === reachedBy ? 'dim' : 'bad', ANSWERS[answer]]
 }
 
-/** How a node sees another: the round trip; with the loss, and the longest packet where that is not the whole MTU. */
+/** Describes a cell: the round trip, the loss if there is any, and the longest packet if it is shorter than the MTU. */
 export function cellLook(
   cell: Cell | null,
   mtu: number | null,
@@ -150,7 +150,7 @@ export function cellLook(
 ): readonly [Tone, string] {
   if (!cell) return ['dim', '?']
   const [reach, ms, loss, passes] = cell
-  if (reach === 'unknown') return ['dim', 'not asked']
+  if (reach === 'unknown') return ['dim', 'not probed']
   if (reach !== 'reached') return ['bad', reach]
   const isNarrow = passes !== null && mtu !== null && passes < mtu
   const parts = [

@@ -271,7 +271,7 @@ describe('a route past wireguard that weft did not make', () => {
     await eventually(async () => expect(await isBypassed(host)).toBe(true))
     expect(await isReady(host)).toBe('503')
     const { code, stdout } = await weft(host, ['status'])
-    expect([code, stdout]).toEqual([3, expect.stringMatching(/impaired by what leads past its data path/)])
+    expect([code, stdout]).toEqual([3, expect.stringMatching(/impaired by routes that bypass its data path/)])
     const found = await doctor(host)
     expect(found.names).toEqual(expect.arrayContaining(['path-bypassed', 'foreign-route']))
     const explained = await weft(host, ['explain', pods[0].address, pods[1].address])

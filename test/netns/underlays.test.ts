@@ -115,7 +115,7 @@ it.each(UNDERLAYS)(
     for (const host of [a, b]) expect(await familyTo(host)).toBe(other)
     await everyWay()
     await streams.goOn()
-    expect((await weft(a, ['events'])).stdout).toMatch(/ is reached at \S+ now, and no more at /)
+    expect((await weft(a, ['events'])).stdout).toMatch(/ is now reached at \S+ instead of /)
     await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 1 }))
 
     for (const each of mend) await each()

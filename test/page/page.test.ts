@@ -104,7 +104,7 @@ describe('with three daemons', () => {
   it('shows the peers, opens one by the keyboard, and one that was killed within 15 s', async () => {
     const page = await open()
     await places(page, 'answering').nth(1).waitFor()
-    await page.getByRole('heading', { name: 'The network is whole' }).waitFor()
+    await page.getByRole('heading', { name: 'The network works' }).waitFor()
     expect(await page.locator('#hostname').textContent()).toBe('host1')
     const [, second, third] = lab.hosts as [Host, Host, Host]
     for (const host of [second, third])
@@ -131,14 +131,14 @@ describe('with three daemons', () => {
       .waitFor({ timeout: KILLED_SEEN_MS })
     await page.getByRole('heading', { name: '1 of 2 peers does not answer' }).waitFor()
     expect(await page.locator('#said').textContent()).toBe(`${titled(third)}: not answering.`)
-    const found = page.getByRole('region', { name: /What the doctor finds/ })
+    const found = page.getByRole('region', { name: /Findings of the doctor/ })
     expect(await found.textContent()).toContain('a peer does not answer through the data path')
     expect(await found.textContent()).toContain(subnetOf(third))
     expect(await page.title()).toMatch(/^✕ /)
     await pictures('killed', page, ['light'])
 
     daemons[2] = third.startDaemon({ args, before: named(third.name) })
-    await page.getByRole('heading', { name: 'The network is whole' }).waitFor()
+    await page.getByRole('heading', { name: 'The network works' }).waitFor()
     // That some of its last probes were lost is told for a while.
     await found
       .filter({ hasNotText: 'does not answer' })
@@ -165,13 +165,13 @@ describe('with three daemons', () => {
     const page = await open()
     await second.output(['iptables', '-A', ...port])
     await page
-      .getByRole('region', { name: /What the doctor finds/ })
+      .getByRole('region', { name: /Findings of the doctor/ })
       .filter({ hasText: `${titled(second)} at ${second.address}:8285` })
       .filter({ hasText: 'packets from it arrive, but packets to it are lost: check the firewall on its host first' })
       .waitFor()
     await pictures('port', page, ['light'])
     await second.output(['iptables', '-D', ...port])
-    await page.getByRole('heading', { name: 'The network is whole' }).waitFor()
+    await page.getByRole('heading', { name: 'The network works' }).waitFor()
   })
 
   it('draws what passes', async () => {

@@ -227,7 +227,7 @@ describe('the executable', () => {
     const script = ['sh', '-ec', full.join('\n'), executableOf('x64')]
     const { stdout, stderr, code } = await execute(['unshare', '--mount', 'env', '-u', 'TMPDIR', ...script])
     expect([stdout, code]).toEqual(['/dev/shm:\n\n/tmp:\n', 0])
-    expect(stderr).toMatch(/there is no such feature; choose from /)
+    expect(stderr).toMatch(/unknown feature; choose from /)
   })
 
   it('says where it may not keep its addon for a moment', async () => {

@@ -137,7 +137,7 @@ const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => 
     'junk',
     /HTTP/,
   ],
-  ['tells junk', (response) => void response.end('junk'), 'junk', /^what it tells is no JSON$/],
+  ['tells junk', (response) => void response.end('junk'), 'junk', /^its view is not JSON$/],
   ['tells too little', (response) => void response.end('{}'), 'junk', /another version/],
   ['fails', (response) => void response.writeHead(500).end(), 'junk', /^it answers 500$/],
   [

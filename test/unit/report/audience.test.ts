@@ -1,7 +1,7 @@
 // audience.test.ts - who may hear all of the status: by address, by name, and by what a browser says.
 
 import { describe, expect, it } from 'vitest'
-import { isToldAt, listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
+import { isReachableAt, listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
 
 const here: Asking = {
   local: '127.0.0.1',
@@ -143,5 +143,5 @@ it.each([
   ['192.0.2.2', false],
   ['2001:db8::2', false],
 ])('knows whether it can be told at %s', (statusIp, can) => {
-  expect(isToldAt(statusIp, ['192.0.2.1', '2001:db8::1'])).toBe(can)
+  expect(isReachableAt(statusIp, ['192.0.2.1', '2001:db8::1'])).toBe(can)
 })

@@ -20,13 +20,13 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'a peer that only short packets reach',
     [byPeers],
     [peer('a', narrow), peer('b')],
-    'long packets to a (10.5.2.0/24) are lost, and short ones pass',
+    'long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
   [
     'both',
     [byPeers],
     [peer('a', narrow), peer('b', silent)],
-    'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, and short ones pass',
+    'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
   [
     'many',

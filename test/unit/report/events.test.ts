@@ -7,9 +7,9 @@ import { createEvents } from '../../../src/report/events.ts'
 it('keeps fifty troubles and fifty others, with when they were said', () => {
   let now = 0
   const events = createEvents(() => now)
-  events.hear('error', 'it broke')
-  for (now = 1_000; now <= 60_000; now += 1_000) events.hear('info', `line ${now}`)
-  events.hear('warn', 'it smells')
+  events.add('error', 'it broke')
+  for (now = 1_000; now <= 60_000; now += 1_000) events.add('info', `line ${now}`)
+  events.add('warn', 'it smells')
   const last = events.last()
   expect(last).toHaveLength(52)
   expect(last[0]).toEqual({ at: '1970-01-01T00:00:00.000Z', level: 'error', text: 'it broke' })
@@ -23,7 +23,7 @@ it('hears what the log says, in one line each', () => {
   const log = createLog(
     0,
     (line) => void written.push(line),
-    (level, text) => events.hear(level, text),
+    (level, text) => events.add(level, text),
   )
   log.warn('one\ntwo')
   log.info('three')

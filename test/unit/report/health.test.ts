@@ -206,7 +206,7 @@ describe('who is told what', () => {
       const log = { info: () => {}, warn: () => {}, error: (line: string) => void errors.push(line) }
       const server = await serveHealth({ ip, port: 0, statusIp: '203.0.113.9' }, known(), log)
       servers.push(server)
-      expect(errors).toEqual([expect.stringMatching(/^This host has no address 203\.0\.113\.9, .*--status-ip/)])
+      expect(errors).toEqual([expect.stringMatching(/^The status is not served at 203\.0\.113\.9, .*--status-ip/)])
       expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x')))).toBe(200)
     },
   )

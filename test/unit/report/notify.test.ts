@@ -77,7 +77,7 @@ describe('the notifier', () => {
     notifier.tell({ ready: true, status: 'fine' })
     notifier.alive()
     notifier.stopping()
-    expect(lines).toEqual(['Cannot tell the service manager at /run/nobody: sendto: ENOENT'])
+    expect(lines).toEqual(['Cannot notify the service manager at /run/nobody: sendto: ENOENT'])
   })
 
   it('takes its variables out of the environment, so that no child speaks for the daemon', async () => {

@@ -134,20 +134,20 @@ it('reads no more than are kept', () => {
 
 it('is told in words', () => {
   const words = (known: Partial<PeerEvent>): string => peerEventText(event(known), (seconds) => `${seconds} s`)
-  expect(words({})).toBe('does not answer any more')
-  expect(words({ family: 'ipv6' })).toBe('does not answer by IPv6 any more')
-  expect(words({ what: 'one-way' })).toBe('sends, but what is sent to it is lost')
+  expect(words({})).toBe('no longer answers')
+  expect(words({ family: 'ipv6' })).toBe('no longer answers over IPv6')
+  expect(words({ what: 'one-way' })).toBe('sends packets, but packets to it are lost')
   expect([words({ what: 'back', afterSeconds: 9 }), words({ what: 'back' })]).toEqual([
     'answers again, after 9 s',
     'answers again',
   ])
   expect(words({ what: 'moved', movedFrom: '192.0.2.9' })).toBe('moved from 192.0.2.9 to 192.0.2.2')
-  expect(words({ what: 'narrow', bytes: 1372 })).toBe('packets of more than 1372 bytes do not come back')
+  expect(words({ what: 'narrow', bytes: 1372 })).toBe('packets longer than 1372 bytes do not come back')
   expect(words({ what: 'whole', afterSeconds: 60 })).toBe('long packets come back again, after 60 s')
   expect(words({ what: 'rerouted', publicIp: '192.0.2.2', movedFrom: 'fd77::2' })).toBe(
-    'is reached at 192.0.2.2 now, and no more at fd77::2',
+    'is now reached at 192.0.2.2 instead of fd77::2',
   )
-  expect(words({ what: 'slow', roundTripMs: 40, usualMs: 10 })).toBe('round trip 40 ms, usually 10 ms')
+  expect(words({ what: 'slow', roundTripMs: 40, usualMs: 10 })).toBe('round trip of 40 ms, usually 10 ms')
   expect(words({ what: 'usual', roundTripMs: 10, afterSeconds: 60 })).toBe(
     'round trip as usual again, 10 ms, after 60 s',
   )

@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createHealth } from '../../../src/report/health.ts'
-import { serveStatus, type DaemonBefore, type ServedPlaces } from '../../../src/report/serve.ts'
+import { serveStatus, type PredecessorState, type ServedPlaces } from '../../../src/report/serve.ts'
 
 let taken: Server
 let port: number
@@ -18,25 +18,25 @@ beforeEach(async () => {
 })
 afterEach(() => void taken.close())
 
-const serve = (before: Partial<DaemonBefore>, more: Partial<ServedPlaces> = {}) => {
+const serve = (before: Partial<PredecessorState>, more: Partial<ServedPlaces> = {}) => {
   const lines: string[] = []
   const say = (line: string): void => void lines.push(line)
   const address = { 'healthz-ip': '127.0.0.1', 'healthz-port': port, 'status-ip': '127.0.0.1' }
   const places = { ...address, 'status-socket': '', ...more }
   const log = { info: say, warn: say, error: say, v: () => false }
-  const alone: DaemonBefore = { isSuccessor: false, predecessor: async () => undefined, free: Promise.resolve() }
+  const alone: PredecessorState = { isSuccessor: false, predecessor: async () => undefined, free: Promise.resolve() }
   return { lines, serving: serveStatus(places, createHealth(), { ...alone, ...before }, log, new AbortController()) }
 }
 const answersAt = (healthPort: number) => async () => ({ healthPort })
 
-it.each<[string, () => Partial<DaemonBefore>]>([
+it.each<[string, () => Partial<PredecessorState>]>([
   ['nobody is to be succeeded', () => ({})],
   ['the one before answers at another', () => ({ isSuccessor: true, predecessor: answersAt(1) })],
 ])('is an error where %s', async (_who, before) => {
   await expect(serve(before()).serving).rejects.toMatchObject({ code: 'PORT_IN_USE' })
 })
 
-it.each<[string, () => Partial<DaemonBefore>]>([
+it.each<[string, () => Partial<PredecessorState>]>([
   ['the one before answers there', () => ({ isSuccessor: true, predecessor: answersAt(port) })],
   ['the one before has just gone', () => ({ isSuccessor: true })],
 ])('is answered at as soon as it is free where %s', async (_who, before) => {

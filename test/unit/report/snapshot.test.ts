@@ -62,7 +62,7 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
     'the network configuration is gone from the store',
     `impaired by its store: ${OF_ALL}`,
   ],
-  ['that keeps peers', { held: 2 }, '2 peers kept though the store lacks them', `impaired by its store: ${OF_ALL}`],
+  ['that keeps peers', { held: 2 }, '2 peers kept although the store lacks them', `impaired by its store: ${OF_ALL}`],
   [
     'without subnet.env',
     { isReady: false, isPublished: false },
@@ -78,7 +78,7 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
   [
     'whose rules fail',
     { rules: 'iptables: secret' },
-    'the firewall rules cannot be kept right',
+    'the firewall rules cannot be set or repaired',
     `impaired by its firewall rules: ${OF_ALL}`,
   ],
   ['one of whose peers is silent', { silent: 1 }, '1 of 2 peers does not answer', `impaired by its peers: ${OF_ALL}`],

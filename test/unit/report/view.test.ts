@@ -84,16 +84,16 @@ it('of a daemon that waits has what it waits for', () => {
 
 describe('what another node tells', () => {
   it.each([
-    ['', 'no JSON'],
-    ['{', 'no JSON'],
-    ['[]', 'no view of a node'],
-    ['null', 'no view of a node'],
-    ['"text"', 'no view of a node'],
-    ['{}', 'another version than 1'],
-    ['{"schema":2}', 'another version than 1'],
-    ['{"schema":1}', 'no time'],
-    ['{"schema":1,"at":"soon"}', 'no time'],
-    ['['.repeat(500_000), 'no JSON'],
+    ['', 'its view is not JSON'],
+    ['{', 'its view is not JSON'],
+    ['[]', 'its answer is not a view of a node'],
+    ['null', 'its answer is not a view of a node'],
+    ['"text"', 'its answer is not a view of a node'],
+    ['{}', 'its view does not have version 1'],
+    ['{"schema":2}', 'its view does not have version 1'],
+    ['{"schema":1}', 'its view has no valid time'],
+    ['{"schema":1,"at":"soon"}', 'its view has no valid time'],
+    ['['.repeat(500_000), 'its view is not JSON'],
   ])('is refused as %.20s', (text, why) => expect(() => readView(text)).toThrow(why))
 
   it('is as much of it as can be', () => {

@@ -86,7 +86,7 @@ it("takes the peers' bytes where the engine counts none, and knows nothing where
 it('puts what the daemon remembers before what was seen here, from where something is known of it on', () => {
   const history = createHistory()
   const known = (...values: (number | null)[]): (number | null)[] => [null, null, ...values]
-  history.remember({
+  history.setHour({
     schema: 1,
     at: at(100),
     stepSeconds: 10,

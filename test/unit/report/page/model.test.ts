@@ -105,7 +105,7 @@ describe('the verdict', () => {
       statusWith([], { state: 'forwarding', trouble: 'waiting for a lease' }),
       'doubtful',
       'Forwarding as last known',
-      /^waiting for a lease\. Effect: .* last known pass/,
+      /^waiting for a lease\. Effect: .* last known nodes pass/,
     ],
     [
       statusWith([peerWith(1)], {
@@ -121,37 +121,37 @@ describe('the verdict', () => {
       statusWith([peerWith(1), peerWith(2, { state: 'programmed' })]),
       'bad',
       '1 of 2 peers does not answer',
-      'The network is 50% whole.',
+      'This node reaches 50% of the network.',
     ],
     [
       statusWith([peerWith(1), peerWith(2, { state: 'programmed' }), peerWith(3, { state: 'programmed' })]),
       'bad',
       '2 of 3 peers do not answer',
-      'The network is 33.3% whole.',
+      'This node reaches 33.3% of the network.',
     ],
     [statusWith([], { peers: null }), 'doubtful', 'No other nodes', /lease/],
-    [statusWith([peerWith(2, { state: 'programmed' })]), 'bad', 'The only peer does not answer', /0% whole/],
+    [statusWith([peerWith(2, { state: 'programmed' })]), 'bad', 'The only peer does not answer', /reaches 0% of/],
     [statusWith([peerWith(1), peerWith(2, { state: 'stored' })]), 'bad', '1 peer cannot be reached', /data path/],
     [statusWith([]), 'doubtful', 'No other nodes', /lease/],
-    [statusWith([peerWith(1), peerWith(2)]), 'good', 'The network is whole', 'All 2 peers answer.'],
-    [statusWith([peerWith(1)]), 'good', 'The network is whole', 'The only peer answers.'],
+    [statusWith([peerWith(1), peerWith(2)]), 'good', 'The network works', 'All 2 peers answer.'],
+    [statusWith([peerWith(1)]), 'good', 'The network works', 'The only peer answers.'],
     [
       statusWith([peerWith(1), peerWith(2, { state: 'programmed', lossPercent: null, probedSecondsAgo: null })]),
       'good',
-      'The network is whole',
-      '1 peer not asked yet.',
+      'The network works',
+      '1 peer not probed yet.',
     ],
     [
       statusWith([peerWith(1, { state: 'programmed', lossPercent: null, probedSecondsAgo: null })]),
       'doubtful',
       'Not known yet',
-      'No peer has been asked yet whether it answers.',
+      'No peer has been probed yet.',
     ],
     [
       statusWith([peerWith(1, { state: 'programmed', lossPercent: null })], {}, false),
       'doubtful',
       'All peers are programmed',
-      /not asked/,
+      /does not probe/,
     ],
   ] as const)('%#: %o', (status, tone, title, detail) => {
     const verdict = verdictOf(status)
@@ -346,13 +346,13 @@ describe('of both families', () => {
   })
 
   it.each([
-    ['alike', dualPeer(), 'answering', 'The network is whole'],
+    ['alike', dualPeer(), 'answering', 'The network works'],
     ['both silent', dualPeer(silentSide, silentSide), 'not answering', 'The only peer does not answer'],
-    ['IPv6 silent', dualPeer({}, silentSide), 'IPv6 not answering', 'The only peer does not answer by IPv6'],
-    ['IPv4 silent', dualPeer(silentSide), 'IPv4 not answering', 'The only peer does not answer by IPv4'],
-    ['IPv6 not set', dualPeer({}, stored), 'IPv6 only stored', '1 peer cannot be reached by IPv6'],
+    ['IPv6 silent', dualPeer({}, silentSide), 'IPv6 not answering', 'The only peer does not answer over IPv6'],
+    ['IPv4 silent', dualPeer(silentSide), 'IPv4 not answering', 'The only peer does not answer over IPv4'],
+    ['IPv6 not set', dualPeer({}, stored), 'IPv6 only stored', '1 peer cannot be reached over IPv6'],
     [
-      'IPv6 not asked',
+      'IPv6 not probed',
       dualPeer({}, { state: 'programmed', lossPercent: null, probedSecondsAgo: null }),
       'IPv6 programmed',
       'Not known yet',
@@ -372,10 +372,10 @@ describe('of both families', () => {
       [other(3, dualPeer()), six],
     ].map((list) => verdictOf(statusOf(...list)).title)
     expect(titles).toEqual([
-      '2 of 2 peers do not answer by IPv6',
+      '2 of 2 peers do not answer over IPv6',
       '2 of 2 peers do not answer',
       '2 of 2 peers do not answer',
-      '1 of 2 peers does not answer by IPv6',
+      '1 of 2 peers does not answer over IPv6',
     ])
   })
 
@@ -391,7 +391,7 @@ describe('of both families', () => {
       ['State', 'answering'],
       ['Packets go to, IPv4', '192.0.2.2:8472'],
       ['Packets go to, IPv6', '[2001:db8::2]:8472'],
-      ['By way of', 'a tunnel of the kernel'],
+      ['Packets go through', 'a tunnel of the kernel'],
       ['Round trip, IPv4', '2.0 ms'],
       ['Round trip, IPv6', '1.0 ms'],
       ['Loss of the last probes', '0%'],
@@ -403,13 +403,13 @@ describe('of both families', () => {
     expect(broken).toEqual(
       expect.arrayContaining([
         ['State, IPv6', 'only stored'],
-        ['By way of, IPv6', '–'],
+        ['Packets go through, IPv6', '–'],
       ]),
     )
     const one = factsOf(peersOf(statusWith([peerWith(1)]))[0]!)
     expect(one.slice(0, 2)).toEqual([
       ['Packets go to', '192.168.77.1:8285'],
-      ['By way of', 'the tunnel of weftd'],
+      ['Packets go through', 'the tunnel of weftd'],
     ])
   })
 
