@@ -7,11 +7,11 @@
 import { createSocket } from 'node:dgram'
 import { once } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
-import { macKeysOf, writeMacs } from '../src/path/kinds/wireguard/cookie.ts'
-import { hash, MAC_BYTES, seal } from '../src/path/kinds/wireguard/crypto.ts'
-import { INITIATION_BYTES, RESPONSE_BYTES } from '../src/path/kinds/wireguard/handshakes.ts'
-import { readFirst, Remote, writeSecond } from '../src/path/kinds/wireguard/noise.ts'
-import { keyPairOf, newKeyPair } from '../src/path/kinds/wireguard/x25519.ts'
+import { macKeysOf, writeMacs } from '../src/path/backends/wireguard/cookie.ts'
+import { hash, MAC_BYTES, seal } from '../src/path/backends/wireguard/crypto.ts'
+import { INITIATION_BYTES, RESPONSE_BYTES } from '../src/path/backends/wireguard/handshakes.ts'
+import { readFirst, Remote, writeSecond } from '../src/path/backends/wireguard/noise.ts'
+import { keyPairOf, newKeyPair } from '../src/path/backends/wireguard/x25519.ts'
 
 export const PORT = 51_820
 /** The address of a peer's host, and the subnet of its containers. */

@@ -30,7 +30,7 @@ const PATHS = {
 const METHOD =
   `leases of ${PEERS} peers in a directory; start: from the start of weftd to its line of the last one; then a packet is sent to the subnet of each (with ` +
   `a keepalive weftd sends one itself), and handshakes are counted until all have keys and have got a packet under them: weftd begins at most 250 a second ` +
-  `(src/path/kinds/wireguard/handshakes.ts); CPU of weftd meanwhile, its forwarding threads included, for each; memory is VmRSS; idle: ${SETTLE_MS / 1000} s after the ` +
+  `(src/path/backends/wireguard/handshakes.ts); CPU of weftd meanwhile, its forwarding threads included, for each; memory is VmRSS; idle: ${SETTLE_MS / 1000} s after the ` +
   `last, for ${IDLE_MS / 1000} s, by /proc/PID/task/TID/schedstat`
 
 const METRICS = {

@@ -29,7 +29,7 @@ const { coalesceJob, segmentJob } = await import(join(root, 'dist/test/support/c
 const { encodeVirtio, NO_OFFLOAD, randomBatch, randomFrom, randomSuperpacket } = await import(
   join(root, 'dist/test/support/packet-model.js')
 )
-const { writeMacs } = await import(join(root, 'dist/src/path/kinds/wireguard/cookie.js'))
+const { writeMacs } = await import(join(root, 'dist/src/path/backends/wireguard/cookie.js'))
 
 /** A message of the walks: its length (uint16, this machine's order) and its bytes. */
 function message(...parts) {

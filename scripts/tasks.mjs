@@ -73,7 +73,7 @@ export const TASKS = {
       vitest(
         'test/sim',
         'test/store',
-        'test/unit/path/kinds/wireguard/schedules.test.ts',
+        'test/unit/path/backends/wireguard/schedules.test.ts',
         ...['outages', 'hosts', 'following', 'soak', 'filter', 'flood', 'wireguard-flood'].map(
           (name) => `test/netns/${name}.test.ts`,
         ),

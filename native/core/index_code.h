@@ -5,7 +5,7 @@
 // of other peers. Its few multiplications are cheap enough for each packet. It is not a cipher that protects a secret:
 // if an attacker guesses an index, JavaScript looks at his message as at an answer, and he gains nothing else.
 //
-// src/path/kinds/wireguard/indices.ts implements the same permutation.
+// src/path/backends/wireguard/indices.ts implements the same permutation.
 #pragma once
 
 #include <array>

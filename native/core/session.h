@@ -7,7 +7,7 @@
 // seals by its own handshake, and opens by the other's. The kernel's noise.c keeps one less, and loses what is on its
 // way then.
 //
-// Handshakes are JavaScript's (src/path/kinds/wireguard/). All that a session knows of them is that one is wanted,
+// Handshakes are JavaScript's (src/path/backends/wireguard/). All that a session knows of them is that one is wanted,
 // which it says at most every few seconds, and the keys that come of it.
 //
 // Lanes use a session at once. It is locked for a few instructions at a time and never while a packet is sealed or

@@ -1,8 +1,8 @@
 // choose.ts - subnet manager, backend and engine by name: all the variants there are. What is not chosen is not loaded.
 
-import type { Backend, BackendParts } from '../path/backend.ts'
-import type { Persistence, TunnelOptions } from '../path/ways/tunnel.ts'
-import type { VxlanBackendOptions } from '../path/kinds/vxlan.ts'
+import type { Backend, BackendParts } from '../path/contract.ts'
+import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
+import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { readSettings } from '../control/config/backend-options.ts'
 import { carryIpv4Alone, type NetworkConfig } from '../control/config/network-config.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
@@ -10,7 +10,7 @@ import { WeftError } from '../base/errors.ts'
 import { run as runCommand } from '../host/command.ts'
 import { raiseSession } from '../host/session-priority.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../path/kinds.ts'
+import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Log } from '../base/log.ts'
 import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
@@ -76,13 +76,13 @@ interface AllParts<T extends BackendType> extends BackendParts<T>, Pick<TunnelOp
 
 /** The module of each backend's code. */
 const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>) => Backend> } = {
-  udp: async () => (await import('../path/kinds/udp.ts')).createUdpBackend,
-  vxlan: async () => (await import('../path/kinds/vxlan.ts')).createVxlanBackend,
-  'host-gw': async () => (await import('../path/kinds/host-gw.ts')).createHostGwBackend,
-  ipip: async () => (await import('../path/kinds/ipip.ts')).createIpipBackend,
-  wireguard: async () => (await import('../path/kinds/wireguard.ts')).createWireguardBackend,
-  alloc: async () => (await import('../path/kinds/alloc.ts')).createAllocBackend,
-  extension: async () => (await import('../path/kinds/extension.ts')).createExtensionBackend,
+  udp: async () => (await import('../path/backends/udp.ts')).createUdpBackend,
+  vxlan: async () => (await import('../path/backends/vxlan.ts')).createVxlanBackend,
+  'host-gw': async () => (await import('../path/backends/host-gw.ts')).createHostGwBackend,
+  ipip: async () => (await import('../path/backends/ipip.ts')).createIpipBackend,
+  wireguard: async () => (await import('../path/backends/wireguard.ts')).createWireguardBackend,
+  alloc: async () => (await import('../path/backends/alloc.ts')).createAllocBackend,
+  extension: async () => (await import('../path/backends/extension.ts')).createExtensionBackend,
 }
 
 /**

@@ -21,7 +21,7 @@ import {
   type Address,
   type Nets,
 } from '../net/address.ts'
-import { KINDS, type Kind } from '../path/kinds.ts'
+import { KINDS, type Kind } from '../path/catalog.ts'
 import { askPatiently } from './loops/lease.ts'
 import type { LastKnown } from './restart/last-known.ts'
 

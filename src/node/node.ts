@@ -1,6 +1,6 @@
 // node.ts - a node in the network: what its loops share.
 
-import type { Backend } from '../path/backend.ts'
+import type { Backend } from '../path/contract.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
 import type { OtherDaemon } from '../path/device/leftovers.ts'
 import type { Firewall } from '../path/firewall/firewall.ts'
@@ -153,7 +153,7 @@ export interface Node extends NodeParts {
   readonly unsearched: Unseen
   /** The keys of leases that were written since the last probes, which shows that their hosts live. */
   readonly written: Set<string>
-  /** What this node has claimed of its public IP (loops/twins.ts). */
+  /** What this node has claimed of its public IP (loops/duplicate-node.ts). */
   claimed: { readonly address: string; readonly value: string } | undefined
   /** The name of another host that uses our public IP, as it says itself. */
   twin: string | undefined

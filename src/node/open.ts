@@ -2,7 +2,7 @@
 
 import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
-import type { Backend } from '../path/backend.ts'
+import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import { withoutSecrets } from '../control/config/hidden.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../control/config/network-config.ts'

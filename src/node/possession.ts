@@ -10,7 +10,7 @@
 //
 // One transition after another: each sees what the one before has left. One that its state does not have changes nothing.
 
-import type { DataPath } from '../path/backend.ts'
+import type { DataPath } from '../path/contract.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import { describeError } from '../base/errors.ts'
 import { createBell, type Bell } from '../host/bell.ts'

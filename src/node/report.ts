@@ -2,7 +2,7 @@
 
 import { hostname } from 'node:os'
 import { resolve } from 'node:path'
-import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/backend.ts'
+import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
 import { isWeftError } from '../base/errors.ts'
 import { encodeLeaseValue, type Lease } from '../control/lease/lease.ts'

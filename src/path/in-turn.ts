@@ -1,7 +1,7 @@
 // in-turn.ts - a data path that does one thing after another, in the order in which it was asked.
 
 import { createTurn } from '../host/turn.ts'
-import type { DataPath } from './backend.ts'
+import type { DataPath } from './contract.ts'
 
 /**
  * Makes a data path that changes the kernel by many commands do one thing after another: who sets peers, who looks for

@@ -1,7 +1,7 @@
 // network-findings.ts - the nodes of a network, as they answer, and what is wrong with it: each cause once; docs/operating.md has all that
 // can be found. Pure.
 
-import { publishers } from '../path/kinds.ts'
+import { publishers } from '../path/catalog.ts'
 import type { NodeView, Sight } from './view.ts'
 
 const LOSSY_PERCENT = 20

@@ -1274,7 +1274,7 @@ static void test_replay_without_memory() {
   }
 }
 
-/// Indices are permuted as JavaScript does it (test/unit/path/kinds/wireguard/indices.test.ts has the same values), and
+/// Indices are permuted as JavaScript does it (test/unit/path/backends/wireguard/indices.test.ts has the same values), and
 /// found again; without a key they are only mixed with the secret.
 static void test_index_code() {
   uint8_t key[IndexCode::kKeyBytes];

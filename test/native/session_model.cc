@@ -7,7 +7,7 @@
 // In none is a counter sealed with twice, or a packet let in twice; in none are there more pairs of keys than three
 // that open, nor any after nine minutes of silence; after each the two hear each other again, soon, and all of what
 // they say, wherever each is by then: found by its data, or, where that comes from any port, by its handshakes alone.
-// What is said of handshakes in JavaScript (src/path/kinds/wireguard/handshakes.ts) has a test of its own,
+// What is said of handshakes in JavaScript (src/path/backends/wireguard/handshakes.ts) has a test of its own,
 // schedules.test.ts.
 #include <functional>
 #include <map>

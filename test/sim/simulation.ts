@@ -4,7 +4,7 @@
 // the way no subnet may have had two owners, and no peer that lived throughout may have left a table.
 
 import { setMaxListeners } from 'node:events'
-import type { Backend } from '../../src/path/backend.ts'
+import type { Backend } from '../../src/path/contract.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
 import { decodeLease } from '../../src/control/lease/decode.ts'

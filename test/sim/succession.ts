@@ -5,7 +5,7 @@
 // One that stands still (SIGSTOP) forwards nothing, and hears all that came meanwhile when it goes on.
 
 import { setMaxListeners } from 'node:events'
-import type { Backend, DataPath } from '../../src/path/backend.ts'
+import type { Backend, DataPath } from '../../src/path/contract.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../src/control/config/network-config.ts'
 import { runNode } from '../../src/daemon.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'

@@ -16,15 +16,15 @@ import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { SecretBytes } from '../../src/base/secret.ts'
 import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
-import { macKeysOf, writeMacs } from '../../src/path/kinds/wireguard/cookie.ts'
-import { systemRandomness } from '../../src/path/kinds/wireguard/crypto.ts'
+import { macKeysOf, writeMacs } from '../../src/path/backends/wireguard/cookie.ts'
+import { systemRandomness } from '../../src/path/backends/wireguard/crypto.ts'
 import {
   createHandshakes,
   INITIATION_BYTES,
   type Endpoint,
   type Handshakes,
   type HandshakeState,
-} from '../../src/path/kinds/wireguard/handshakes.ts'
+} from '../../src/path/backends/wireguard/handshakes.ts'
 import { output } from '../../lab/command.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
 

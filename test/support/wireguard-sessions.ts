@@ -1,7 +1,7 @@
 // wireguard-sessions.ts - a small model of what an engine does with the keys that handshakes give it: which pair is used, when it wants
 // another, and that no key is ever given, and no nonce ever used, twice.
 
-import type { SessionEngine, SessionKeys } from '../../src/path/kinds/wireguard/handshakes.ts'
+import type { SessionEngine, SessionKeys } from '../../src/path/backends/wireguard/handshakes.ts'
 
 /** A data message: by which key it was sealed, and for whom. */
 export interface Packet {

@@ -25,7 +25,7 @@ function loaded(...entries: readonly string[]) {
 
 it('weftd loads 55 files and no package before it forwards as last known, and no HTTP', () => {
   const first = ['weftd.ts', 'base/log.ts', 'report/events.ts', 'report/notify.ts', 'begin.ts']
-  const { own, others } = loaded(...first, 'path/kinds/udp.ts', 'path/engine/native-engine.ts')
+  const { own, others } = loaded(...first, 'path/backends/udp.ts', 'path/engine/native-engine.ts')
   expect(own).toContain('host/external-interface.ts') // that it finds what is loaded
   expect(own.length, own.join(' ')).toBeLessThanOrEqual(55)
   expect(others).toEqual([

@@ -4,7 +4,7 @@ import { expect, it, vi } from 'vitest'
 import { whileForwarding } from '../../src/daemon.ts'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import { createPossession } from '../../src/node/possession.ts'
-import type { DataPath } from '../../src/path/backend.ts'
+import type { DataPath } from '../../src/path/contract.ts'
 import {
   ended,
   installRig,

@@ -2,7 +2,7 @@
 // a clear refusal.
 
 import { WeftError } from '../../base/errors.ts'
-import { KINDS, type BackendType, type Option, type Options, type Settings } from '../../path/kinds.ts'
+import { KINDS, type BackendType, type Option, type Options, type Settings } from '../../path/catalog.ts'
 import { Secret } from '../../base/secret.ts'
 
 type Given = Readonly<Record<string, unknown>>

@@ -1,4 +1,4 @@
-// keys.ts - the keys that a network configuration may have: of its head one table, of `Backend` that of the backends (path/kinds.ts);
+// keys.ts - the keys that a network configuration may have: of its head one table, of `Backend` that of the backends (path/catalog.ts);
 // the ones that nobody reads, and the same as a JSON Schema.
 
 import { meant } from '../../base/nearest.ts'
@@ -10,7 +10,7 @@ import {
   type BackendType,
   type Option,
   type Options,
-} from '../../path/kinds.ts'
+} from '../../path/catalog.ts'
 import { goJsonMembers } from './go-json.ts'
 
 interface Key {

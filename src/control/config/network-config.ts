@@ -2,7 +2,7 @@
 // (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../../base/errors.ts'
-import { DEFAULT_TYPE } from '../../path/kinds.ts'
+import { DEFAULT_TYPE } from '../../path/catalog.ts'
 import type { Log } from '../../base/log.ts'
 import { formatAddress, formatNet, netContains, netSize, type ByFamily, type Net } from '../../net/address.ts'
 import { parseIpv4, parseIpv4Net, type Ipv4Net } from '../../net/ipv4.ts'

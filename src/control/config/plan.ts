@@ -3,7 +3,7 @@
 
 import { Secret } from '../../base/secret.ts'
 import { formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
-import { isBackendType, kindOf, KINDS } from '../../path/kinds.ts'
+import { isBackendType, kindOf, KINDS } from '../../path/catalog.ts'
 import { readOption } from './backend-options.ts'
 import { optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'

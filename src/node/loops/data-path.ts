@@ -3,7 +3,7 @@
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
-import type { DataPath } from '../../path/backend.ts'
+import type { DataPath } from '../../path/contract.ts'
 import { pause, tellingLate } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
 import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'

@@ -1,6 +1,6 @@
 // lease.ts - keeps this node's own lease: renewed before it ends, and taken again when it was lost.
 
-import type { Backend } from '../../path/backend.ts'
+import type { Backend } from '../../path/contract.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { limited, pause } from '../../host/bell.ts'
 import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'

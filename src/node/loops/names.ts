@@ -1,4 +1,4 @@
-// names.ts - keeps the names of the other hosts: what each wrote beside its lease, under its public IP (twins.ts).
+// names.ts - keeps the names of the other hosts: what each wrote beside its lease, under its public IP (duplicate-node.ts).
 //
 // Where the source of the leases tells a node's name with its lease, as Kubernetes does, nothing is asked. A flanneld writes no name.
 

@@ -1,7 +1,7 @@
 // probes.ts - asks the peers whether they answer, by each family that there is a way for: an echo request to each by way of the data
 // path, as `ping` would. Stock flannel's hosts answer too, since their kernels do.
 
-import type { DataPath, PathPeer } from '../../path/backend.ts'
+import type { DataPath, PathPeer } from '../../path/contract.ts'
 import { messageOf } from '../../base/errors.ts'
 import { createBell, pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'

@@ -5,7 +5,7 @@ import { pause } from '../../host/bell.ts'
 import { seldom } from '../../base/log.ts'
 import { familyOf, formatAddress, listed, parseAddress, type Address } from '../../net/address.ts'
 import { serveView, type ViewServer } from '../../report/health.ts'
-import { readToken, showsToken } from '../network.ts'
+import { readToken, showsToken } from '../ask-nodes.ts'
 import type { Node } from '../node.ts'
 import { forGood } from './probes.ts'
 

@@ -1,7 +1,7 @@
 // underlays.ts - has each peer reached by a family of the network between the hosts by which it answers: asks all that can be reached by
 // both, by either, whichever packets go by, and changes the family of those that do not answer (underlay-choice.ts).
 
-import type { DataPath, PathPeer, Underlays } from '../../path/backend.ts'
+import type { DataPath, PathPeer, Underlays } from '../../path/contract.ts'
 import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, FAMILY_NAMES, familyOf, formatAddress, formatNet, type Address } from '../../net/address.ts'

@@ -3,7 +3,7 @@
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
 import { ipJson } from '../../host/links.ts'
-import { KINDS } from '../kinds.ts'
+import { KINDS } from '../catalog.ts'
 
 /** The kernel's types of the tunnels that backends make. */
 const TUNNELS: ReadonlySet<string> = new Set(

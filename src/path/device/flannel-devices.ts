@@ -3,7 +3,7 @@
 import type { Run } from '../../host/command.ts'
 import { ipJson, isNamedBy, isTunOpen } from '../../host/links.ts'
 import { isLinkLocal, parseAddress, type Address } from '../../net/address.ts'
-import { KINDS, type Kind } from '../kinds.ts'
+import { KINDS, type Kind } from '../catalog.ts'
 
 interface JsonLink {
   ifindex?: number

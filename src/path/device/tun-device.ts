@@ -32,7 +32,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import { KINDS } from '../kinds.ts'
+import { KINDS } from '../catalog.ts'
 
 /** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
 const QUEUE_LENGTH = 4000

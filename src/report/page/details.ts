@@ -1,6 +1,6 @@
 // details.ts - all that is known of one peer, in a dialog that stays right while it is open.
 
-import { publishers } from '../../path/kinds.ts'
+import { publishers } from '../../path/catalog.ts'
 import { byId, createFacts, elementOf, setAttribute, setText } from './dom.ts'
 import { bitRate, bothOf, bytes, count, dayText, duration, or } from './format.ts'
 import type { History } from './history.ts'

@@ -2,7 +2,7 @@
 //
 // A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
 
-import { kindOf, publishers } from '../../path/kinds.ts'
+import { kindOf, publishers } from '../../path/catalog.ts'
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'

@@ -12,7 +12,7 @@ import {
   type Family,
   type Net,
 } from '../../net/address.ts'
-import { kindOf } from '../../path/kinds.ts'
+import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
 import type { Route } from '../../host/links.ts'
 import type { Facts } from './facts.ts'

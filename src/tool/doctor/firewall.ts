@@ -1,7 +1,7 @@
 // firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by walking such packets
 // through the rules of iptables and nftables. Also checks whether weft's rules exist for one family only. Pure.
 
-import { kindOf, portOf } from '../../path/kinds.ts'
+import { kindOf, portOf } from '../../path/catalog.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
 import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'

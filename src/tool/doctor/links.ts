@@ -2,7 +2,7 @@
 
 import type { Link } from '../../host/links.ts'
 import { formatAddress, formatNet, netContains, type Address, type Family, type Net } from '../../net/address.ts'
-import { isBackendType, KINDS, overheadBy } from '../../path/kinds.ts'
+import { isBackendType, KINDS, overheadBy } from '../../path/catalog.ts'
 import { conditionOf, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'

@@ -10,7 +10,7 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { kindOf, portOf } from '../../path/kinds.ts'
+import { kindOf, portOf } from '../../path/catalog.ts'
 import { placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'

@@ -2,7 +2,7 @@
 
 import type { Route } from '../../host/links.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
-import { kindOf } from '../../path/kinds.ts'
+import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'

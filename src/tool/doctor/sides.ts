@@ -1,7 +1,7 @@
 // sides.ts - the nodes of a network by family, as the doctor sees them: what the daemon says of a peer, and what it answered now. Pure.
 
 import type { Link } from '../../host/links.ts'
-import { kindOf, outersOf } from '../../path/kinds.ts'
+import { kindOf, outersOf } from '../../path/catalog.ts'
 import {
   ADDRESS_BITS,
   FAMILIES,

@@ -19,7 +19,7 @@ import {
   type Family,
 } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
-import { kindOf } from '../../path/kinds.ts'
+import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 import { jsonLine, printable } from '../../base/text.ts'
 import { askStatus } from './ask.ts'

@@ -23,7 +23,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import { DEFAULT_TYPE } from '../../path/kinds.ts'
+import { DEFAULT_TYPE } from '../../path/catalog.ts'
 import { briefly, conditionOf, sidesOf, type Condition, type Status } from '../../report/status.ts'
 import type { StoreEntry } from '../../control/store/store.ts'
 import { jsonLine, printable } from '../../base/text.ts'

@@ -1,6 +1,6 @@
 // network.ts - `weft network`: what all nodes say of one another, asked by the daemon of this host.
 
-import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network.ts'
+import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network-view.ts'
 import {
   isNetworkWell,
   NETWORK_FINDINGS,

@@ -3,7 +3,7 @@
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
 import { openEcho, type Echo } from '../../host/echo.ts'
-import { kindOf } from '../../path/kinds.ts'
+import { kindOf } from '../../path/catalog.ts'
 import {
   FAMILIES,
   familiesOf,

@@ -21,7 +21,7 @@ import {
   type Family,
   type Nets,
 } from '../../net/address.ts'
-import { kindOf, KINDS, portOf } from '../../path/kinds.ts'
+import { kindOf, KINDS, portOf } from '../../path/catalog.ts'
 import { countPeers, STATUS_SCHEMA, type PeerSide, type Status } from '../../report/status.ts'
 
 export interface Remains {

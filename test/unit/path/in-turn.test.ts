@@ -1,7 +1,7 @@
 // in-turn.test.ts - a data path that is asked for several things at once does one after another.
 
 import { expect, it } from 'vitest'
-import type { DataPath } from '../../../src/path/backend.ts'
+import type { DataPath } from '../../../src/path/contract.ts'
 import { inTurn } from '../../../src/path/in-turn.ts'
 
 it('does what it is asked in that order, one at a time, and goes on after a failure', async () => {

@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from 'vitest'
 import { readOptions, readSettings } from '../../../../src/control/config/backend-options.ts'
-import type { Options } from '../../../../src/path/kinds.ts'
+import type { Options } from '../../../../src/path/catalog.ts'
 import { Secret } from '../../../../src/base/secret.ts'
 
 describe('options', () => {

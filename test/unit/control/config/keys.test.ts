@@ -11,7 +11,7 @@ import { configSchema, HEAD, optionsOf, unknownKeys } from '../../../../src/cont
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { isWeftError } from '../../../../src/base/errors.ts'
 import { checkBackend } from '../../../../src/node/choose.ts'
-import { KINDS, type BackendType } from '../../../../src/path/kinds.ts'
+import { KINDS, type BackendType } from '../../../../src/path/catalog.ts'
 
 const has = (backend: object, head: object = {}): readonly string[] =>
   unknownKeys(JSON.stringify({ Network: '10.5.0.0/16', ...head, Backend: backend }))

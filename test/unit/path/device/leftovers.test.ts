@@ -23,7 +23,7 @@ import {
   type Family,
   type Nets,
 } from '../../../../src/net/address.ts'
-import { KINDS, type BackendType } from '../../../../src/path/kinds.ts'
+import { KINDS, type BackendType } from '../../../../src/path/catalog.ts'
 import {
   findDiverted,
   findLeftovers,

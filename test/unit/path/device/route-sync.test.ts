@@ -1,7 +1,7 @@
 // route-sync.test.ts - which routes of a backend's own device go with their peer, and which were never a peer's.
 
 import { expect, it } from 'vitest'
-import { createDirectHops } from '../../../../src/path/ways/direct-way.ts'
+import { createDirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
 import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Run } from '../../../../src/host/command.ts'

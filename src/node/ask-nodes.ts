@@ -1,0 +1,243 @@
+// network.ts - asks the other nodes how they are, over the network, at the address at which their hosts are probed.
+//
+// Whatever another node does costs it a deadline and no more: it is slow, it sends without end, it sends junk.
+
+import { createHash, timingSafeEqual } from 'node:crypto'
+import { readFile } from 'node:fs/promises'
+import { request } from 'node:http'
+import { messageOf } from '../base/errors.ts'
+import { Secret } from '../base/secret.ts'
+import { printable } from '../base/text.ts'
+import { addressText, FAMILIES, formatAddress, netText, type Address, type Family } from '../net/address.ts'
+import type { Lease } from '../control/lease/lease.ts'
+import type { DaemonOptions } from '../options.ts'
+import type { PathPeer } from '../path/contract.ts'
+import { networkReport, type NetworkReport } from '../report/network-view.ts'
+import type { AskedNode } from '../report/network-findings.ts'
+import type { NetworkAsking } from '../report/health.ts'
+import type { Status } from '../report/status.ts'
+import { readView, viewOf } from '../report/view.ts'
+import type { Node } from './node.ts'
+
+/** A node has so long for its answer, from the first packet to the last. */
+const PATIENCE_MS = 1_500
+/** That time is counted by ticks, of which one that comes late is one all the same: nobody is late because this node was busy, up to twice the time. */
+const TICK_MS = 100
+/** So many are asked at a time that none is late because this node is busy with the others; one that is slow leaves its place to the next. */
+const AT_ONCE = 32
+const SLOW_MS = 50
+const MOST_UNDER_WAY = 256
+/** Of more peers so many are asked, those that do not answer probes first: what all say of all has the square of their number. */
+const MOST_ASKED = 500
+/** The longest answer: the view of 2,000 peers has a quarter of it. */
+const MOST_BYTES = 1 << 20
+
+export type NetworkOptions = Pick<DaemonOptions, 'status-network' | 'status-token-file'>
+
+/** The path at which a node tells its view. */
+export const VIEW_PATH = '/view.json'
+
+/** The token that nodes show one another; undefined where none is set. Rejects where there is to be one and it cannot be read. */
+export async function readToken({ 'status-token-file': file }: NetworkOptions): Promise<Secret | undefined> {
+  if (file === '') return undefined
+  const token = new Secret((await readFile(file, 'utf8')).trim())
+  if (token.isEmpty) throw new Error(`${file} is empty`)
+  return token
+}
+
+/** True when the header shows this token; it takes as long whatever is shown. */
+export function showsToken(header: string | undefined, token: Secret): boolean {
+  const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
+  return timingSafeEqual(digest(header ?? ''), digest(bearer(token)))
+}
+const bearer = (token: Secret): string => `Bearer ${token.reveal()}`
+
+/** Whom to ask: from this address, at that. */
+interface Target {
+  readonly from: Address
+  readonly to: Address
+}
+
+/** Who asks a second time within so long hears what the first one did. */
+const FRESH_MS = 1_000
+
+/** Asking all nodes, for all who want to know: once at a time. Undefined where nodes do not tell one another. */
+export function networkAsking(node: Node, own: () => Promise<Status>): NetworkAsking | undefined {
+  if (node.options['status-network'] === 0) return undefined
+  let latest: { readonly until: number; readonly report: Promise<NetworkReport> } | undefined
+  return {
+    isGuarded: node.options['status-token-file'] !== '',
+    report() {
+      if (latest && performance.now() < latest.until) return latest.report
+      const report = askNetwork(node, own)
+      latest = { until: Infinity, report }
+      report.then(
+        () => (latest = { until: performance.now() + FRESH_MS, report }),
+        () => (latest = undefined),
+      )
+      return report
+    },
+  }
+}
+
+/** Asks all peers, and this node itself. Never rejects for what others do. */
+export async function askNetwork(
+  node: Node,
+  own: () => Promise<Status>,
+  most: number = MOST_ASKED,
+): Promise<NetworkReport> {
+  const began = performance.now()
+  const { options, lease, view, names, signal } = node
+  const token = await readToken(options).catch((error: unknown) => messageOf(error))
+  const at = new Date().toISOString()
+  const self: AskedNode = {
+    ...{ lease: lease.key, name: null, subnet: netText(lease.subnet), publicIp: addressText(node.attrs.publicIp) },
+    ...{ kind: 'told', why: null, view: viewOf(await own(), at), clock: { aheadMs: 0, uncertainMs: 0 } },
+  }
+  const peers = new Map(node.possession.dataPath?.peers().map((peer) => [peer.key, peer]))
+  const all = [...view.values()].filter(({ key }) => key !== lease.key)
+  const others = all.length > most ? chosen(all, node).slice(0, most) : all
+  const leases = new Set([lease.key, ...others.map(({ key }) => key)])
+  const asked: AskedNode[] = []
+  const takeTurn = createTurns()
+  const askOne = async (other: Lease): Promise<void> => {
+    const done = await takeTurn()
+    try {
+      const about = {
+        ...{ lease: other.key, subnet: netText(other.subnet), publicIp: addressText(other.attrs.publicIp) },
+        name: names.get(addressText(other.attrs.publicIp)) ?? null,
+        otherType: otherTypeOf(other, node.attrs.backendType),
+      }
+      const target = targetOf(node, peers.get(other.key))
+      const answer =
+        typeof token === 'string'
+          ? ({ kind: 'refused', why: `the token of this node cannot be read: ${token}` } as const)
+          : target
+            ? await ask(target, options['status-network'], token, signal)
+            : ({ kind: 'silent', why: 'the data path of this node has no way to it' } as const)
+      const told = { view: undefined, clock: undefined, why: null, ...about, ...answer }
+      const seen = told.view?.seen.filter((sight) => leases.has(sight.lease)) ?? []
+      asked.push(told.view ? { ...told, view: { ...told.view, seen } } : told)
+    } finally {
+      done()
+    }
+  }
+  await Promise.all(others.map(askOne))
+  const sorted = [self, ...asked].toSorted((a, b) => a.subnet.localeCompare(b.subnet, 'en', { numeric: true }))
+  return networkReport(sorted, at, Math.round(performance.now() - began), all.length + 1)
+}
+
+/** Returns the backend type that a lease publishes, if it differs from this node's; else undefined. */
+const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
+  backendType === own ? undefined : backendType
+
+/** Those that do not answer first, then any. */
+function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
+  const isSilent = ({ key }: Lease): boolean =>
+    FAMILIES.some((family) => probes?.[family]?.results().get(key)?.isAnswering === false)
+  const drawn = all.map((lease) => ({ lease, rank: isSilent(lease) ? 0 : 1 + Math.random() }))
+  return drawn.toSorted((a, b) => a.rank - b.rank).map(({ lease }) => lease)
+}
+
+/** Resolves when it is somebody's turn, with what is to be called when that is over. */
+function createTurns(): () => Promise<() => void> {
+  let [busy, underWay] = [0, 0]
+  const waiting: (() => void)[] = []
+  const goOn = (): void => {
+    while (busy < AT_ONCE && underWay < MOST_UNDER_WAY) {
+      const next = waiting.shift()
+      if (!next) break
+      busy++
+      underWay++
+      next()
+    }
+  }
+  return async () => {
+    const turn = new Promise<void>((go) => waiting.push(go))
+    goOn()
+    await turn
+    let isBusy = true
+    const leave = (): void => {
+      if (isBusy) busy--
+      isBusy = false
+      goOn()
+    }
+    const timer = setTimeout(leave, SLOW_MS)
+    return () => {
+      clearTimeout(timer)
+      underWay--
+      leave()
+    }
+  }
+}
+
+/** By a family that it answers by, else by the first that both have. */
+function targetOf({ possession: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
+  const targets = FAMILIES.flatMap((family: Family) => {
+    const [from, to] = [dataPath?.probeSource?.[family], peer?.[family]?.probe]
+    const isAnswering = probes?.[family]?.results().get(peer?.key ?? '')?.isAnswering ?? false
+    return from === undefined || to === undefined ? [] : [{ from, to, isAnswering }]
+  })
+  return targets.find(({ isAnswering }) => isAnswering) ?? targets[0]
+}
+
+type Answer = Pick<AskedNode, 'kind'> & Partial<Pick<AskedNode, 'why' | 'view' | 'clock'>>
+
+/** Resolves with what it answered, whatever that is. */
+function ask({ from, to }: Target, port: number, token: Secret | undefined, signal: AbortSignal): Promise<Answer> {
+  return new Promise((resolve) => {
+    const [sentAt, sent] = [Date.now(), performance.now()]
+    const asking = request({
+      ...{ host: formatAddress(to), port, path: VIEW_PATH, localAddress: formatAddress(from), agent: false },
+      ...{ maxHeaderSize: 8 << 10, headers: token ? { Authorization: bearer(token) } : {} },
+    })
+    const end = (answer: Answer): void => {
+      clearInterval(timer)
+      signal.removeEventListener('abort', onAbort)
+      asking.destroy()
+      resolve(answer)
+    }
+    const silent = (why: string): void => end({ kind: 'silent', why })
+    const onAbort = (): void => silent('this node stops')
+    signal.addEventListener('abort', onAbort, { once: true })
+    let ticks = 0
+    const timer = setInterval(() => {
+      const isLate = ++ticks * TICK_MS >= PATIENCE_MS || performance.now() - sent >= 2 * PATIENCE_MS
+      if (isLate) silent(`it says nothing for ${PATIENCE_MS / 1000} s`)
+    }, TICK_MS)
+    asking.on('error', (error: NodeJS.ErrnoException) => {
+      if (error.code === 'ECONNREFUSED') end({ kind: 'closed', why: 'nobody tells a status there' })
+      else if (error.code?.startsWith('HPE_')) end({ kind: 'junk', why: 'it does not speak HTTP' })
+      else silent(messageOf(error))
+    })
+    asking.on('response', (response) => {
+      // From the first byte of the answer: a long one takes long.
+      const tookMs = performance.now() - sent
+      const parts: Buffer[] = []
+      let length = 0
+      response.on('data', (part: Buffer) => {
+        parts.push(part)
+        length += part.length
+        if (length > MOST_BYTES) end({ kind: 'junk', why: `it tells more than ${MOST_BYTES >> 10} KiB` })
+      })
+      response.on('error', (error) => silent(messageOf(error)))
+      response.on('end', () => {
+        const text = Buffer.concat(parts).toString()
+        const { statusCode = 0 } = response
+        if (statusCode === 401 || statusCode === 403)
+          return end({ kind: 'refused', why: printable(text.trim().slice(0, 200)) })
+        if (statusCode === 404)
+          return end({ kind: 'closed', why: 'another program, or a weftd of before, has the port there' })
+        if (statusCode !== 200) return end({ kind: 'junk', why: `it answers ${statusCode}` })
+        try {
+          const view = readView(text)
+          const aheadMs = Date.parse(view.at) - (sentAt + tookMs / 2)
+          return end({ kind: 'told', view, clock: { aheadMs, uncertainMs: tookMs / 2 } })
+        } catch (error) {
+          return end({ kind: 'junk', why: messageOf(error) })
+        }
+      })
+    })
+    asking.end()
+  })
+}

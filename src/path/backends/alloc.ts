@@ -1,0 +1,52 @@
+// alloc.ts - a lease and nothing on the host: something else brings the packets there, such as the routes of a cloud.
+//
+// As flanneld's (pkg/backend/alloc).
+
+import { currentExternal } from '../../host/external-interface.ts'
+import type { Lease } from '../../control/lease/lease.ts'
+import { FAMILIES, formatAddress } from '../../net/address.ts'
+import type { Backend, BackendParts } from '../contract.ts'
+import { watchExternal } from '../device/external-watch.ts'
+
+export function createAllocBackend({ external: found, run }: BackendParts<'alloc'>): Backend {
+  let external = found
+  return {
+    name: 'alloc',
+    devices: [],
+    routesByOthers: true,
+    async prepare() {
+      external = await currentExternal(run, external)
+      return { publicIp: external.publicIp, backendType: '' }
+    },
+    async open() {
+      const watch = watchExternal(run, external)
+      let applied: readonly Lease[] = []
+      return {
+        mtu: external.mtu,
+        fault: watch.moved,
+        async apply(leases, ownKey) {
+          applied = [...leases.values()].filter(({ key }) => key !== ownKey)
+        },
+        async resync() {
+          await watch.hasMoved()
+          return []
+        },
+        gone: watch.gone,
+        carrier: () => ({ engine: 'none', features: [] }),
+        peers: () =>
+          applied.map(({ key, attrs: { publicIp } }) => ({
+            key,
+            ...Object.fromEntries(
+              FAMILIES.flatMap((family) => {
+                const host = publicIp[family]
+                return host === undefined ? [] : [[family, { endpoint: formatAddress(host) }]]
+              }),
+            ),
+          })),
+        counters: () => ({}),
+        threads: () => ({}),
+        close: async () => {},
+      }
+    },
+  }
+}

@@ -1,0 +1,198 @@
+// extension.ts - commands of the operator bring the packets there: one before the lease, one after it, one for each peer that
+// comes, and one for each that goes.
+//
+// Words, variables, input and what a failure means are flanneld's (pkg/backend/extension, v0.28.2 and later). No shell: a command
+// is split at white space. Of peers it gets addresses as variables and what they published on its standard input, never as
+// an argument that it did not ask for.
+
+import { messageOf, WeftError } from '../../base/errors.ts'
+import { currentExternal } from '../../host/external-interface.ts'
+import type { Settings } from '../catalog.ts'
+import { hasFamily, leasesEqual, sideOf, type Lease, type LeaseAttrs } from '../../control/lease/lease.ts'
+import { familiesOf, formatAddress, formatNet, netText } from '../../net/address.ts'
+import { withoutUser } from '../../base/secret.ts'
+import type { Backend, BackendParts, DataPath } from '../contract.ts'
+import { watchExternal } from '../device/external-watch.ts'
+import { inTurn } from '../in-turn.ts'
+import { createPeerFilter } from '../tunnel/peer-filter.ts'
+
+const TYPE = 'extension'
+/** The time after which a command that still runs is logged. */
+const SAY_MS = 10_000
+type Command = keyof Settings<'extension'>
+type Variables = Readonly<Record<string, string>>
+/** The variables that tell of a peer, by each family that it has. */
+const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
+
+/** The words of a command: split at white space, then `$NAME` and `${NAME}` put in each, so that a value stays in its word. */
+export function wordsOf(command: string, variables: Variables): string[] {
+  const value = (name: string): string => variables[name] ?? process.env[name] ?? ''
+  return command
+    .split(/\s+/)
+    .filter((word) => word !== '')
+    .map((word) =>
+      word.replaceAll(/\$(?:\{(\w+)\}|(\w+))/g, (_all, braced?: string, plain?: string) =>
+        value(braced ?? plain ?? ''),
+      ),
+    )
+}
+
+export function createExtensionBackend({
+  config,
+  settings: commands,
+  external: found,
+  run,
+  log,
+}: BackendParts<'extension'>): Backend {
+  let external = found
+  /** The command as flanneld logs it: whole, but without users of URLs. */
+  const shown = (name: Command): string => withoutUser(commands[name].reveal())
+
+  /**
+   * Runs a command, if it is configured, and returns its output. Like flanneld, sets no time limit. If the command still runs after ten
+   * seconds, logs that, and again after twice as long each time.
+   */
+  async function call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
+    const [file, ...args] = wordsOf(commands[name].reveal(), variables)
+    if (file === undefined) return ''
+    const began = performance.now()
+    let waiting: NodeJS.Timeout | undefined
+    const sayLater = (ms: number): void => {
+      waiting = setTimeout(() => {
+        log.warn(`Backend.${name} still runs after ${Math.round((performance.now() - began) / 1000)} s: ${shown(name)}`)
+        sayLater(2 * ms)
+      }, ms).unref()
+    }
+    sayLater(SAY_MS)
+    const output = await run(file, args, { input, env: variables, signal, patient: true }).finally(() =>
+      clearTimeout(waiting),
+    )
+    log.info(`Ran command: ${shown(name)}\n Output: ${withoutUser(output.trim())}`)
+    return output.trim()
+  }
+  async function must(name: Command, variables: Variables, signal: AbortSignal): Promise<string> {
+    try {
+      return await call(name, variables, signal)
+    } catch (error) {
+      signal.throwIfAborted()
+      throw new WeftError('CONFIG', `failed to run command ${shown(name)}: ${messageOf(error)}`, {
+        remedy: `correct Backend.${name} of the network configuration; the command is run without a shell`,
+        cause: error,
+      })
+    }
+  }
+
+  return {
+    name: TYPE,
+    // The commands may have made any device and any route, so no device and no route is known to be a leftover.
+    async prepare(signal): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {}, signal)
+      return {
+        publicIp: external.address,
+        backendType: TYPE,
+        ...(output === undefined ? {} : { backendData: output }),
+      }
+    },
+    async open(own, signal): Promise<DataPath> {
+      // As Go prints what there is none of.
+      const { ipv4, ipv6 } = own.attrs.publicIp
+      const start = {
+        NETWORK: config.ipv4 ? formatNet(config.ipv4.network) : '0.0.0.0/0',
+        SUBNET: own.subnet.ipv4 ? formatNet(own.subnet.ipv4) : '0.0.0.0/0',
+        IPV6SUBNET: config.ipv6 && own.subnet.ipv6 ? formatNet(own.subnet.ipv6) : '::/0',
+        PUBLIC_IP: ipv4 === undefined ? '<nil>' : formatAddress(ipv4),
+        PUBLIC_IPV6: config.ipv6 && ipv6 !== undefined ? formatAddress(ipv6) : '<nil>',
+      }
+      await must('PostStartupCommand', start, signal)
+      const families = familiesOf(config)
+      const filters = families.flatMap((family) => {
+        const network = config[family]?.network
+        return network
+          ? [
+              {
+                family,
+                filter: createPeerFilter({ type: TYPE, network, isOneOfTwo: families.length === 2, lease: own, log }),
+              },
+            ]
+          : []
+      })
+      const watch = watchExternal(run, external)
+      let known: ReadonlyMap<string, Lease> = new Map()
+      let failures = 0
+      /** Aborts the running command when the data path is closed. */
+      const closing = new AbortController()
+
+      async function tell(name: Command, peer: Lease): Promise<void> {
+        if (closing.signal.aborted) return
+        const variables: Record<string, string> = {}
+        for (const family of families.filter((each) => hasFamily(peer, each))) {
+          const { subnet, host } = sideOf(peer, family)
+          const [SUBNET, PUBLIC_IP] = VARIABLES[family]
+          variables[SUBNET] = formatNet(subnet)
+          variables[PUBLIC_IP] = formatAddress(host)
+        }
+        const { backendData } = peer.attrs
+        const data = typeof backendData === 'string' ? backendData : ''
+        try {
+          await call(name, variables, closing.signal, `${data}\n`)
+        } catch (error) {
+          if (closing.signal.aborted) return
+          failures++
+          log.error(`failed to run command ${shown(name)} for ${netText(peer.subnet)}: ${messageOf(error)}`)
+        }
+      }
+
+      const path = inTurn({
+        mtu: external.mtu,
+        fault: watch.moved,
+        async apply(leases, ownKey) {
+          // Of each peer the families alone that it may be used with.
+          const peers = new Map<string, Lease>()
+          for (const { family, filter } of filters)
+            for (const peer of filter.usable(leases, ownKey)) {
+              const { subnet, attrs } = peers.get(peer.key) ?? { subnet: {}, attrs: { publicIp: {} } }
+              peers.set(peer.key, {
+                ...peer,
+                subnet: { ...subnet, [family]: peer.subnet[family] },
+                attrs: { ...peer.attrs, publicIp: { ...attrs.publicIp, [family]: peer.attrs.publicIp[family] } },
+              })
+            }
+          const before = known
+          known = peers
+          for (const [key, lease] of before) if (!peers.has(key)) await tell('SubnetRemoveCommand', lease)
+          for (const [key, lease] of peers) {
+            const old = before.get(key)
+            if (!old || !leasesEqual(old, lease)) await tell('SubnetAddCommand', lease)
+          }
+        },
+        async resync() {
+          await watch.hasMoved()
+          return []
+        },
+        gone: watch.gone,
+        carrier: () => ({ engine: 'none', features: [] }),
+        peers: () =>
+          [...known.values()].map((peer) => ({
+            key: peer.key,
+            ...Object.fromEntries(
+              families
+                .filter((family) => hasFamily(peer, family))
+                .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
+            ),
+          })),
+        counters: () => ({
+          peers_unusable: BigInt(filters.reduce((sum, { filter }) => sum + filter.skipped(), 0)),
+          command_failures: BigInt(failures),
+        }),
+        threads: () => ({}),
+        close: async () => {},
+      })
+      const close = (): Promise<void> => {
+        closing.abort(new Error('the data path is closed'))
+        return path.close()
+      }
+      return { ...path, close }
+    },
+  }
+}

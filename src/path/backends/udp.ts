@@ -1,0 +1,74 @@
+// udp.ts - the flagship: a TUN device on one side, a UDP socket on the other, raw IP packets in the datagrams.
+//
+// Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network. A packet's own version tells its family;
+// its datagram is of the family by which the peer is reached, whichever is inside. In a network of both that may be either, and a path
+// that fails is left for the other: so containers are told of what fits both.
+
+import { WeftError } from '../../base/errors.ts'
+import { currentExternal } from '../../host/external-interface.ts'
+import { KINDS, overheadBy, underlaysOf } from '../catalog.ts'
+import type { LeaseAttrs } from '../../control/lease/lease.ts'
+import type { Backend } from '../contract.ts'
+import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal, type Address, type Family } from '../../net/address.ts'
+import { checkNetwork, openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
+
+const { outside, devices, options: OPTIONS } = KINDS.udp
+const [[, TUN_NAME]] = devices
+
+/** Whether peers can send to an address of this host's. */
+const isUsable = (address: Address | undefined): boolean => address !== undefined && !isLinkLocal(address)
+const overheadOf = (family: Family): number => overheadBy('udp', family)
+
+export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
+  const { config, settings, log, run } = options
+  let { external } = options
+  const port = settings.port || outside.port
+  const [preferred, second] = underlaysOf(settings.underlay, familiesOf(config))
+  const overhead = Math.max(...[preferred, second ?? preferred].map((family) => overheadBy('udp', family)))
+  /** Returns the underlay families in which this host has an address now, the preferred one first; if there are none, the preferred one. */
+  const underlays = (): readonly Family[] => {
+    const has = [preferred, second].filter((family) => family !== undefined && isUsable(external.address[family]))
+    return has.length > 0 ? (has as Family[]) : [preferred]
+  }
+  function checkUnderlay(): void {
+    const [outer = preferred] = underlays()
+    const local = external.address[outer]
+    if (local === undefined && config[outer])
+      throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[outer]} address`, {
+        remedy: 'give the interface one, or choose another with --iface',
+      })
+    if (local === undefined)
+      throw new WeftError(
+        'CONFIG',
+        `Backend.${OPTIONS.underlay.name} is "${outer}", and the network has no ${FAMILY_NAMES[outer]}`,
+        { remedy: `set "Enable${FAMILY_NAMES[outer]}": true, or leave it out` },
+      )
+    if (outer === 'ipv6' && isLinkLocal(local))
+      throw new WeftError('ADDRESS', `${formatAddress(local)} of ${external.name} holds on its own link alone`, {
+        remedy: 'give the interface a global or unique local IPv6 address, or choose another with --iface',
+      })
+  }
+  return {
+    name: 'udp',
+    tunNames: [TUN_NAME],
+    devices: [TUN_NAME],
+    get external() {
+      return external
+    },
+    async prepare(): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      checkUnderlay()
+      checkNetwork(config, external.address, log)
+      // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
+      return { publicIp: external.publicIp, backendType: '' }
+    },
+    open: (lease, _signal, leases, others) => {
+      const mtu = external.mtu - overhead
+      const [outer = preferred, other] = underlays()
+      const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
+      const carried = { families: familiesOf(config), outer, other, awaited, overheadOf } as const
+      const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
+      return openTunnel({ ...options, external }, kind, lease, leases, others)
+    },
+  }
+}

@@ -1,0 +1,82 @@
+// vxlan-userspace.ts - VXLAN by the engine, for hosts whose kernel has none: of each family a TUN of the device's name, and the datagrams
+// that a kernel's device sends and takes.
+
+import { messageOf } from '../../base/errors.ts'
+import { findLink, ipJson } from '../../host/links.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, listed, type Family } from '../../net/address.ts'
+import { overheadBy } from '../catalog.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import type { DataPath } from '../contract.ts'
+import { openFamilies } from '../tunnel/both-families.ts'
+import { openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
+import { namesOf, peersOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
+import { vxlanMac } from './vxlan-device.ts'
+
+const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
+
+/** The record of an end as native/encap/vxlan.h reads it: the MAC, and after our own the VNI. */
+const endOf = ({ attrs }: Lease, family: Family): Uint8Array =>
+  Uint8Array.from(macBytes(vtepMacOf(attrs, family) ?? ''))
+const ownEnd = (mac: string, vni: number): Uint8Array =>
+  Uint8Array.from([...macBytes(mac), vni >>> 16, (vni >>> 8) & 0xff, vni & 0xff])
+
+/** Opens nothing yet: a TUN takes the name of a device that carries on until then. `setup` is as was prepared last. */
+export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOptions<'vxlan'>): VxlanCarrier {
+  const { config, run, log } = options
+  const families = familiesOf(config)
+  return {
+    tunNames: listed(setup().names),
+    async open(lease, leases) {
+      const { mtus } = setup()
+      const opened = await openFamilies({
+        ...{ of: config, lease, leases, isUnnamed: true, run, log },
+        mtu: Math.min(...families.map((family) => mtus[family])),
+        external: () => setup().external,
+        open: (family, own, known) => openFamily(family, setup(), options, own, known),
+      })
+      await removeOthers(setup(), families, options)
+      return opened
+    },
+  }
+}
+
+async function openFamily(
+  family: Family,
+  { names, options: { vni, directRouting }, port, mtus, macs, external }: VxlanSetup,
+  options: TunnelOptions<'vxlan'>,
+  lease: OwnLease,
+  leases: ReadonlyMap<string, Lease>,
+): Promise<DataPath> {
+  const { run, log } = options
+  const [tunName, mac] = [names[family], macs[family]]
+  if (tunName === undefined || mac === undefined) throw new Error(`${family} is none of this node's families`)
+  const clear = async (): Promise<void> => {
+    if ((await vxlanMac(run, tunName)) === undefined) return
+    log.info(`Deleting the kernel's device ${tunName}, whose place weftd takes`)
+    await run('ip', ['link', 'del', tunName])
+  }
+  const ends = {
+    ...{ ownEnd: ownEnd(mac, vni), endOf: (peer: Lease) => endOf(peer, family), filter: peersOf(family) },
+  }
+  const carried = { families: [family], outer: family, overhead: overheadBy(TYPE, family), mtu: mtus[family] }
+  const kind = { encapsulation: 'vxlan', ...carried, ...ends, tunName, port, directRouting, clear } as const
+  return openTunnel({ ...options, external }, kind, lease, leases)
+}
+
+/** Removes what a weftd before this one had for a family that the network has no more. */
+async function removeOthers(
+  { options: { vni } }: VxlanSetup,
+  families: readonly Family[],
+  { run, log }: TunnelOptions<'vxlan'>,
+): Promise<void> {
+  for (const family of FAMILIES) {
+    const name = namesOf(vni)[family]
+    if (families.includes(family) || !(await findLink(run, name))) continue
+    const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])
+    if (link?.linkinfo?.info_kind !== 'tun') continue
+    log.info(`Deleting the device ${name}: the network has no ${FAMILY_NAMES[family]} any more`)
+    await run('ip', ['link', 'del', 'dev', name]).catch((error: unknown) =>
+      log.warn(`Cannot delete the device ${name}: ${messageOf(error)}`),
+    )
+  }
+}

@@ -1,0 +1,118 @@
+// vxlan.ts - VXLAN (RFC 7348) as flannel's: its options, its lease, and who carries the packets, the kernel or the engine.
+//
+// Both publish the same and send the same, so that a host may change from one to the other and no peer need know. Options
+// and lease are flanneld's (pkg/backend/vxlan), but for DataPath, VerifySource and ProbePathMTU, which are ours.
+
+import { isWeftError, messageOf } from '../../base/errors.ts'
+import { seldom } from '../../base/log.ts'
+import { currentExternal } from '../../host/external-interface.ts'
+import { KINDS, overheadBy } from '../catalog.ts'
+import type { Lease, LeaseAttrs } from '../../control/lease/lease.ts'
+import { familiesOf, listed, onlyOf, type Addresses, type ByFamily, type Family } from '../../net/address.ts'
+import { formatIpv4 } from '../../net/ipv4.ts'
+import { formatIpv6 } from '../../net/ipv6.ts'
+import type { Backend } from '../contract.ts'
+import { checkNetwork, type TunnelOptions } from '../tunnel/tunnel.ts'
+import { namesOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
+import { randomMac, vxlanMac } from './vxlan-device.ts'
+import { prepareKernelVxlan } from './vxlan-kernel.ts'
+import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
+
+const { outside } = KINDS.vxlan
+
+/** flanneld's line for a lease that comes as for one that goes (pkg/backend/vxlan, pkg/lease). */
+const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
+  const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))
+  const ipv6 = publicIp.ipv6 === undefined ? '(nil)' : formatIpv6(publicIp.ipv6)
+  return (
+    `Received Subnet Event with VxLan: BackendType: ${backendType}, PublicIP: ${formatIpv4(publicIp.ipv4 ?? 0)}, PublicIPv6: ${ipv6}, ` +
+    `BackendData: ${json(backendData)}, BackendV6Data: ${json(backendV6Data)}`
+  )
+}
+
+export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
+  /** The attributes that this node published at an earlier time, if the store still has them. */
+  readonly publishedBefore: (publicIp: Addresses, signal: AbortSignal) => Promise<LeaseAttrs | undefined>
+}
+
+export function createVxlanBackend(options: VxlanBackendOptions): Backend {
+  const { config, settings: own, log, run } = options
+  const { vni, port, gbp, learning, directRouting, dataPath } = own
+  const families = familiesOf(config)
+  const names = onlyOf(families, namesOf(vni))
+  let { external } = options
+  let macs: ByFamily<string> = {}
+  let said = ''
+  let carrier: VxlanCarrier | undefined
+  let setup: VxlanSetup
+  // It is prepared again and again while one of two families cannot be carried.
+  const calm = seldom(log)
+
+  /** The kernel where it can, unless the configuration says who. */
+  async function choose(): Promise<VxlanCarrier> {
+    const say = (line: string): void => {
+      if (line !== said) log.info(line)
+      said = line
+    }
+    const userspace = (): VxlanCarrier => prepareUserspaceVxlan(() => setup, options)
+    if (dataPath === 'userspace') {
+      say('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
+      return userspace()
+    }
+    try {
+      const prepared = await prepareKernelVxlan(() => setup, options)
+      const passedOver = own.tunnel.probePathMtu
+        ? ', which lets routers fragment its datagrams: "ProbePathMTU" is ignored'
+        : ''
+      say(`VXLAN is carried by the kernel${passedOver}`)
+      return prepared
+    } catch (error) {
+      if (dataPath === 'kernel' || !isWeftError(error, 'NO_DEVICE_TYPE')) throw error
+      say(`VXLAN is carried by weftd itself: ${messageOf(error)}`)
+      return userspace()
+    }
+  }
+
+  log.info(`VXLAN config: VNI=${vni} Port=${port} GBP=${gbp} Learning=${learning} DirectRouting=${directRouting}`)
+  return {
+    name: TYPE,
+    devices: listed(names),
+    routesToHosts: directRouting,
+    get external() {
+      return external
+    },
+    get tunNames() {
+      return carrier?.tunNames
+    },
+    words: { added: describe, removed: describe },
+    async prepare(signal): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      checkNetwork(config, external.address, calm)
+      let attrs: Promise<LeaseAttrs | undefined> | undefined
+      const published = async (family: Family): Promise<string | undefined> => {
+        const before = await (attrs ??= options.publishedBefore(external.publicIp, signal))
+        return before && vtepMacOf(before, family)
+      }
+      // Peers send to the MAC that they know: it is to outlive the process, the device and the host.
+      const macOf = async (family: Family): Promise<string> =>
+        (await vxlanMac(run, names[family] ?? '')) ?? macs[family] ?? (await published(family)) ?? randomMac()
+      const found: { ipv4?: string; ipv6?: string } = {}
+      for (const family of families) found[family] = await macOf(family)
+      macs = found
+      const underlayMtu = own.mtu || external.mtu
+      const mtus = { ipv4: underlayMtu - overheadBy(TYPE, 'ipv4'), ipv6: underlayMtu - overheadBy(TYPE, 'ipv6') }
+      setup = { names, options: own, port: port || outside.port, mtus, macs, external }
+      carrier = await choose()
+      const dataOf = (mac: string | undefined) => (mac === undefined ? null : { VNI: vni, VtepMAC: mac })
+      return {
+        publicIp: external.publicIp,
+        backendType: TYPE,
+        backendData: external.publicIp.ipv4 === undefined ? null : dataOf(macs.ipv4), // null without IPv4, as in flanneld
+        ...(macs.ipv6 === undefined || external.publicIp.ipv6 === undefined
+          ? {}
+          : { backendV6Data: dataOf(macs.ipv6) }),
+      }
+    },
+    open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first
+  }
+}

@@ -1,0 +1,450 @@
+// wireguard.ts - packets encrypted between the hosts: WireGuard's device, to which the whole network is routed; one for each family, or
+// one for both.
+//
+// Options, devices, routes, key file and lease are flanneld's (pkg/backend/wireguard). The devices go with the daemon; the key stays.
+
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { currentExternal } from '../../host/external-interface.ts'
+import { addDevice, findLink } from '../../host/links.ts'
+import { seldom } from '../../base/log.ts'
+import type { Secret } from '../../base/secret.ts'
+import { KINDS, type Settings } from '../catalog.ts'
+import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import {
+  FAMILIES,
+  familiesOf,
+  FAMILY_NAMES,
+  formatEndpoint,
+  formatNet,
+  isLinkLocal,
+  netText,
+  onlyOf,
+  type Addresses,
+  type Family,
+} from '../../net/address.ts'
+import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
+import type { Ipv6 } from '../../net/ipv6.ts'
+import type { Backend, BackendParts, DataPath, PathPeer, PathSide, PathTraffic } from '../contract.ts'
+import { inTurn } from '../in-turn.ts'
+import { openFamilies } from '../tunnel/both-families.ts'
+import { createPeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
+import { checkNetwork } from '../tunnel/tunnel.ts'
+import { sayingWhoHasIt } from '../device/device-refusal.ts'
+import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
+import type { TunnelOptions } from '../tunnel/tunnel.ts'
+import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
+import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
+import type { KeeperPeer } from './wireguard/keeper.ts'
+import { lackingPrimitives } from './wireguard/primitives.ts'
+
+const TYPE = 'wireguard'
+const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
+const [[, NAME], , [, NAME_V6]] = devices
+/** The port of the second device, as flanneld's (pkg/backend/wireguard). */
+const PORT_V6 = outside.port + 1
+/** A name that nobody has, to see whether the kernel has such devices. */
+const TRIED = 'weft-wg-try'
+
+type Mode = Settings<'wireguard'>['mode']
+
+/** The ports that this node listens on; with one device for both they are one. */
+type Ports = Readonly<Record<Family, number>>
+
+/**
+ * The end of WireGuard that a lease publishes for a family: its key, and the port that it listens on, which is ours where it names none, as
+ * with flanneld; undefined when there is none.
+ */
+function keyAndPort(
+  lease: Lease,
+  family: Family,
+  { [family]: usual }: Ports,
+): { readonly publicKey: string; readonly port: number; readonly anyPort: boolean } | undefined {
+  const { data } = sideOf(lease, family)
+  const members = (typeof data === 'object' && data !== null ? data : {}) as Readonly<Record<string, unknown>>
+  const { PublicKey: publicKey, Port: given = usual, AnyPort: anyPort } = members
+  const port = given === 0 ? usual : given
+  if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
+  if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
+  return { publicKey, port, anyPort: anyPort === true }
+}
+
+/** Neither a unique local address (RFC 4193), which is all that flanneld asks, nor one that holds on its own link alone. */
+const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
+/** RFC 1918, which is all that flanneld's `auto` takes for private (Go's net.IP.IsPrivate). */
+const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
+
+/** By which family a peer's datagrams go where one device has both: flanneld's choice (pkg/backend/wireguard, selectMode). */
+function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
+  if (mode === 'ipv4' || mode === 'ipv6') return mode
+  const { ipv4, ipv6 } = peer
+  if (ipv6 === undefined) return 'ipv4'
+  if (ipv4 === undefined) return 'ipv6'
+  if (own.ipv4 !== undefined && !PRIVATE.some((net) => ipv4NetContains(net, ipv4))) return 'ipv4'
+  return own.ipv6 !== undefined && isGlobal(own.ipv6) && isGlobal(ipv6) ? 'ipv6' : 'ipv4'
+}
+
+/**
+ * A peer's key, and where its datagrams go by `outer`; undefined where its lease names none. With one device for both families a node
+ * listens on the one port that it publishes with IPv4, or with IPv6 where that is all it has: flanneld publishes another there.
+ */
+function placeOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
+  const address = lease.attrs.publicIp[outer]
+  const published = isOneDevice
+    ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))
+    : keyAndPort(lease, outer, ports)
+  return address === undefined || !published ? undefined : { ...published, address }
+}
+
+/** The same as `wg` takes it, with the subnets that the peer has there. */
+export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
+  const place = placeOf(lease, outer, isOneDevice, ports)
+  if (!place) return undefined
+  const nets = isOneDevice ? FAMILIES : [outer]
+  return {
+    publicKey: place.publicKey,
+    endpoint: formatEndpoint(place.address, place.port),
+    allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
+  }
+}
+
+/** Of a node, for as long as its daemon runs. */
+interface OwnKey {
+  readonly privateKey: Secret
+  readonly publicKey: string
+}
+
+type Parts = BackendParts<'wireguard'> &
+  Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
+    /** What this process lacks to carry it itself. */
+    readonly lacks?: readonly string[]
+  }
+type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
+
+export function createWireguardBackend(options: Parts): Backend {
+  const { config, settings, external: found, lacks = lackingPrimitives(), run, log } = options
+  const { psk, keepalive, mtu: givenMtu, mode } = settings
+  const families = familiesOf(config)
+  const isOneDevice = mode !== 'separate'
+  const port = settings.port || outside.port
+  const ports = { ipv4: port, ipv6: isOneDevice ? port : settings.portV6 || PORT_V6 }
+  const keyFile = keyFilePath()
+  let external = found
+  let keyAtStart: Promise<OwnKey> | undefined
+  let changed: string | undefined
+  let carrier: Carrier | undefined
+  // What cannot be used is prepared and made again and again.
+  const calm = seldom(log)
+  const mtuNow = (): number => (givenMtu || external.mtu) - reserved
+  const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
+  const outerOf = ({ attrs }: Lease, family: Family): Family =>
+    isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
+  const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
+    endOf(peer, outerOf(peer, family), isOneDevice, ports)
+  // Behind a translation of addresses a port is reached only after it has sent: then nothing leaves from another than the known one.
+  const hasLanes = (): boolean =>
+    keepalive === 0 &&
+    FAMILIES.every(
+      (family) => external.address[family] === undefined || external.publicIp[family] === external.address[family],
+    )
+
+  return {
+    name: TYPE,
+    devices: isOneDevice ? [NAME] : families.map(nameIn),
+    isSealed: !settings.allowBypass,
+    get external() {
+      return external
+    },
+    get tunNames() {
+      return carrier === 'userspace' ? (isOneDevice ? [NAME] : families.map(nameIn)) : undefined
+    },
+    words: {
+      added: (peer) => {
+        const [family] = familiesOf(peer.subnet)
+        const end = peer.attrs.backendType === TYPE && family ? endIn(peer, family) : undefined
+        return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
+      },
+    },
+    async prepare(): Promise<LeaseAttrs> {
+      external = await currentExternal(run, external)
+      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined && config[mode])
+        throw new WeftError(
+          'ADDRESS',
+          `${external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
+          {
+            remedy: 'give the interface one, or set another mode',
+          },
+        )
+      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined)
+        throw new WeftError(
+          'CONFIG',
+          `Backend.${OPTIONS.mode.name} is "${mode}", and the network has no ${FAMILY_NAMES[mode]}`,
+          {
+            remedy: `set "Enable${FAMILY_NAMES[mode]}": true, or another mode`,
+          },
+        )
+      checkNetwork(config, external.address, calm)
+      const { publicKey } = await ownKey()
+      carrier ??= await choose()
+      const lanes = carrier === 'userspace' && hasLanes() ? { AnyPort: true } : {}
+      const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family], ...lanes })
+      return {
+        publicIp: external.publicIp,
+        backendType: TYPE,
+        ...(config.ipv4 && external.publicIp.ipv4 !== undefined ? { backendData: dataOf('ipv4') } : {}),
+        ...(config.ipv6 && external.publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
+      }
+    },
+    open(lease, signal, leases) {
+      const isOurs = carrier === 'userspace'
+      if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
+      const parts = {
+        ...{ lease, leases, mtu: mtuNow(), external: () => external, isUnbound: !isOurs, isUnnamed: true },
+        ...{ signal, run, log },
+      }
+      const first = families.find((family) => lease.subnet[family])
+      return isOneDevice && first
+        ? openFamilies({
+            ...{ ...parts, of: onlyOf([first], config) },
+            open: (_family, own) => openDevice(NAME, port, families, own, signal),
+          })
+        : openFamilies({
+            ...{ ...parts, of: config },
+            open: (family, own, known) =>
+              isOurs
+                ? openByUs(nameIn(family), ports[family], [family], own, known)
+                : openDevice(nameIn(family), ports[family], [family], own, signal),
+          })
+    },
+  }
+
+  /**
+   * The key in the file as it was at the start, to which sessions and leases belong: another one is taken by a restart, and nothing is lost
+   * by what befalls the file meanwhile.
+   */
+  async function ownKey(): Promise<OwnKey> {
+    keyAtStart ??= readOwn()
+    try {
+      return await keyAtStart
+    } catch (error) {
+      keyAtStart = undefined // the file may be mended
+      throw error
+    }
+  }
+  async function readOwn(): Promise<OwnKey> {
+    const privateKey = await privateKeyOf(keyFile)
+    const publicKey = lacks.includes('X25519')
+      ? (await run('wg', ['pubkey'], { input: privateKey.reveal() })).trim()
+      : publicKeyTo(privateKey)
+    return { privateKey, publicKey }
+  }
+  /** Says, once, that the file is not as it was. */
+  async function lookAtKey({ privateKey }: OwnKey): Promise<void> {
+    const change = await changeOf(keyFile, privateKey)
+    if (change === changed) return
+    changed = change
+    if (change === undefined) log.info(`The key file ${keyFile} holds the key of this node again`)
+    else log.warn(`This node goes on with the key of its start, and ${change}: restart weftd to have it go by the file`)
+  }
+
+  /** The kernel where it can, unless the configuration says who. */
+  async function choose(): Promise<Carrier> {
+    const { name: option } = OPTIONS.dataPath
+    const lack = `this Node.js has no ${lacks.join(', no ')}`
+    if (settings.dataPath === 'userspace' && lacks.length > 0)
+      throw new WeftError('DEVICE', `${lack}: weftd cannot carry WireGuard itself`, {
+        remedy: `run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode), or leave out Backend.${option}`,
+      })
+    if (settings.dataPath !== undefined) {
+      const who = settings.dataPath === 'userspace' ? 'weftd itself' : settings.dataPath.replace('kernel', 'the kernel')
+      log.info(`WireGuard is carried by ${who}: "${option}" is "${settings.dataPath}"`)
+      return settings.dataPath
+    }
+    try {
+      await addDevice(run, TRIED, 'wireguard', [])
+      await run('ip', ['link', 'del', TRIED])
+      return 'kernel'
+    } catch (error) {
+      if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
+      if (lacks.length > 0) {
+        log.info(`WireGuard is carried by wireguard-go: ${messageOf(error)}, and ${lack}`)
+        return 'wireguard-go'
+      }
+      log.info(`WireGuard is carried by weftd itself: ${messageOf(error)}`)
+      return 'userspace'
+    }
+  }
+
+  /** The leases that are peers', as the filter of a family asks. */
+  function peersIn(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
+    return {
+      type: TYPE,
+      alsoUnusable: (peer: Lease): string | undefined =>
+        // With one device its datagrams may go by the other family.
+        unusableReason(peer, lease, outerOf(peer, family)) ??
+        (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
+      identity: {
+        ...{ name: 'key', own: publicKey, of: (peer: Lease) => endIn(peer, family)?.publicKey },
+        remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
+      },
+    }
+  }
+
+  /** The families that weftd carries itself through one TUN. */
+  async function openByUs(
+    name: string,
+    listenPort: number,
+    carried: readonly Family[],
+    lease: OwnLease,
+    leases: ReadonlyMap<string, Lease>,
+  ): Promise<DataPath> {
+    const [family = 'ipv4'] = carried
+    const { openUserspace } = await import('./wireguard/userspace.ts') // which loads what not every Node.js has
+    const own = await ownKey()
+    return openUserspace(
+      {
+        parts: { ...options, external },
+        ...{ name, families: carried, outers: outersOf(family), port: listenPort, mtu: mtuNow() },
+        awaited: mode === 'auto' ? families.find((each) => external.address[each] === undefined) : undefined,
+        ...{ privateKey: own.privateKey, psk, keepalive, stampFile: `${keyFile}-${name}.time`, log: calm },
+        hasLanes,
+        peerOf: (peer) => placeOf(peer, outerOf(peer, family), isOneDevice, ports),
+        filter: peersIn(family, lease, own),
+        look: () => lookAtKey(own),
+      },
+      lease,
+      leases,
+    )
+  }
+
+  /** The families of this host's datagrams where one TUN carries this one, and the other if there is one device for both. */
+  function outersOf(family: Family): readonly [Family, Family?] {
+    if (mode === 'separate') return [family]
+    if (mode !== 'auto') return [mode]
+    const { ipv4, ipv6 } = external.address
+    const [first, second] = familiesOf({ ipv4, ipv6: ipv6 === undefined || isLinkLocal(ipv6) ? undefined : ipv6 })
+    return first === undefined ? [family] : second === undefined ? [first] : [first, second]
+  }
+
+  /** The device that carries these families, as far as the node has subnets of them. */
+  async function openDevice(
+    name: string,
+    listenPort: number,
+    carried: readonly Family[],
+    lease: OwnLease,
+    signal: AbortSignal,
+  ): Promise<DataPath> {
+    const lacking: { [F in Family]?: string } = {}
+    const fits = (family: Family): boolean => {
+      try {
+        checkMtu(family, mtuNow(), external.name)
+        return true
+      } catch (error) {
+        // IPv4, which needs less, is carried if the device has it; a larger MTU has IPv6 opened anew.
+        if (family === 'ipv4' || carried.every((each) => each === family || !lease.subnet[each])) throw error
+        lacking[family] = messageOf(error)
+        calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
+        return false
+      }
+    }
+    const sides = carried.flatMap((family) => {
+      const [network, subnet] = [config[family]?.network, lease.subnet[family]]
+      return network && subnet && fits(family) ? [{ family, network, subnet }] : []
+    })
+    const own = await ownKey()
+    for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
+    const opened = await openWireguardDevice(
+      {
+        ...{ name, keyFile, privateKey: own.privateKey, ownKey: own.publicKey, port: listenPort },
+        ...{ psk, keepalive, run, log: calm },
+        byWireguardGo: carrier === 'wireguard-go',
+      },
+      signal,
+    )
+    const mtu = mtuNow()
+    const parts = sides.map(({ family, network, subnet }) => ({
+      device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
+      filter: createPeerFilter({
+        ...{ ...peersIn(family, lease, own), lease, network, isOneOfTwo: families.length === 2, log },
+      }),
+      ...{ family, subnet },
+    }))
+    try {
+      const listens = { number: listenPort, option: (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name }
+      for (const { device } of parts) await sayingWhoHasIt(run, { name, port: listens }, () => device.configure())
+    } catch (error) {
+      await opened.close()
+      throw error
+    }
+    let tell!: (reason: Error) => void
+    const ended = new Promise<Error>((resolve) => (tell = resolve))
+    let peers: readonly WireguardPeer[] = []
+    let applied: readonly (readonly [Lease, Family])[] = []
+    /** Where the device sends to, by key, when it was last asked: elsewhere than a lease says where a peer has moved, as behind NAT. */
+    const moved = new Map<string, string>()
+    return inTurn({
+      mtu,
+      // Neither keys nor peers are in what rtnetlink reports.
+      unreported: true,
+      fault: Promise.race([opened.fault, ended]),
+      lacking,
+      async apply(leases, ownLeaseKey) {
+        const usable = parts.flatMap(({ filter, family }) =>
+          filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
+        )
+        // A host that has several leases, or several families, is one peer.
+        const byKey = new Map<string, WireguardPeer>()
+        for (const [peer, family] of usable) {
+          const end = endIn(peer, family)
+          if (!end) continue
+          const net = formatNet(sideOf(peer, family).subnet)
+          byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
+        }
+        peers = [...byKey.values()]
+        await opened.setPeers(peers)
+        moved.clear()
+        applied = usable
+      },
+      async resync() {
+        if (!(await findLink(run, name))) {
+          tell(new Error(`${name} is gone`))
+          return []
+        }
+        await lookAtKey(own)
+        const mended: string[] = []
+        for (const { device } of parts) mended.push(...(await device.resync()))
+        const others = await opened.setPeers(peers)
+        return others > 0 ? [...mended, `${others} settings of ${name} were not as they had been set`] : mended
+      },
+      carrier: () => ({
+        ...{ device: name, engine: 'kernel', features: [] },
+        devices: Object.fromEntries(parts.map(({ family }) => [family, name])),
+      }),
+      probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
+      peers() {
+        const byKey = new Map<string, PathPeer>()
+        for (const [peer, family] of applied) {
+          const { publicKey = '', endpoint: published = '' } = endIn(peer, family) ?? {}
+          const endpoint = moved.get(publicKey) ?? published
+          const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
+          byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
+        }
+        return [...byKey.values()]
+      },
+      async traffic() {
+        const traffic = await opened.traffic()
+        const byLease = new Map<string, PathTraffic>()
+        for (const [peer, family] of applied) {
+          const passed = traffic.get(endIn(peer, family)?.publicKey ?? '')
+          if (!passed) continue
+          const { session, endpoint, ...counted } = passed
+          if (endpoint !== undefined) moved.set(session.publicKey, endpoint)
+          byLease.set(peer.key, { ...counted, sessions: { ...byLease.get(peer.key)?.sessions, [family]: session } })
+        }
+        return byLease
+      },
+      counters: () => ({ peers_unusable: BigInt(parts.reduce((sum, { filter }) => sum + filter.skipped(), 0)) }),
+      threads: () => ({}),
+      close: () => opened.close(),
+    })
+  }
+}

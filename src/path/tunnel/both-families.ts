@@ -1,0 +1,465 @@
+// both-families.ts - one data path of those that each carry a family: what befalls one does not keep the other from going on.
+//
+// A family that cannot be opened, or that a fault has ended, is named, and lacking until it is opened again, beside the other. A fault
+// of all that are carried is the whole one's.
+
+import { setImmediate } from 'node:timers/promises'
+import { describeError, messageOf, prefixed, WeftError } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, listed, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
+import type { Run } from '../../host/command.ts'
+import type { Watched } from '../../host/events.ts'
+import {
+  addressChange,
+  changeOf,
+  mtuChange,
+  nameChange,
+  seeExternal,
+  type ExternalInterface,
+} from '../../host/external-interface.ts'
+import { createTurn } from '../../host/turn.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import type { DataPath, PathPeer, PathSearching, PathTraffic } from '../contract.ts'
+import { checkMtu } from '../device/tun-device.ts'
+import type { Engine, OpenPath } from '../engine/engine.ts'
+
+export interface FamilyPaths {
+  /** The network's ranges: the families that are to be carried, where the node has a subnet of them. */
+  readonly of: ByFamily<unknown>
+  readonly lease: OwnLease
+  /** What is known of peers until others are applied; nothing where it is left out. */
+  readonly leases?: ReadonlyMap<string, Lease>
+  /** The longest packet that containers may send, whichever family carries it, in bytes. */
+  readonly mtu: number
+  /** The external interface that the backend has prepared for. */
+  readonly external: () => ExternalInterface
+  /**
+   * Opens the data path of a family by that, with peers of `leases` if it can. What `own` publishes is kept true for as long as that one is
+   * open. Those of both families have the same members.
+   */
+  readonly open: (family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>) => Promise<DataPath>
+  /** True where nothing that is open is bound to addresses of this host: another one is published, and that is all. */
+  readonly isUnbound?: boolean
+  /** True if no device or route was made by the name of the external interface, so that a rename has no effect. */
+  readonly isUnnamed?: boolean
+  /** The kernel objects to watch, as a data path's. */
+  readonly watched?: Watched
+  /** Of the stop: what it ends is not told as a failure. */
+  readonly signal?: AbortSignal
+  readonly run: Run
+  readonly log: Log
+}
+
+type Drops = ReturnType<Engine['drops']>
+
+/** A family that is carried. */
+interface Side {
+  readonly path: DataPath
+  /** What it was opened for. */
+  readonly external: ExternalInterface
+  /** What it is being looked at by, or was, until that is told. */
+  look?: Doing<readonly string[]> | undefined
+  /** It is being given peers, until that is done. */
+  giving?: Promise<void> | undefined
+  /** What it has not been given of those that were applied. */
+  due?: Due | undefined
+}
+
+/** The keys whose peers may differ, as with `apply`. */
+interface Due {
+  readonly touched?: ReadonlySet<string> | undefined
+}
+
+/** What is under way: its result, once it is there. */
+interface Doing<T> {
+  readonly done: Promise<void>
+  result?: PromiseSettledResult<T>
+}
+
+/** The data path of the one family, or of both. Rejects with why the first cannot be opened where none can. */
+export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
+  const {
+    mtu,
+    lease,
+    leases: initial = new Map(),
+    external,
+    open,
+    isUnbound = false,
+    isUnnamed = isUnbound,
+    watched,
+    signal,
+    run,
+    log,
+  } = parts
+  const families = familiesOf(parts.of).filter((family) => lease.subnet[family])
+  const calm = seldom(log)
+  const own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] } = { ...lease }
+  const openedFor = external()
+  /** By which peers know this node. */
+  let published = openedFor
+  /** How it has moved since. */
+  let move: string | undefined
+  /** Those that a fault has ended too, until they are closed. */
+  const sides: { [K in Family]?: Side } = {}
+  const lacking: { [K in Family]?: string } = {}
+  let applied: readonly [leases: Parameters<DataPath['apply']>[0], ownKey: string] | undefined
+  /** True when one of two could not be looked at, or not yet. */
+  let isUnseen = false
+  let gone: ByFamily<string> = {}
+  let isClosed = false
+  /** True while another process may forward through what is open. */
+  let isAway = false
+  /** How many places of `drops` each family has. */
+  const places: { [K in Family]?: number } = {}
+  let tell!: (reason: Error) => void
+  const fault = new Promise<Error>((resolve) => (tell = resolve))
+
+  const carried = (): (readonly [Family, Side])[] =>
+    FAMILIES.flatMap((family) => {
+      const side = lacking[family] === undefined ? sides[family] : undefined
+      return side ? [[family, side] as const] : []
+    })
+
+  function lack(family: Family, reason: unknown, text: string): void {
+    lacking[family] = messageOf(reason)
+    if (!signal?.aborted) calm.error(`${FAMILY_NAMES[family]} is not carried, and tried again: ${text}`)
+  }
+
+  /** Ends these families, or the whole where no other is carried. */
+  function lose(lost: readonly (readonly [Family, Error])[]): void {
+    const [first] = lost
+    if (first && carried().length === lost.length) return tell(first[1])
+    for (const [family, reason] of lost) lack(family, reason, messageOf(reason))
+  }
+
+  /** The families that were opened for another address. */
+  const moved = (now: ExternalInterface): (readonly [Family, Error])[] =>
+    carried().flatMap(([family, side]) => {
+      const change = addressChange(side.external, now, family)
+      return change === undefined ? [] : [[family, new Error(change)] as const]
+    })
+
+  /** Gives a family what was applied, and what is applied meanwhile after that. */
+  function give(side: Side, { touched }: Due): Promise<void> {
+    const known = side.due === undefined ? new Set<string>() : side.due.touched
+    side.due = { touched: touched && known && new Set([...known, ...touched]) }
+    return (side.giving ??= giveAll(side))
+  }
+  async function giveAll(side: Side): Promise<void> {
+    try {
+      for (let { due } = side; due; { due } = side) {
+        side.due = undefined
+        if (applied) await side.path.apply(...applied, due.touched)
+      }
+    } catch (error) {
+      side.due = {} // nobody knows what it has taken
+      throw error
+    } finally {
+      side.giving = undefined
+    }
+  }
+
+  /** Opens a family, with the peers that the other has. */
+  async function openSide(family: Family): Promise<void> {
+    if (!isUnbound && external().address[family] === undefined)
+      throw new WeftError('ADDRESS', `${external().name} has no ${FAMILY_NAMES[family]} address`, {
+        remedy: 'give the interface one',
+      })
+    checkMtu(family, mtu, external().name)
+    const side: Side = { external: external(), path: await open(family, own, applied?.[0] ?? initial) }
+    try {
+      let given: typeof applied
+      while (given !== applied) {
+        given = applied
+        if (given) await side.path.apply(...given) // others may come meanwhile
+      }
+    } catch (error) {
+      await side.path.close()
+      throw error
+    }
+    sides[family] = side
+    delete lacking[family]
+    const onFault = (reason: Error): void => {
+      if (!isClosed && sides[family] === side && lacking[family] === undefined) lose([[family, reason]])
+    }
+    void side.path.fault.then(onFault, onFault)
+  }
+
+  /** Opens what is not carried, each family by itself. Rejects with what is in the way of the first where none can be. */
+  async function openRest(): Promise<void> {
+    const rest = families.filter((family) => !carried().some(([each]) => each === family))
+    const done = await Promise.allSettled(rest.map(openSide))
+    const failures = done.flatMap((result, at) => {
+      const family = rest[at]
+      return result.status === 'rejected' && family ? [[family, result.reason as unknown] as const] : []
+    })
+    const [first] = failures
+    if (first && carried().length === 0) throw first[1]
+    for (const [family, reason] of failures) lack(family, reason, describeError(reason))
+  }
+
+  /** Closes those that a fault has ended. One that cannot be closed is left to what is opened in its place. */
+  async function closeEnded(): Promise<readonly Family[]> {
+    const ended = families.filter((family) => lacking[family] !== undefined)
+    for (const family of ended) {
+      await sides[family]?.path
+        .close()
+        .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
+      delete sides[family]
+    }
+    return ended
+  }
+
+  const nameOf = (family: Family): string => (families.length > 1 ? `${FAMILY_NAMES[family]}: ` : '')
+
+  /** Does it with each that is carried, all of them; failures have the family's name where there are two. */
+  async function tryEach<T>(act: (path: DataPath) => Promise<T>): Promise<Tried<T>> {
+    const now = carried()
+    return triedOf(await Promise.allSettled(now.map(([family, { path }]) => prefixed(nameOf(family), act(path)))))
+  }
+
+  /** Looks at each that is carried, until one is done and it is late for the others, whose looks go on; tells what is known by then. */
+  async function lookAtEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
+    const now = carried()
+    const looks = now.map(([family, side]) => (side.look ??= begin(prefixed(nameOf(family), side.path.resync(late)))))
+    await untilLate(looks, late)
+    const results = now.flatMap(([, side]) => {
+      const result = side.look?.result
+      if (result) side.look = undefined
+      return result ? [result] : []
+    })
+    isUnseen = results.length < now.length || results.some(({ status }) => status === 'rejected')
+    return triedOf(results)
+  }
+
+  await openRest()
+  // Nothing is opened while all is closed, or lent.
+  const next = createTurn()
+  const paths = (): readonly DataPath[] => carried().map(([, { path }]) => path)
+  const can = (what: keyof DataPath): boolean => paths().every((path) => path[what] !== undefined)
+  /** Waits until nothing is under way of any: one that is lent stands still until the other can be lent too. */
+  async function untilIdle(): Promise<void> {
+    for (;;) {
+      const doings = carried().flatMap(([, { look, giving }]) => [
+        ...(look && !look.result ? [look.done] : []),
+        ...(giving ? [giving] : []),
+      ])
+      if (doings.length === 0) return
+      await Promise.allSettled(doings)
+    }
+  }
+  const leave = (): Promise<readonly OpenPath[]> =>
+    next(async () => {
+      // From here on no look begins, nor one that is asking for the host's addresses: it would mend what another process has.
+      isAway = true
+      let left: readonly OpenPath[] = []
+      try {
+        await untilIdle()
+        await closeEnded()
+        left = (await Promise.all(paths().map(async (path) => (await path.leave?.()) ?? []))).flat()
+        return left
+      } finally {
+        isAway = left.length > 0
+      }
+    })
+  const takeBack = (): Promise<void> =>
+    next(async () => {
+      isAway = false
+      await Promise.all(paths().map(async (path) => path.takeBack?.()))
+    })
+  /** Each family has its places of `next`, one after the other, also while it is not open. */
+  function drops(after: readonly number[] = []): Drops {
+    const [then, packets]: [number[], Drops['packets'][number][]] = [[], []]
+    for (const family of families) {
+      const its = after.slice(then.length)
+      const told = sides[family]?.path.drops?.(its) ?? { next: its.slice(0, places[family] ?? 0), packets: [] }
+      places[family] = told.next.length
+      then.push(...told.next)
+      packets.push(...told.packets)
+    }
+    return { next: then, packets }
+  }
+  const pathSearch: PathSearching = {
+    knownMtu(key, family) {
+      const bytes = sides[family]?.path.pathSearch?.knownMtu(key, family)
+      return bytes && Math.min(bytes, mtu)
+    },
+    ...(paths().every((path) => path.pathSearch && 'limit' in path.pathSearch)
+      ? { limit: (bytes, family) => sides[family]?.path.pathSearch?.limit?.(bytes, family) }
+      : {}),
+  }
+  return {
+    mtu,
+    get tunNames() {
+      const names = paths().flatMap((path) => path.tunNames ?? [])
+      return names.length > 0 ? names : undefined
+    },
+    fault,
+    ...(watched ? { watched } : {}),
+    get unreported() {
+      return isUnseen || carried().length < families.length || carried().some(([, { path }]) => path.unreported)
+    },
+    get lacking() {
+      // A path may be a device of both, of which one does not fit it.
+      return { ...Object.assign({}, ...carried().map(([, { path }]) => path.lacking)), ...lacking }
+    },
+    gone: () => gone,
+    get isOutdated() {
+      return move !== undefined || familiesOf(lacking).length > 0
+    },
+    get isBehind() {
+      return carried().some(([, { giving, due }]) => giving !== undefined || due !== undefined)
+    },
+    async apply(leases, ownKey, touched, late) {
+      applied = [leases, ownKey]
+      const each = carried().map(([family, side]) => begin(prefixed(nameOf(family), give(side, { touched }))))
+      await untilLate(each, late)
+      const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
+      if (failures.length > 0 && failures.length === each.length) throw failures[0]
+      for (const one of each)
+        void one.done.then(() => {
+          if (one.result?.status === 'rejected')
+            calm.error(`Cannot set the peers of the data path: ${describeError(one.result.reason)}; trying again`)
+        })
+    },
+    async resync(late) {
+      const { now, gone: missing } = await seeExternal(run, external())
+      gone = onlyOf(familiesOf(parts.of), missing)
+      // A successor may have devices of these names by now.
+      if (isClosed || isAway) return []
+      // Existing devices and routes refer to the interface by index and stay valid; new ones must use the new name.
+      const came = familiesOf(parts.of).find(
+        (family) => !families.includes(family) && openedFor.address[family] === undefined,
+      )
+      const isOther =
+        mtuChange(openedFor, now) ??
+        (isUnnamed ? undefined : nameChange(openedFor, now)) ??
+        (came && addressChange(openedFor, now, came)) // the node may get a subnet of this family now
+      if (isOther !== undefined) {
+        tell(new Error(isOther))
+        return []
+      }
+      if (isUnbound) move = changeOf(published, now)
+      else lose(moved(now))
+      const { values, failures } = await lookAtEach(late)
+      if (values.length === 0 && failures.length > 0) throw failures[0]
+      for (const failure of failures) calm.error(`Cannot check the device: ${describeError(failure)}`)
+      await setImmediate() // a fault that was found meanwhile is known then
+      return values.flat()
+    },
+    renew: (attrs) =>
+      next(async () => {
+        if (isClosed || isAway) return
+        own.attrs = attrs
+        if (move !== undefined) log.info(`Peers are told that ${move}`)
+        ;[published, move] = [external(), undefined]
+        const ended = await closeEnded()
+        if (isClosed) return
+        await openRest()
+        for (const family of ended)
+          if (lacking[family] === undefined) log.info(`${FAMILY_NAMES[family]} is carried again`)
+      }),
+    carrier() {
+      const all = FAMILIES.flatMap((family) => {
+        const carrier = sides[family]?.path.carrier()
+        return carrier ? [{ carrier, devices: carrier.devices ?? { [family]: carrier.device } }] : []
+      })
+      const [first] = all
+      if (!first) return { engine: 'kernel', features: [] }
+      return { ...first.carrier, devices: Object.assign({}, ...all.map(({ devices }) => devices)) as ByFamily<string> }
+    },
+    get probeSource() {
+      const sources = carried().map(([, { path }]) => path.probeSource)
+      return {
+        ipv4: sources.find((source) => source?.ipv4 !== undefined)?.ipv4,
+        ipv6: sources.find((source) => source?.ipv6 !== undefined)?.ipv6,
+      }
+    },
+    peers: () => mergePeers(carried().flatMap(([, { path }]) => path.peers())),
+    ...(can('peer') ? { peer: (key: string) => mergePeers(paths().flatMap((path) => path.peer?.(key) ?? []))[0] } : {}),
+    async traffic() {
+      const { values, failures } = await tryEach(async (path) => [...((await path.traffic?.()) ?? [])])
+      if (values.length === 0 && failures.length > 0) throw failures[0]
+      return sumTraffic(values.flat())
+    },
+    ...(can('unknownKeys') ? { unknownKeys: () => paths().flatMap((path) => path.unknownKeys?.() ?? []) } : {}),
+    counters: () => sumCounters(carried().flatMap(([, { path }]) => Object.entries(path.counters()))),
+    ...(can('pathMtu')
+      ? { pathMtu: (peer: Lease, family: Family) => sides[family]?.path.pathMtu?.(peer, family) }
+      : {}),
+    ...(can('pathSearch') ? { pathSearch } : {}),
+    ...(can('drops') ? { drops } : {}),
+    threads: () =>
+      Object.fromEntries(
+        carried().flatMap(([family, { path }]) =>
+          Object.entries(path.threads()).map(([name, rounds]) => [nameOf(family) + name, rounds] as const),
+        ),
+      ),
+    look: () => paths().forEach((path) => path.look?.()),
+    ...(can('leave') ? { leave } : {}),
+    ...(can('takeBack') ? { takeBack } : {}),
+    close() {
+      isClosed = true
+      return next(async () => {
+        const done = await Promise.allSettled(listed(sides).map(({ path }) => path.close()))
+        for (const result of done) if (result.status === 'rejected') throw result.reason
+      })
+    },
+  }
+}
+
+/** What was done, and what could not be. */
+interface Tried<T> {
+  readonly values: readonly T[]
+  readonly failures: readonly unknown[]
+}
+
+const triedOf = <T>(done: readonly PromiseSettledResult<T>[]): Tried<T> => ({
+  values: done.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : [])),
+  failures: done.flatMap((result) => (result.status === 'rejected' ? [result.reason as unknown] : [])),
+})
+
+function begin<T>(work: Promise<T>): Doing<T> {
+  const doing: Doing<T> = { done: Promise.allSettled([work]).then(([result]) => void (doing.result = result)) }
+  return doing
+}
+
+/** Waits for all of them; for the others no longer once one is done and it is late. */
+async function untilLate(doings: readonly Doing<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
+  const [all, one] = [Promise.all(doings.map(({ done }) => done)), Promise.race(doings.map(({ done }) => done))]
+  await (late ? Promise.race([all, Promise.all([one, late])]) : all)
+}
+
+function mergePeers(sides: readonly PathPeer[]): readonly PathPeer[] {
+  const byKey = new Map<string, PathPeer>()
+  for (const side of sides) byKey.set(side.key, { ...byKey.get(side.key), ...side })
+  return [...byKey.values()]
+}
+
+const plus = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined ? b : b === undefined ? a : a + b
+
+/** By lease key, what both counted of it; heard when the later was. */
+function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
+  const sums = new Map<string, PathTraffic>()
+  for (const [key, one] of counted) {
+    const other = sums.get(key)
+    sums.set(key, {
+      txPackets: plus(one.txPackets, other?.txPackets),
+      txBytes: plus(one.txBytes, other?.txBytes),
+      rxPackets: plus(one.rxPackets, other?.rxPackets),
+      rxBytes: plus(one.rxBytes, other?.rxBytes),
+      heardAt: latest(one.heardAt, other?.heardAt),
+      ...(one.sessions || other?.sessions ? { sessions: { ...one.sessions, ...other?.sessions } } : {}),
+    })
+  }
+  return sums
+}
+const latest = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined || b === undefined ? (a ?? b) : Math.max(a, b)
+
+function sumCounters(entries: readonly (readonly [string, bigint])[]): Readonly<Record<string, bigint>> {
+  const sums: Record<string, bigint> = {}
+  for (const [name, count] of entries) sums[name] = (sums[name] ?? 0n) + count
+  return sums
+}

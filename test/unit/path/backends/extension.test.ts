@@ -1,0 +1,107 @@
+// extension.test.ts - how a command of the extension backend is read.
+
+import { afterEach, describe, expect, it, vi } from 'vitest'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import type { Lease } from '../../../../src/control/lease/lease.ts'
+import { run, type Run, type RunOptions } from '../../../../src/host/command.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { parseNet } from '../../../../src/net/address.ts'
+import { createExtensionBackend, wordsOf } from '../../../../src/path/backends/extension.ts'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
+
+afterEach(() => vi.unstubAllEnvs())
+
+it.each([
+  ['', []],
+  ['  /bin/true  ', ['/bin/true']],
+  ["post one 'two three'", ['post', 'one', "'two", "three'"]],
+  ['a; rm -rf / && $(b) `c` | d', ['a;', 'rm', '-rf', '/', '&&', '$(b)', '`c`', '|', 'd']],
+  ['add $SUBNET ${PUBLIC_IP}x $NONE. $', ['add', '10.5.2.0/24', '192.0.2.2x', '.', '$']],
+  // A value stays one word, whatever is in it.
+  ['say $SPACED', ['say', 'two words']],
+])('%j is %j', (command, words) => {
+  vi.stubEnv('SPACED', 'two words')
+  vi.stubEnv('NONE', undefined)
+  expect(wordsOf(command, { SUBNET: '10.5.2.0/24', PUBLIC_IP: '192.0.2.2' })).toEqual(words)
+})
+
+it('reads its commands whatever the case of their names, and refuses what is no text', () => {
+  const commands = Object.entries(readSettings('extension', { type: 'extension', subnetaddcommand: 'add' }))
+  expect(commands.map(([name, command]) => [name, command.reveal()])).toEqual([
+    ['PreStartupCommand', ''],
+    ['PostStartupCommand', ''],
+    ['SubnetAddCommand', 'add'],
+    ['SubnetRemoveCommand', ''],
+  ])
+  expect(() => readSettings('extension', { prestartupcommand: ['a', 'b'] })).toThrow(
+    'Backend.PreStartupCommand is ["a","b"]',
+  )
+})
+
+describe('a command that takes long', () => {
+  const lines: string[] = []
+  const quiet = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {}, v: () => false }
+  afterEach(() => {
+    vi.useRealTimers()
+    lines.length = 0
+  })
+  const external = {
+    ...{ name: 'lo', index: 1, mtu: 1500, address: { ipv4: parseIpv4('192.0.2.1')! } },
+    ...{ publicIp: { ipv4: parseIpv4('192.0.2.1')! } },
+  }
+  const lease = (n: number): Lease => ({
+    key: `10.5.${n}.0-24`,
+    subnet: { ipv4: parseNet(`10.5.${n}.0/24`) as never },
+    attrs: { publicIp: { ipv4: parseIpv4(`192.0.2.${n}`)! }, backendType: 'extension' },
+  })
+  function backend(commands: object, how: Run = run) {
+    const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'extension', ...commands } })
+    const config = parseNetworkConfig(text)
+    const settings = readSettings('extension', config.backend)
+    return createExtensionBackend({ config, settings, external: external as never, run: how, log: quiet })
+  }
+  const own = { ...lease(1), expiresAt: undefined, revision: 1n }
+
+  it('has no limit of time, and that it still runs is said, and for whom it is', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
+    const given: (RunOptions | undefined)[] = []
+    let end!: () => void
+    const slow: Run = (file, _args, options) => {
+      if (file !== 'post') return Promise.resolve('[]')
+      given.push(options)
+      return new Promise((resolve) => (end = () => resolve('done')))
+    }
+    const { signal } = new AbortController()
+    const opening = backend({ PostStartupCommand: 'post $SUBNET' }, slow).open(own, signal, new Map())
+    await vi.advanceTimersByTimeAsync(71_000)
+    expect(given).toMatchObject([{ patient: true, signal }])
+    expect(lines).toEqual([10, 30, 70].map((at) => `Backend.PostStartupCommand still runs after ${at} s: post $SUBNET`))
+    end()
+    await opening
+    await vi.advanceTimersByTimeAsync(600_000)
+    expect(lines).toHaveLength(3)
+  })
+
+  it('is ended when the start is', async () => {
+    const stopping = new AbortController()
+    const opening = backend({ PostStartupCommand: 'sleep 600' }).open(own, stopping.signal, new Map())
+    stopping.abort(new Error('over'))
+    await expect(opening).rejects.toThrow('over')
+  })
+
+  it('is ended when its data path is closed, and no peer’s command begins after that', async () => {
+    const begun: string[] = []
+    const counting: Run = (file, args, options) => {
+      if (file === 'sleep') begun.push(options?.env?.['SUBNET'] ?? '')
+      return run(file, args, options)
+    }
+    const { signal } = new AbortController()
+    const path = await backend({ SubnetAddCommand: 'sleep 600' }, counting).open(own, signal, new Map())
+    const applying = path.apply(new Map([2, 3].map((n) => [lease(n).key, lease(n)])), own.key)
+    await vi.waitFor(() => expect(begun).toEqual(['10.5.2.0/24']))
+    await path.close()
+    await applying
+    expect(begun).toEqual(['10.5.2.0/24'])
+    expect(path.counters()['command_failures']).toBe(0n)
+  })
+})

@@ -1,0 +1,44 @@
+// host-gw.test.ts - which public addresses the host-gw backend takes.
+
+import { expect, it } from 'vitest'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../../../src/net/ipv6.ts'
+import { createHostGwBackend } from '../../../../src/path/backends/host-gw.ts'
+
+const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
+
+it.each([
+  ['--public-ip', { ipv4: parseIpv4('203.0.113.7')!, ipv6: address.ipv6 }, true],
+  ['--public-ipv6', { ipv4: address.ipv4, ipv6: parseIpv6('2001:db8::7')! }, true],
+  ['--public-ipv6', { ipv4: address.ipv4, ipv6: parseIpv6('2001:db8::7')! }, false],
+])("refuses a public address that is not the interface's, by %s: case %#", async (flag, publicIp, hasIpv6) => {
+  const config = parseNetworkConfig(
+    JSON.stringify({
+      ...{ Network: '10.5.0.0/16', Backend: { Type: 'host-gw' } },
+      ...(hasIpv6 ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}),
+    }),
+  )
+  const info = [{ local: '192.0.2.1' }, { local: 'fd00::1' }]
+  const backend = createHostGwBackend({
+    ...{ config, settings: readSettings('host-gw', config.backend), log },
+    external: {
+      name: 'eth0',
+      mtu: 1500,
+      address,
+      publicIp,
+      named: { address: {}, publicIp: { ipv4: true, ipv6: true } },
+    },
+    run: async () => JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: info }]),
+  })
+  const prepared = backend.prepare(new AbortController().signal)
+  // What the network has nothing of concerns nobody.
+  if (!hasIpv6) await expect(prepared).resolves.toMatchObject({ backendType: 'host-gw' })
+  else
+    await expect(prepared).rejects.toMatchObject({
+      message: expect.stringMatching(/^your PublicIP differs from interface IP/) as string,
+      remedy: `leave ${flag} out, or take a backend that has a tunnel`,
+    })
+})

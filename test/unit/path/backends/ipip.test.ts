@@ -1,0 +1,62 @@
+// ipip.test.ts - what the ipip backend does when its host gets other addresses, on a host that is told of here; that it carries packets is in
+// test/netns/ipip.test.ts, where the kernel has ipip.
+
+import { expect, it } from 'vitest'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import { createIpipBackend } from '../../../../src/path/backends/ipip.ts'
+
+async function opened() {
+  const infos: string[] = []
+  const log = { info: (line: string) => void infos.push(line), warn: () => {}, error: () => {}, v: () => false }
+  const host = { ipv4: '192.0.2.1', ipv6: 'fd00::1' }
+  const link = (ifname: string, addresses: object[], linkinfo?: object) =>
+    JSON.stringify([
+      { ifindex: 2, ifname, mtu: ifname === 'eth0' ? 1500 : 1480, flags: ['UP'], addr_info: addresses, linkinfo },
+    ])
+  const run: Run = async (_file, args) => {
+    if (!args.includes('show')) return ''
+    if (args.includes('eth0'))
+      return link('eth0', [
+        { local: host.ipv4, family: 'inet' },
+        { local: host.ipv6, family: 'inet6' },
+      ])
+    if (!args.includes('dev')) return '[]'
+    const own = [{ local: '10.5.1.0', family: 'inet', prefixlen: 32 }]
+    return link('flannel.ipip', own, { info_kind: 'ipip', info_data: { local: '192.0.2.1' } })
+  }
+  const config = parseNetworkConfig(
+    '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"ipip"}}',
+  )
+  const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
+  const named = { address: {}, publicIp: {} }
+  const external = { name: 'eth0', mtu: 1500, address, publicIp: address, named }
+  const backend = createIpipBackend({ config, settings: readSettings('ipip', config.backend), external, run, log })
+  const { signal } = new AbortController()
+  const attrs = await backend.prepare(signal)
+  const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:1::/64')! }
+  const lease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 1n }
+  return { host, infos, backend, signal, path: await backend.open(lease, signal, new Map()) }
+}
+
+it('has peers told of another IPv6 address, and goes on', async () => {
+  const { host, infos, backend, signal, path } = await opened()
+  expect([await path.resync(), path.isOutdated]).toEqual([[], false])
+  host.ipv6 = 'fd00::a1'
+  expect([await path.resync(), path.isOutdated]).toEqual([[], true])
+  const attrs = await backend.prepare(signal)
+  expect(attrs.publicIp).toEqual({ ipv4: parseIpv4('192.0.2.1'), ipv6: parseIpv6('fd00::a1') })
+  await path.renew!(attrs)
+  expect(infos.at(-1)).toBe('Peers are told that the address of eth0 changed from fd00::1 to fd00::a1')
+  expect([await path.resync(), path.isOutdated]).toEqual([[], false])
+})
+
+it('ends with another IPv4 address, by which its packets go', async () => {
+  const { host, path } = await opened()
+  host.ipv4 = '192.0.2.99'
+  expect([await path.resync(), path.isOutdated]).toEqual([[], false])
+  expect((await path.fault).message).toBe('the address of eth0 changed from 192.0.2.1 to 192.0.2.99')
+})

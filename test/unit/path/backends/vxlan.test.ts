@@ -1,0 +1,86 @@
+// vxlan.test.ts - what the vxlan backend reads of a peer, and what it publishes.
+
+import { expect, it } from 'vitest'
+import { vtepMacOf } from '../../../../src/path/backends/vxlan-config.ts'
+import { createVxlanBackend } from '../../../../src/path/backends/vxlan.ts'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { encodeLeaseValue } from '../../../../src/control/lease/lease.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+
+it.each([
+  [{ VNI: 1, VtepMAC: '5A:11:22:33:44:55' }, '5a:11:22:33:44:55'],
+  [{ VtepMAC: '02:00:00:00:00:01' }, '02:00:00:00:00:01'],
+  [{ VtepMAC: '01:00:5e:00:00:01' }, undefined],
+  [{ VtepMAC: 'ff:ff:ff:ff:ff:ff' }, undefined],
+  [{ VtepMAC: '00:00:00:00:00:00' }, undefined],
+  [{ VtepMAC: '02:00:00:00:00:01 dev lo' }, undefined],
+  [{ VtepMAC: 7 }, undefined],
+  ['02:00:00:00:00:01', undefined],
+  [null, undefined],
+  [undefined, undefined],
+])('of %j the MAC is %s', (backendData, mac) => {
+  expect(vtepMacOf({ publicIp: { ipv4: 0xc0000202 }, backendType: 'vxlan', backendData }, 'ipv4')).toBe(mac)
+})
+
+it('keeps the MAC that peers know while its device is gone and the store no longer answers', async () => {
+  const warnings: string[] = []
+  const log = { info: () => {}, warn: (line: string) => void warnings.push(line), error: () => {}, v: () => false }
+  const address = 0xc0000201
+  const known = '5a:11:22:33:44:55'
+  let isAway = false
+  const config = parseNetworkConfig('{"Network":"192.0.0.0/16","Backend":{"Type":"vxlan","DataPath":"userspace"}}')
+  const backend = createVxlanBackend({
+    ...{ config, settings: readSettings('vxlan', config.backend) },
+    external: {
+      ...{ name: 'eth0', mtu: 1500, address: { ipv4: address }, publicIp: { ipv4: address } },
+      named: { address: { ipv4: true }, publicIp: { ipv4: true } },
+    },
+    startEngine: () => Promise.reject(new Error('nothing is opened here')),
+    persistence: { persist: true, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
+    publishedBefore: async () =>
+      isAway ? undefined : { publicIp: { ipv4: address }, backendType: 'vxlan', backendData: { VtepMAC: known } },
+    run: () => Promise.reject(new WeftError('COMMAND', 'Device does not exist.')),
+    log,
+  })
+  const macOf = async () => vtepMacOf(await backend.prepare(new AbortController().signal), 'ipv4')
+  expect(await macOf()).toBe(known)
+  isAway = true
+  expect(await macOf()).toBe(known)
+  // It is prepared again whenever a data path is opened again.
+  expect(warnings).toEqual([expect.stringContaining("contains this node's own address 192.0.2.1")])
+})
+
+it('publishes null for the data of IPv4 where it has IPv6 alone, and the MAC of IPv6 that it published before', async () => {
+  const config = parseNetworkConfig(
+    '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan","DataPath":"kernel"}}',
+  )
+  const address = { ipv6: (0xfd00n << 112n) + 1n }
+  const before = { VNI: 1, VtepMAC: '5a:11:22:33:44:66' }
+  const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
+  const backend = createVxlanBackend({
+    ...{ config, settings: readSettings('vxlan', config.backend) },
+    external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: { ipv6: true }, publicIp: {} } },
+    startEngine: () => Promise.reject(new Error('nothing is opened here')),
+    persistence: { persist: true, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
+    publishedBefore: async () => ({
+      ...{ publicIp: address, backendType: 'vxlan', backendData: { VNI: 1, VtepMAC: '02:00:00:00:00:04' } },
+      backendV6Data: before,
+    }),
+    run: async (_file, args) => {
+      if (args.includes('add') || args.includes('del')) return '' // the kernel has vxlan
+      throw new WeftError('COMMAND', 'Device does not exist.')
+    },
+    log,
+  })
+  const attrs = await backend.prepare(new AbortController().signal)
+  expect(encodeLeaseValue(attrs)).toBe(
+    '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::1","BackendType":"vxlan","BackendData":null,' +
+      '"BackendV6Data":{"VNI":1,"VtepMAC":"5a:11:22:33:44:66"}}',
+  )
+  const subnet = { ipv6: { address: 0xfd00_0005n << 96n, prefixLength: 64 } }
+  expect(backend.words!.added({ key: 'k', subnet, attrs: { ...attrs, backendData: undefined } })).toBe(
+    'Received Subnet Event with VxLan: BackendType: vxlan, PublicIP: 0.0.0.0, PublicIPv6: fd00::1, BackendData: (nil), ' +
+      'BackendV6Data: {"VNI":1,"VtepMAC":"5a:11:22:33:44:66"}',
+  )
+})

@@ -1,0 +1,167 @@
+// wireguard-device.test.ts - how a key comes to wg: by a file that nobody else may open, and that is gone after it.
+
+import { spawnSync } from 'node:child_process'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
+import { symlinkSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
+import { openWireguardDevice } from '../../../../src/path/backends/wireguard-device.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+import { run as runForReal, type Run } from '../../../../src/host/command.ts'
+import { Secret } from '../../../../src/base/secret.ts'
+import { log } from '../../../support/fake-host.ts'
+
+const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
+/** The node's own. */
+const KEY = 'dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo='
+const PEER = { publicKey: 'K', endpoint: '192.0.2.1:51820', allowedIps: ['10.5.2.0/24'] }
+
+let folder: string
+/** What stood in the file when wg ran, the modes of the file and its folder, and where that was. */
+let seen: { readonly text: string; readonly modes: readonly number[]; readonly folder: string }[]
+let refuses: boolean
+/** The peers that wg tells of. */
+let dumped: readonly string[]
+/** What happens while wg starts. */
+let meanwhile: () => Promise<void>
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
+  vi.stubEnv('TMPDIR', '/nowhere') // as with a read-only root
+  ;[seen, refuses, meanwhile, dumped] = [[], false, async () => {}, []]
+})
+afterEach(() => {
+  vi.unstubAllEnvs()
+  rmSync(folder, { recursive: true })
+})
+
+const run: Run = async (file, args) => {
+  if (file === 'ip' && args.includes('show')) return '[]'
+  if (file === 'wg' && args[0] === 'show') return ['priv\tPUB\t51820\toff', ...dumped, ''].join('\n')
+  const at = args.findIndex((word) => word === 'preshared-key' || word === 'private-key')
+  if (at < 0) return ''
+  if (args[at] === 'preshared-key') await meanwhile()
+  const path = args[at + 1]!
+  const modes = [path, dirname(path)].map((each) => statSync(each).mode & 0o777)
+  seen.push({ text: readFileSync(path, 'utf8'), modes, folder: dirname(dirname(path)) })
+  if (refuses) throw new WeftError('COMMAND', 'wg failed')
+  return ''
+}
+const open = (keyFile: string) =>
+  openWireguardDevice(
+    {
+      ...{
+        name: 'flannel-wg',
+        keyFile,
+        privateKey: new Secret(KEY),
+        ownKey: 'PUB',
+        port: 51_820,
+        byWireguardGo: false,
+        psk: new Secret(PSK),
+        keepalive: 0,
+      },
+      run,
+      log,
+    },
+    new AbortController().signal,
+  )
+
+/** Our folders with a key, in memory. */
+const inMemory = (): string[] => readdirSync('/dev/shm').filter((name) => name.startsWith(`.weft-${process.pid}-`))
+
+it('stays until wg has read it, though another device is opened meanwhile', async () => {
+  const keyFile = join(folder, 'wgkey')
+  const device = await open(keyFile)
+  meanwhile = async () => void (await open(keyFile))
+  await device.setPeers([PEER])
+  expect(seen.map(({ text }) => text)).toEqual([KEY, KEY, PSK]) // of one device, of the other, of the peer of the first
+})
+
+it('lies in memory, for root alone, and is removed, also when wg fails', async () => {
+  const device = await open(join(folder, 'wgkey'))
+  for (refuses of [false, true]) {
+    const failure = await device.setPeers([PEER]).then(() => undefined, String)
+    expect(failure).toBe(refuses ? 'WeftError: wg failed' : undefined)
+    expect(seen.at(-1)).toEqual({ text: PSK, modes: [0o600, 0o700], folder: '/dev/shm' })
+    expect([readdirSync(folder), inMemory()]).toEqual([[], []])
+  }
+})
+
+it('tells of each session what the device has of it, its keys for as long as they may be used', async () => {
+  vi.useFakeTimers({ toFake: ['Date'], now: 1_000_000_000_000 })
+  try {
+    const device = await open(join(folder, 'wgkey'))
+    const none = 'K1\t(none)\t(none)\t10.5.2.0/24\t0\t0\t148\toff'
+    const line = (key: string, at: number): string => `${key}\t${PSK}\t192.0.2.2:1\t10.5.3.0/24\t${at}\t600\t700\t25`
+    dumped = [none, line('K2', 999_999_980), line('K3', 999_999_820), line('K4', 1_000_000_007)]
+    const traffic = await device.traffic()
+    const counted = { txBytes: 700, rxBytes: 600 }
+    expect([...traffic].map(([key, { session }]) => [key, session])).toEqual([
+      ['K1', { publicKey: 'K1', handshakeAt: undefined, ageMs: undefined, txBytes: 148, rxBytes: 0 }],
+      ['K2', { publicKey: 'K2', handshakeAt: 999_999_980_000, ageMs: 20_000, ...counted }],
+      ['K3', { publicKey: 'K3', handshakeAt: 999_999_820_000, ageMs: undefined, ...counted }],
+      // The clock was set back since.
+      ['K4', { publicKey: 'K4', handshakeAt: 1_000_000_007_000, ageMs: 0, ...counted }],
+    ])
+    expect(JSON.stringify([...traffic])).not.toContain(PSK)
+  } finally {
+    vi.useRealTimers()
+  }
+})
+
+it('is removed at the next start where a kill left it, but not of one that lives', async () => {
+  const dead = spawnSync('true').pid
+  const left = [`.weft-${dead}-abcdef`, '.weft-abcdef', `.weft-${process.pid}-abcdef`]
+  for (const name of [...left, `.weft-${process.ppid}-abcdef`, 'weft-1']) {
+    mkdirSync(join(folder, name))
+    writeFileSync(join(folder, name, 'psk'), PSK)
+  }
+  const elsewhere = mkdtempSync('/tmp/weft-wg-')
+  symlinkSync(elsewhere, join(folder, `.weft-${dead}-ghijkl`))
+  writeFileSync(join(elsewhere, 'kept'), '')
+  mkdirSync(`/dev/shm/.weft-${dead}-abcdef`)
+  try {
+    await open(join(folder, 'wgkey'))
+    expect(readdirSync(folder).toSorted()).toEqual(
+      [`.weft-${process.ppid}-abcdef`, `.weft-${dead}-ghijkl`, 'weft-1'].toSorted(),
+    )
+    expect(existsSync(`/dev/shm/.weft-${dead}-abcdef`)).toBe(false)
+    expect(readdirSync(elsewhere)).toEqual(['kept'])
+  } finally {
+    rmSync(elsewhere, { recursive: true })
+    rmSync(`/dev/shm/.weft-${dead}-abcdef`, { recursive: true, force: true })
+  }
+})
+
+it('is not in what wg says of a key that is none', async ({ skip }) => {
+  const path = join(folder, 'key')
+  writeFileSync(path, `${'sesame'.repeat(8).slice(0, 42)}!=\n`)
+  const said = await runForReal('wg', ['set', 'lo', 'private-key', path]).catch((error: Error) => error.message)
+  skip(said.includes('not installed'), 'wg is not installed')
+  expect(said).toMatch(/not the correct length or format$/)
+})
+
+it('closes also where wireguard-go does not end when it is told to', async () => {
+  const path = join(folder, 'setpriv')
+  writeFileSync(path, '#!/bin/sh\ntrap "" TERM\necho UAPI listener started\nwhile :; do sleep 1; done\n', {
+    mode: 0o755,
+  })
+  vi.stubEnv('PATH', `${folder}:${process.env['PATH']}`)
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
+  try {
+    const own = { keyFile: join(folder, 'wgkey'), privateKey: new Secret(KEY), ownKey: 'PUB' }
+    const options = { name: 'flannel-wg', ...own, port: 51_820, keepalive: 0 }
+    const { signal } = new AbortController()
+    const quiet = { ...log, info: () => {} }
+    const device = await openWireguardDevice(
+      { ...options, psk: new Secret(''), byWireguardGo: true, run, log: quiet },
+      signal,
+    )
+    const closing = device.close()
+    await vi.advanceTimersByTimeAsync(2_000)
+    await closing
+    expect(await device.fault).toMatchObject({ message: 'wireguard-go ended' })
+  } finally {
+    vi.useRealTimers()
+  }
+})

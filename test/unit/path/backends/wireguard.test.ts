@@ -1,0 +1,533 @@
+// wireguard.test.ts - which families its devices carry, and what ends them.
+
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import {
+  formatAddress,
+  formatEndpoint,
+  formatNet,
+  parseAddress,
+  type Addresses,
+  type Nets,
+} from '../../../../src/net/address.ts'
+import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
+import { decodePeers } from '../../../../src/path/engine/peers.ts'
+import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import { publicKeyTo } from '../../../../src/path/backends/wireguard/key-file.ts'
+import { Secret } from '../../../../src/base/secret.ts'
+import { createWireguardBackend, endOf } from '../../../../src/path/backends/wireguard.ts'
+import { host, installHost, log } from '../../../support/fake-host.ts'
+
+const KEY = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
+const OTHER_KEY = 'XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os='
+const BOTH = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:0:1::/64')! }
+const PORTS = { ipv4: 51_820, ipv6: 51_821 }
+const publicIp = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')! }
+
+installHost()
+let folder: string
+let commands: string[]
+let publicKey: string
+/** The address of eth0. */
+let ipv6: string
+/** That of eth0, in bytes. */
+let mtu: number
+/** What the device says of its peers. */
+let dumped: string
+beforeEach(() => {
+  dumped = ''
+  folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
+  writeFileSync(join(folder, 'wgkey'), KEY)
+  vi.stubEnv('WIREGUARD_KEY_FILE', join(folder, 'wgkey'))
+  ;[commands, publicKey, ipv6, mtu] = [[], publicKeyTo(new Secret(KEY)), '2001:db8::1', 1500]
+})
+afterEach(() => {
+  vi.unstubAllEnvs()
+  rmSync(folder, { recursive: true })
+})
+
+/** A host whose devices, and eth0, are all there; what is asked of it is noted. */
+const run: Run = async (file, args) => {
+  const command = [file, ...args].join(' ')
+  if (file === 'wg' && args[0] === 'show') return `priv\t${publicKey}\t51820\toff\n${dumped}`
+  const [, device] = / show dev (\S+)$/.exec(command) ?? []
+  if (device === 'eth0' || commands.some((each) => each.startsWith(`ip link add ${device} `))) {
+    const info = device === 'eth0' ? [{ local: '192.0.2.1' }, { local: ipv6 }] : []
+    return JSON.stringify([
+      { ifindex: 1, ifname: device, mtu: device === 'eth0' ? mtu : 1420, flags: ['UP'], addr_info: info },
+    ])
+  }
+  if (args.includes('show')) return '[]'
+  commands.push(command)
+  return ''
+}
+
+/** The kernel carries it here. */
+const NO_ENGINE = {
+  startEngine: () => Promise.reject(new Error('no engine')),
+  persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: () => Promise.resolve(undefined) },
+}
+
+const externalOf = () => ({ name: 'eth0', mtu, address: publicIp, publicIp, named: { address: {}, publicIp: {} } })
+
+async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
+  const config = parseNetworkConfig(
+    `{"Network":"${network}","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"wireguard","Mode":"${mode}"}}`,
+  )
+  const backend = createWireguardBackend({
+    ...{ config, settings: readSettings('wireguard', config.backend), external: externalOf(), run, log },
+    ...NO_ENGINE,
+  })
+  const { signal } = new AbortController()
+  const attrs = await backend.prepare(signal)
+  const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
+  return { path: await backend.open(lease, signal, new Map()), prepare: () => backend.prepare(signal) }
+}
+
+const routes = (): string[] => commands.flatMap((command) => /^ip route replace (\S+ dev \S+)/.exec(command)?.[1] ?? [])
+
+it.each<[mode: string, subnet: Nets, expected: readonly string[]]>([
+  ['separate', BOTH, ['10.5.0.0/16 dev flannel-wg', 'fd00:5::/48 dev flannel-wg-v6']],
+  ['separate', { ipv4: BOTH.ipv4 }, ['10.5.0.0/16 dev flannel-wg']],
+  ['separate', { ipv6: BOTH.ipv6 }, ['fd00:5::/48 dev flannel-wg-v6']],
+  ['auto', BOTH, ['10.5.0.0/16 dev flannel-wg', 'fd00:5::/48 dev flannel-wg']],
+  ['auto', { ipv4: BOTH.ipv4 }, ['10.5.0.0/16 dev flannel-wg']],
+  ['ipv4', { ipv6: BOTH.ipv6 }, ['fd00:5::/48 dev flannel-wg']],
+  ['ipv6', { ipv4: BOTH.ipv4 }, ['10.5.0.0/16 dev flannel-wg']],
+])('in the mode %s it carries what the node has subnets of: case %#', async (mode, subnet, expected) => {
+  const { path } = await open(mode, subnet)
+  expect(routes().toSorted()).toEqual(expected)
+  expect(path.lacking ?? {}).toEqual({})
+  const devices = expected.map((route) => [route.includes(':') ? 'ipv6' : 'ipv4', route.split(' ').at(-1)])
+  expect(path.carrier().devices).toEqual(Object.fromEntries(devices))
+  const source = path.probeSource
+  expect([source?.ipv4, source?.ipv6]).toEqual([subnet.ipv4?.address, subnet.ipv6?.address])
+  await path.close()
+})
+
+it.each(['separate', 'auto', 'ipv4'])(
+  'in the mode %s carries IPv4 where IPv6 does not fit, and says so',
+  async (mode) => {
+    mtu = 1340
+    const { path, prepare } = await open(mode, BOTH)
+    expect(routes()).toEqual(['10.5.0.0/16 dev flannel-wg'])
+    expect([path.mtu, path.lacking]).toEqual([
+      1260,
+      { ipv6: expect.stringContaining('IPv6 needs an MTU of 1280, and containers would have 1260 here') as string },
+    ])
+    expect(path.probeSource).toEqual({ ipv4: BOTH.ipv4.address, ipv6: undefined })
+    // A larger one has it opened anew.
+    mtu = 1500
+    await path.resync()
+    expect((await path.fault).message).toBe('the MTU of eth0 changed from 1340 to 1500')
+    await path.close()
+    await prepare()
+  },
+)
+
+it.each(['separate', 'auto'])('in the mode %s is refused where IPv6 is alone and does not fit', async (mode) => {
+  mtu = 1340
+  await expect(open(mode, { ipv6: BOTH.ipv6 })).rejects.toMatchObject({ code: 'CONFIG' })
+})
+
+it.each(['separate', 'auto'])(
+  'in the mode %s keeps the key of its start, whatever becomes of the file, and says so once',
+  async (mode) => {
+    const { path, prepare } = await open(mode, BOTH)
+    const file = join(folder, 'wgkey')
+    const said = (): string[] => host.lines.filter((line) => line.includes('key'))
+    const keyOf = async () => (await prepare()).backendData
+    const published = await keyOf()
+    expect(published).toEqual({ PublicKey: publicKey, Port: 51_820 })
+    await path.resync()
+    expect(said()).toEqual([])
+    for (const [put, change] of [
+      [() => writeFileSync(file, OTHER_KEY), 'holds another key'],
+      [() => writeFileSync(file, 'no key'), 'holds no WireGuard key'],
+      [() => rmSync(file), 'is gone'],
+    ] as const) {
+      put()
+      for (let looks = 0; looks < 3; looks++) await path.resync()
+      expect(said().splice(0)).toEqual([
+        `This node goes on with the key of its start, and the key file ${file} ${change}: restart weftd to have it go by the file`,
+      ])
+      host.lines.length = 0
+      expect(await keyOf()).toEqual(published)
+    }
+    expect(existsSync(file)).toBe(false)
+    writeFileSync(file, KEY)
+    await path.resync()
+    expect(said()).toEqual([`The key file ${file} holds the key of this node again`])
+    await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
+    await path.close()
+  },
+)
+
+it.each(['separate', 'auto'])(
+  'in the mode %s keeps its devices when the address of the host is another',
+  async (mode) => {
+    const { path, prepare } = await open(mode, BOTH)
+    await path.resync()
+    expect(path.isOutdated).toBe(false)
+    ipv6 = '2001:db8::2'
+    const made = (): number => commands.filter((command) => /^ip link (add|del) /.test(command)).length
+    const before = made()
+    await path.resync()
+    expect([path.isOutdated, path.lacking]).toEqual([true, {}])
+    await path.renew!(await prepare())
+    expect(path.isOutdated).toBe(false)
+    expect(made()).toBe(before)
+    await path.close()
+  },
+)
+
+it.each([
+  ['auto', '127.0.0.1', '2001:db8::2', ['IPv4', 'IPv6'], '127.0.0.1 is no address of a host'],
+  ['ipv6', '192.0.2.2', '::1', ['IPv4', 'IPv6'], '::1 is no address of a host'],
+  ['ipv6', '192.0.2.2', '2001:db8::1', ['IPv4', 'IPv6'], "2001:db8::1 is this node's own address"],
+  ['ipv4', '192.0.2.2', '::1', ['IPv6'], '::1 is no address of a host'],
+])('in the mode %s has no peer whose datagrams go to nobody: %s, %s', async (mode, ipv4, other, families, why) => {
+  const { path } = await open(mode, BOTH)
+  const attrs = {
+    ...{ publicIp: { ipv4: parseIpv4(ipv4)!, ipv6: parseIpv6(other)! }, backendType: 'wireguard' },
+    ...{ backendData: { PublicKey: KEY }, backendV6Data: { PublicKey: KEY } },
+  }
+  const subnet = { ipv4: parseIpv4Net('10.5.2.0/24')!, ipv6: parseIpv6Net('fd00:5:0:2::/64')! }
+  await path.apply(new Map([['k', { key: 'k', subnet, attrs }]]), 'own')
+  expect(host.lines.filter((line) => line.includes('Lease k'))).toEqual(
+    families.map((family) => expect.stringContaining(`Lease k is not used for ${family}: ${why}`) as string),
+  )
+  expect(path.peers().map((peer) => [peer.ipv4 !== undefined, peer.ipv6 !== undefined])).toEqual(
+    families.length === 2 ? [] : [[true, false]],
+  )
+  await path.close()
+})
+
+it('says where the device sends to, once it is asked, and not where a peer was that has moved since', async () => {
+  const { path } = await open('separate', { ipv4: BOTH.ipv4 })
+  const attrs = { publicIp: { ipv4: parseIpv4('172.16.0.3')! }, backendType: 'wireguard' }
+  const leases = (port: number) =>
+    new Map([
+      [
+        'k',
+        {
+          ...{ key: 'k', subnet: { ipv4: parseIpv4Net('10.5.2.0/24')! } },
+          attrs: { ...attrs, backendData: { PublicKey: OTHER_KEY, Port: port } },
+        },
+      ],
+    ])
+  const endpoint = (): string | undefined => path.peers()[0]?.ipv4?.endpoint
+  await path.apply(leases(51_820), 'own')
+  expect(endpoint()).toBe('172.16.0.3:51820')
+  for (const [at, expected] of [
+    ['192.0.2.9:22235', '192.0.2.9:22235'],
+    ['(none)', '192.0.2.9:22235'],
+  ]) {
+    dumped = `${OTHER_KEY}\t(none)\t${at}\t10.5.2.0/24\t0\t1\t1\toff\n`
+    await path.traffic!()
+    expect(endpoint()).toBe(expected)
+  }
+  await path.apply(leases(51_830), 'own')
+  expect(endpoint()).toBe('172.16.0.3:51830')
+  await path.close()
+})
+
+it('warns once of a network that holds its own address, however often it is prepared', async () => {
+  const { path, prepare } = await open('separate', BOTH, '192.0.0.0/16')
+  await prepare()
+  expect(host.lines.filter((line) => line.includes("contains this node's own address"))).toHaveLength(1)
+  await path.close()
+})
+
+/** The endpoint of a peer, as the log has it. */
+function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: number): string {
+  const config = parseNetworkConfig(
+    JSON.stringify({
+      ...{ Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' },
+      Backend: { Type: 'wireguard', ...backend },
+    }),
+  )
+  const external = { name: 'eth0', mtu, address: own, publicIp: own, named: { address: {}, publicIp: {} } }
+  const { words } = createWireguardBackend({
+    ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+    ...NO_ENGINE,
+  })
+  const data = { PublicKey: KEY, ...(port === undefined ? {} : { Port: port }) }
+  const attrs = { publicIp: peer, backendType: 'wireguard', backendData: data, backendV6Data: data }
+  return words!.added({ key: 'k', subnet: BOTH, attrs }).replace(/^Subnet added: \S+ via /, '')
+}
+
+it.each([
+  [{}, undefined, '192.0.2.2:51820'],
+  [{ ListenPort: 1234 }, undefined, '192.0.2.2:1234'],
+  [{ ListenPort: 1234 }, 0, '192.0.2.2:1234'],
+  [{ ListenPort: 1234 }, 4321, '192.0.2.2:4321'],
+  [{ ListenPort: 1234, ListenPortV6: 5678, Mode: 'ipv6' }, 0, '[2001:db8::2]:1234'],
+])(
+  'with %j takes a peer that publishes the port %s for one that listens where it does itself',
+  (backend, port, end) => {
+    expect(
+      endpointOf(backend, publicIp, { ipv4: parseIpv4('192.0.2.2')!, ipv6: parseIpv6('2001:db8::2')! }, port),
+    ).toBe(end)
+  },
+)
+
+it.each([
+  ['192.0.2.1 2001:db8::1', '192.0.2.2 2001:db8::2', '192.0.2.2'],
+  ['192.0.2.1 2001:db8::1', '10.0.0.2 2001:db8::2', '[2001:db8::2]'],
+  ['192.0.2.1 2001:db8::1', '172.31.0.2 2001:db8::2', '[2001:db8::2]'],
+  ['192.0.2.1 2001:db8::1', '192.168.0.2 fd00::2', '192.168.0.2'],
+  ['192.0.2.1 fd00::1', '10.0.0.2 2001:db8::2', '10.0.0.2'],
+  ['192.0.2.1 2001:db8::1', '10.0.0.2', '10.0.0.2'],
+  ['192.0.2.1 2001:db8::1', '2001:db8::2', '[2001:db8::2]'],
+  ['2001:db8::1', '192.0.2.2 2001:db8::2', '[2001:db8::2]'],
+  ['192.0.2.1 fe80::1', '10.0.0.2 2001:db8::2', '10.0.0.2'],
+])('in the mode auto a node at %s sends to one at %s by %s', (own, peer, at) => {
+  const addresses = (text: string): Addresses =>
+    Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
+  expect(endpointOf({ Mode: 'auto' }, addresses(own), addresses(peer))).toBe(`${at}:51820`)
+})
+
+describe('the end of a peer that flanneld runs', () => {
+  // It publishes another port with IPv6, and listens there with a device for each family alone (pkg/backend/wireguard).
+  const data = (port: number) => ({ PublicKey: KEY, Port: port })
+  const both = { publicIp, backendType: 'wireguard', backendData: data(51_820), backendV6Data: data(51_821) }
+  const ipv6Alone = { publicIp: { ipv6: publicIp.ipv6 }, backendType: 'wireguard', backendV6Data: data(51_821) }
+
+  it.each([
+    ['ipv4', false, both, '192.0.2.1:51820', ['10.5.1.0/24']],
+    ['ipv6', false, both, '[2001:db8::1]:51821', ['fd00:5:0:1::/64']],
+    ['ipv4', true, both, '192.0.2.1:51820', ['10.5.1.0/24', 'fd00:5:0:1::/64']],
+    ['ipv6', true, both, '[2001:db8::1]:51820', ['10.5.1.0/24', 'fd00:5:0:1::/64']],
+    ['ipv6', true, ipv6Alone, '[2001:db8::1]:51821', ['10.5.1.0/24', 'fd00:5:0:1::/64']],
+    ['ipv4', true, ipv6Alone, undefined, undefined],
+  ] as const)(
+    'by %s, with one device: %s, is the port that it listens on: case %#',
+    (outer, isOneDevice, attrs, endpoint, allowedIps) => {
+      const end = endOf({ key: 'k', subnet: BOTH, attrs }, outer, isOneDevice, PORTS)
+      expect([end?.endpoint, end?.allowedIps]).toEqual([endpoint, allowedIps])
+    },
+  )
+})
+
+describe('what this Node.js lacks', () => {
+  /** Who carries it on a host whose kernel has no WireGuard, and what is published. */
+  async function chosen(backend: object, lacks: readonly string[]) {
+    const config = parseNetworkConfig(
+      JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', ...backend } }),
+    )
+    const without: Run = async (file, args, options) => {
+      if (file === 'wg' && args[0] === 'pubkey') return `of wg pubkey, from ${options?.input}\n`
+      if (args.includes('add')) throw new WeftError('NO_DEVICE_TYPE', 'no such device')
+      return run(file, args, options)
+    }
+    const made = createWireguardBackend({
+      ...{
+        config,
+        settings: readSettings('wireguard', config.backend),
+        external: externalOf(),
+        run: without,
+        log,
+        lacks,
+      },
+      ...NO_ENGINE,
+    })
+    const { backendData } = await made.prepare(new AbortController().signal)
+    return { names: made.tunNames, backendData }
+  }
+
+  it('leaves WireGuard to wireguard-go, and says why', async () => {
+    expect(await chosen({}, [])).toEqual({
+      names: ['flannel-wg'],
+      backendData: { PublicKey: publicKey, Port: 51_820, AnyPort: true },
+    })
+    expect(host.lines.splice(0)).toEqual(['WireGuard is carried by weftd itself: no such device'])
+    expect(await chosen({}, ['BLAKE2s', 'ChaCha20-Poly1305'])).toEqual({
+      names: undefined,
+      backendData: { PublicKey: publicKey, Port: 51_820 },
+    })
+    expect(host.lines).toEqual([
+      'WireGuard is carried by wireguard-go: no such device, and this Node.js has no BLAKE2s, no ChaCha20-Poly1305',
+    ])
+  })
+
+  it('is no reason for others not to: wg knows the public key then', async () => {
+    const { backendData } = await chosen({ DataPath: 'kernel' }, ['X25519'])
+    expect(backendData).toEqual({ PublicKey: `of wg pubkey, from ${KEY}`, Port: 51_820 })
+  })
+
+  it('is an error where weftd was to carry it', async () => {
+    await expect(chosen({ DataPath: 'userspace' }, ['X25519'])).rejects.toMatchObject({
+      code: 'DEVICE',
+      message: 'this Node.js has no X25519: weftd cannot carry WireGuard itself',
+      remedy: expect.stringContaining('not in FIPS mode') as string,
+    })
+  })
+})
+
+describe('weftd itself, in the mode auto', () => {
+  const KEYS = ['ipv4', 'ipv6'] as const
+  /** A data path on an engine that only remembers what it was told. */
+  async function opened(
+    own: string,
+    network: object,
+    besides: Partial<Engine> = {},
+    { publicAs = own, ...given } = {},
+  ) {
+    const isNamed = publicAs !== own
+    const external = {
+      ...{ ...externalOf(), address: addressesOf(own), publicIp: addressesOf(publicAs) },
+      named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: isNamed, ipv6: isNamed } },
+    }
+    ipv6 = own.split(' ').find((each) => each.includes(':')) ?? ipv6
+    const config = parseNetworkConfig(
+      JSON.stringify({ ...network, Backend: { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto', ...given } }),
+    )
+    let told: EngineConfig | undefined
+    let records: Uint8Array = new Uint8Array()
+    const backend = createWireguardBackend({
+      ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+      ...NO_ENGINE,
+      async startEngine(engineConfig) {
+        told = engineConfig
+        commands.push(`ip link add ${engineConfig.tunName} `)
+        return { ...quietEngine(engineConfig.tunName), setPeers: (all) => void (records = all), ...besides }
+      },
+    })
+    const { signal } = new AbortController()
+    const attrs = await backend.prepare(signal)
+    const subnet = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, BOTH[family]]))
+    const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
+    const path = await backend.open(lease, signal, new Map())
+    return {
+      ...{ path, data: attrs.backendData },
+      config: told!,
+      ends: async (peers: readonly string[], more: readonly object[] = []): Promise<string[]> => {
+        const leases = peers.map((text, at): readonly [string, Lease] => {
+          const data = {
+            PublicKey: publicKeyTo(new Secret(Buffer.alloc(32, at + 1).toString('base64'))),
+            Port: 1000 + at,
+            ...more[at],
+          }
+          const net = { ipv4: parseIpv4Net(`10.5.${at + 2}.0/24`)!, ipv6: parseIpv6Net(`fd00:5:0:${at + 2}::/64`)! }
+          const of = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, net[family]]))
+          const attrsOf = { publicIp: addressesOf(text), backendType: 'wireguard', backendData: data }
+          return [`k${at}`, { key: `k${at}`, subnet: of, attrs: attrsOf }]
+        })
+        await path.apply(new Map(leases), 'own')
+        return decodePeers(records).map(
+          ({ subnet: of, endpoint, port, other, isFromKnownPort }) =>
+            `${formatNet(of)} ${formatEndpoint(endpoint, port)} ${other === undefined ? '-' : formatAddress(other)}` +
+            (isFromKnownPort ? '' : ', by lanes'),
+        )
+      },
+    }
+  }
+  const addressesOf = (text: string): Addresses =>
+    Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
+  const quietEngine = (tunName: string): Engine => ({
+    ...{ kind: 'native', tunName, offloads: [], notes: [], details: [], hasOther: true, fault: new Promise(() => {}) },
+    ...{ setPeers: () => {}, changePeers: () => {}, counters: () => ({}), traffic: () => new Float64Array() },
+    ...{ drops: (after = []) => ({ next: after, packets: [] }), threads: () => ({}), takeStrangers: () => [] },
+    send: () => {},
+    stop: async () => {},
+  })
+  const TWO = { Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+
+  it('has sockets of both families, and sends to each peer by the one that flanneld chooses', async () => {
+    const { path, config, ends } = await opened('192.0.2.1 2001:db8::1', TWO)
+    expect(config).toMatchObject({ bindAddress: '192.0.2.1', otherAddress: '2001:db8::1', port: 51_820, mtu: 1420 })
+    const peers = ['192.0.2.2 2001:db8::2', '10.0.0.3 2001:db8::3', '192.168.0.4 fd77::4', '192.0.2.5', '2001:db8::6']
+    expect(await ends(peers)).toEqual([
+      '10.5.2.0/24 192.0.2.2:1000 2001:db8::2',
+      '10.5.3.0/24 [2001:db8::3]:1001 10.0.0.3',
+      '10.5.4.0/24 192.168.0.4:1002 fd77::4',
+      '10.5.5.0/24 192.0.2.5:1003 -',
+      '10.5.6.0/24 [2001:db8::6]:1004 -',
+      'fd00:5:0:2::/64 192.0.2.2:1000 2001:db8::2',
+      'fd00:5:0:3::/64 [2001:db8::3]:1001 10.0.0.3',
+      'fd00:5:0:4::/64 192.168.0.4:1002 fd77::4',
+      'fd00:5:0:5::/64 192.0.2.5:1003 -',
+      'fd00:5:0:6::/64 [2001:db8::6]:1004 -',
+    ])
+    // Nothing is sent that is not sealed, as who asks for the other family would.
+    expect([path.underlays, path.tunNames]).toEqual([undefined, ['flannel-wg']])
+    await path.close()
+  })
+
+  it('has the sockets of one family where the host has the other on its own link alone, or not', async () => {
+    const { path, config, ends } = await opened('192.0.2.1 fe80::1', TWO)
+    expect([config.bindAddress, config.otherAddress]).toEqual(['192.0.2.1', undefined])
+    expect(await ends(['10.0.0.2 2001:db8::2', '2001:db8::3'])).toEqual([
+      '10.5.2.0/24 10.0.0.2:1000 -',
+      'fd00:5:0:2::/64 10.0.0.2:1000 -',
+    ])
+    expect(host.lines.filter((line) => line.includes('Lease k1 is not used'))).toHaveLength(2)
+    await path.close()
+    const alone = await opened('192.0.2.1', { Network: '10.5.0.0/16' })
+    expect([alone.config.bindAddress, alone.config.otherAddress]).toEqual(['192.0.2.1', undefined])
+    expect(await alone.ends(['10.0.0.2 2001:db8::2'])).toEqual(['10.5.2.0/24 10.0.0.2:1000 -'])
+    await alone.path.close()
+  })
+
+  it('sends from the port of each lane to those alone who say that they do so themselves', async () => {
+    const { path, ends } = await opened('192.0.2.1', { Network: '10.5.0.0/16' })
+    const said = [{ AnyPort: true }, { AnyPort: 'true' }, { AnyPort: false }, {}]
+    expect(await ends(['10.0.0.2', '10.0.0.3', '10.0.0.4', '10.0.0.5'], said)).toEqual([
+      '10.5.2.0/24 10.0.0.2:1000 -, by lanes',
+      '10.5.3.0/24 10.0.0.3:1001 -',
+      '10.5.4.0/24 10.0.0.4:1002 -',
+      '10.5.5.0/24 10.0.0.5:1003 -',
+    ])
+    await path.close()
+  })
+
+  it.each([
+    { of: 'that keeps a hole open', isBehind: { PersistentKeepaliveInterval: 25 } },
+    { of: 'behind a translation of addresses', isBehind: { publicAs: '203.0.113.1' } },
+  ])('sends all from the port that it listens on, on a host $of, and says so', async ({ isBehind }) => {
+    const { path, data, ends } = await opened('192.0.2.1', { Network: '10.5.0.0/16' }, {}, isBehind)
+    expect(data).toEqual({ PublicKey: publicKey, Port: 51_820 })
+    expect(await ends(['10.0.0.2'], [{ AnyPort: true }])).toEqual(['10.5.2.0/24 10.0.0.2:1000 -'])
+    await path.close()
+  })
+
+  it('does not go on with one family where the sockets of the other cannot be had', async () => {
+    let stopped = 0
+    const stop = async () => void stopped++
+    const besides = { hasOther: false, notes: ['peers are not reached from 2001:db8::1: it is taken'], stop }
+    await expect(opened('192.0.2.1 2001:db8::1', TWO, besides)).rejects.toMatchObject({
+      code: 'PORT_IN_USE',
+      message: 'peers are not reached from 2001:db8::1: it is taken',
+    })
+    expect(stopped).toBe(1)
+  })
+
+  it('ends where another address of the other family cannot be had, and asks for new keys where it can', async () => {
+    const bound: string[] = []
+    const bindOther = async (address: string): Promise<void> => {
+      bound.push(address)
+      if (bound.length > 1) throw new Error('it is taken')
+    }
+    const { path } = await opened('192.0.2.1 2001:db8::1', TWO, { bindOther })
+    await path.resync()
+    ipv6 = '2001:db8::2'
+    await path.resync()
+    expect(path.isOutdated).toBe(true)
+    await path.renew!({ publicIp, backendType: 'wireguard' })
+    await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
+    ipv6 = '2001:db8::3'
+    await path.resync()
+    await path.renew!({ publicIp, backendType: 'wireguard' })
+    expect([bound, (await path.fault).message]).toEqual([['2001:db8::2', '2001:db8::3'], 'it is taken'])
+    await path.close()
+  })
+})

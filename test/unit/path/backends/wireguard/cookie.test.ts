@@ -1,0 +1,80 @@
+// cookie.test.ts - the MACs of a message, and the cookie by which a sender shows that it receives where it sends from.
+
+import { describe, expect, it } from 'vitest'
+import {
+  COOKIE_REPLY_BYTES,
+  createCookies,
+  hasMac1,
+  macKeysOf,
+  openCookieReply,
+  writeMacs,
+} from '../../../../../src/path/backends/wireguard/cookie.ts'
+import { mac, systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
+
+const own = macKeysOf(systemRandomness.keyPair().publicKey)
+const other = macKeysOf(systemRandomness.keyPair().publicKey)
+const from = { address: 0x0a00_0001, port: 51_820 }
+const message = (): Buffer => Buffer.from(Array.from({ length: 148 }, (_, at) => (at < 116 ? at : 0)))
+
+describe('mac1', () => {
+  it('is over all that comes before it, by the key of who receives', () => {
+    const sent = message()
+    const mac1 = writeMacs(sent, own, undefined)
+    expect(sent.subarray(116, 132)).toEqual(Buffer.from(mac1))
+    expect(mac1).toEqual(mac(own.mac1, message().subarray(0, 116)))
+    expect(sent.subarray(132)).toEqual(Buffer.alloc(16))
+    expect(hasMac1(sent, own)).toBe(true)
+    expect(hasMac1(sent, other)).toBe(false)
+    for (const at of [0, 115, 116, 131]) {
+      const changed = Buffer.from(sent)
+      changed[at]! ^= 1
+      expect(hasMac1(changed, own)).toBe(false)
+    }
+  })
+})
+
+describe('a cookie', () => {
+  const asked = () => {
+    const sent = message()
+    const mac1 = writeMacs(sent, own, undefined)
+    const cookies = createCookies(own, systemRandomness)
+    const cookieAt = (now: number) => openCookieReply(cookies.reply(sent, from, now), own, mac1)!
+    return { sent, mac1, cookies, cookieAt }
+  }
+
+  it('is sent to who asked, sealed for the message that it answers', () => {
+    const { sent, mac1, cookies } = asked()
+    const reply = cookies.reply(sent, from, 0)
+    expect(reply).toHaveLength(COOKIE_REPLY_BYTES)
+    expect(COOKIE_REPLY_BYTES).toBe(64)
+    expect([...reply.subarray(0, 8)]).toEqual([3, 0, 0, 0, 4, 5, 6, 7])
+    expect(openCookieReply(reply, own, mac1)).toHaveLength(16)
+    expect(openCookieReply(reply, other, mac1)).toBeUndefined()
+    expect(openCookieReply(reply, own, new Uint8Array(16))).toBeUndefined()
+    expect(cookies.reply(sent, from, 0).subarray(8, 32)).not.toEqual(reply.subarray(8, 32))
+  })
+
+  it('proves its sender, from that address and port alone, until the secret is another', () => {
+    const { sent, cookies, cookieAt } = asked()
+    expect(cookies.isProved(sent, from, 0)).toBe(false)
+    const cookie = cookieAt(0)
+    writeMacs(sent, own, cookie)
+    expect(sent.subarray(132)).not.toEqual(Buffer.alloc(16))
+    expect(cookies.isProved(sent, from, 0)).toBe(true)
+    expect(cookies.isProved(sent, from, 119_999)).toBe(true)
+    expect(cookies.isProved(sent, { ...from, port: 51_821 }, 0)).toBe(false)
+    expect(cookies.isProved(sent, { ...from, address: from.address + 1 }, 0)).toBe(false)
+    expect(cookies.isProved(sent, { ...from, address: BigInt(from.address) }, 0)).toBe(false)
+    const changed = Buffer.from(sent)
+    changed[131]! ^= 1
+    expect(cookies.isProved(changed, from, 0)).toBe(false)
+    expect(cookies.isProved(sent, from, 120_000)).toBe(false)
+    expect(cookieAt(120_000)).not.toEqual(cookie)
+  })
+
+  it('is the same for a sender as long as the secret is, and another for another', () => {
+    const { sent, mac1, cookies, cookieAt } = asked()
+    expect(cookieAt(0)).toEqual(cookieAt(60_000))
+    expect(openCookieReply(cookies.reply(sent, { ...from, port: 1 }, 0), own, mac1)).not.toEqual(cookieAt(0))
+  })
+})

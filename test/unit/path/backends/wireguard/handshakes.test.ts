@@ -1,0 +1,767 @@
+// handshakes.test.ts - whom is asked, answered and refused, and what each came to; of two nodes in virtual time, and of anybody's junk.
+
+import { inspect } from 'node:util'
+import fc from 'fast-check'
+import { describe, expect, it } from 'vitest'
+import { SecretBytes } from '../../../../../src/base/secret.ts'
+import { macKeysOf, writeMacs } from '../../../../../src/path/backends/wireguard/cookie.ts'
+import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
+import { RATES } from '../../../../../src/path/backends/wireguard/handshake-limiter.ts'
+import {
+  createHandshakes,
+  INITIATION_BYTES,
+  INITIATIONS,
+  MOST_UNKNOWN,
+  MOST_PEERS,
+  REKEY_TIMEOUT_MS,
+  RESPONSE_BYTES,
+  type Endpoint,
+  type HandshakePeer,
+  type Handshakes,
+  type SessionKeys,
+} from '../../../../../src/path/backends/wireguard/handshakes.ts'
+
+const WALL = 1_795_575_600_000
+const A: Endpoint = { address: 0x0a00_0001, port: 51_820 }
+const B: Endpoint = { address: 0xfd00n << 112n, port: 51_821 }
+const ELSEWHERE: Endpoint = { address: 0x0a00_0099, port: 4_242 }
+
+interface Side {
+  readonly handshakes: Handshakes
+  readonly sent: { readonly to: Endpoint; readonly datagram: Buffer }[]
+  /** As they were given, with copies of the keys; `given` are the buffers themselves. */
+  readonly keys: (SessionKeys & { readonly peer: number })[]
+  readonly given: SessionKeys[]
+  readonly roamed: unknown[]
+  readonly gaveUp: number[]
+  readonly overlooked: Endpoint[]
+  wall: number
+  kept: number
+}
+function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
+  const side = {
+    sent: [],
+    keys: [],
+    given: [],
+    roamed: [],
+    gaveUp: [],
+    overlooked: [],
+    wall: WALL,
+    kept,
+  } as unknown as Side
+  const { sent, keys, given, roamed, gaveUp, overlooked } = side
+  const handshakes = createHandshakes({
+    privateKey: new SecretBytes(key),
+    indexSecret: 0x5eed_c0de,
+    engine: {
+      send: (to, datagram) => void sent.push({ to, datagram: Buffer.from(datagram) }),
+      setKeys(peer, each) {
+        given.push(each)
+        keys.push({ ...each, peer, sendKey: Buffer.from(each.sendKey), receiveKey: Buffer.from(each.receiveKey) })
+      },
+    },
+    random: systemRandomness,
+    wall: () => side.wall,
+    keptTick: kept,
+    keepTick: (tick) => (side.kept = tick),
+    roamed: (peer, to) => void roamed.push([peer, to]),
+    gaveUp: (peer) => void gaveUp.push(peer),
+    overlooked: (from) => void overlooked.push(from),
+  })
+  return Object.assign(side, { handshakes })
+}
+const take = (side: Side): Buffer => {
+  expect(side.sent).toHaveLength(1)
+  return side.sent.pop()!.datagram
+}
+const peerOf = (of: Side, endpoint: Endpoint | undefined, more: Partial<HandshakePeer> = {}): HandshakePeer => ({
+  ...{ number: 3, publicKey: of.handshakes.publicKey, endpoint },
+  ...more,
+})
+/** Two that know each other, as 3 and as 9. */
+function pair(more: { readonly a?: Partial<HandshakePeer>; readonly b?: Partial<HandshakePeer> } = {}) {
+  const [a, b] = [sideOf(), sideOf()]
+  a.handshakes.setPeers([peerOf(b, B, more.a)])
+  b.handshakes.setPeers([peerOf(a, A, { number: 9, ...more.b })])
+  return { a, b }
+}
+const base64 = ({ handshakes }: Side): string => Buffer.from(handshakes.publicKey).toString('base64')
+const psk = (fill: number): SecretBytes => new SecretBytes(Buffer.alloc(32, fill))
+/** Of the one that answered, when the first packet came. */
+function handshake({ a, b }: { a: Side; b: Side }, now: number): void {
+  a.handshakes.wanted(3, now)
+  b.handshakes.message(A, take(a), now)
+  a.handshakes.message(B, take(b), now)
+  b.handshakes.confirmed(9, now)
+}
+/** Calls tick whenever it is asked for, until then. */
+function runTo({ handshakes }: Side, end: number): void {
+  for (let at = handshakes.nextAt(); at <= end; at = handshakes.nextAt()) handshakes.tick(at)
+}
+
+describe('a handshake', () => {
+  it('gives both the same keys, once, by two messages', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    expect(first).toHaveLength(INITIATION_BYTES)
+    expect([INITIATION_BYTES, RESPONSE_BYTES]).toEqual([148, 92])
+    expect([...first.subarray(0, 4)]).toEqual([1, 0, 0, 0])
+    b.handshakes.message(A, first, 10)
+    expect(b.sent[0]!.to).toEqual(A)
+    const second = take(b)
+    expect(second).toHaveLength(RESPONSE_BYTES)
+    expect([...second.subarray(0, 4)]).toEqual([2, 0, 0, 0])
+    a.handshakes.message(B, second, 20)
+    const [ours, theirs] = [a.keys[0]!, b.keys[0]!]
+    expect(ours).toMatchObject({
+      peer: 3,
+      isInitiator: true,
+      ownIndex: first.readUInt32LE(4),
+      peerIndex: second.readUInt32LE(4),
+    })
+    expect(theirs).toMatchObject({ peer: 9, isInitiator: false, ownIndex: ours.peerIndex, peerIndex: ours.ownIndex })
+    expect(ours.sendKey).toEqual(theirs.receiveKey)
+    expect(ours.receiveKey).toEqual(theirs.sendKey)
+    expect(ours.sendKey).not.toEqual(ours.receiveKey)
+
+    // The same messages again, and nothing is wanted any more.
+    b.handshakes.message(A, first, 1_000)
+    a.handshakes.message(B, second, 1_000)
+    runTo(a, 1e6)
+    expect([a.keys, b.keys, a.sent, b.sent].map((each) => each.length)).toEqual([1, 1, 0, 0])
+    expect(a.handshakes.nextAt()).toBe(Infinity)
+  })
+
+  it('leaves no key where the engine had it from', () => {
+    const { a, b } = pair()
+    handshake({ a, b }, 0)
+    for (const { sendKey, receiveKey } of [...a.given, ...b.given]) {
+      expect(Buffer.from(sendKey)).toEqual(Buffer.alloc(32))
+      expect(Buffer.from(receiveKey)).toEqual(Buffer.alloc(32))
+    }
+  })
+
+  it('tells when it was, and what it took', () => {
+    const { a, b } = pair()
+    expect(a.handshakes.stateOf(3)).toEqual({
+      at: undefined,
+      attempts: 0,
+      failure: undefined,
+      stale: 0,
+      unconfirmed: 0,
+    })
+    expect(a.handshakes.stateOf(4)).toBeUndefined()
+    a.handshakes.wanted(3, 0)
+    expect(a.handshakes.stateOf(3)).toMatchObject({ at: undefined, attempts: 1, failure: undefined })
+    b.handshakes.message(A, take(a), 0)
+    expect(b.handshakes.stateOf(9)).toMatchObject({ at: undefined, attempts: 0, unconfirmed: 1 })
+    a.wall = WALL + 7
+    a.handshakes.message(B, take(b), 0)
+    expect(a.handshakes.stateOf(3)).toMatchObject({ at: WALL + 7, attempts: 0 })
+    b.handshakes.confirmed(9, 0)
+    expect(b.handshakes.stateOf(9)).toMatchObject({ at: WALL, unconfirmed: 0 })
+  })
+
+  it('has an index that finds its peer, and comes again only after 4096', () => {
+    const { a, b } = pair({ a: { number: MOST_PEERS - 1 } })
+    const indices = new Set<number>()
+    for (let round = 0; round < 300; round += 1) {
+      const now = round * 6_000
+      a.handshakes.tick(now)
+      a.handshakes.wanted(MOST_PEERS - 1, now)
+      b.wall = a.wall = WALL + now
+      b.handshakes.message(A, take(a), now)
+      a.handshakes.message(B, take(b), now)
+      indices.add(a.keys[round]!.ownIndex)
+    }
+    expect(a.keys).toHaveLength(300)
+    expect(indices.size).toBe(300)
+    expect(new Set([...indices].map((index) => Math.floor(index / 4096))).size).toBe(1)
+  })
+
+  it('is the same with a psk that both have', () => {
+    const pairs = pair({ a: { psk: psk(5) }, b: { psk: psk(5) } })
+    handshake(pairs, 0)
+    expect(pairs.a.keys[0]!.sendKey).toEqual(pairs.b.keys[0]!.receiveKey)
+  })
+
+  it('that both begin at once gives both the same two sessions', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    b.handshakes.wanted(9, 0)
+    const [ofA, ofB] = [take(a), take(b)]
+    a.handshakes.message(B, ofB, 0)
+    b.handshakes.message(A, ofA, 0)
+    const [answerOfA, answerOfB] = [take(a), take(b)]
+    a.handshakes.message(B, answerOfB, 0)
+    b.handshakes.message(A, answerOfA, 0)
+    const sending = (side: Side) => side.keys.map(({ sendKey }) => sendKey.toString()).toSorted()
+    const receiving = (side: Side) => side.keys.map(({ receiveKey }) => receiveKey.toString()).toSorted()
+    expect(a.keys.map(({ isInitiator }) => isInitiator)).toEqual([false, true])
+    expect([sending(a), receiving(a)]).toEqual([receiving(b), sending(b)])
+  })
+})
+
+describe('an initiation without an answer', () => {
+  it('is sent again every five seconds and a little, another each time, for a minute and a half; then it is given up', () => {
+    const { a } = pair()
+    const times: number[] = []
+    a.handshakes.wanted(3, 0)
+    const seen = new Set<string>()
+    for (let at = 0; at < Infinity; at = a.handshakes.nextAt()) {
+      a.handshakes.tick(at)
+      if (a.gaveUp.length === 0) a.handshakes.wanted(3, at)
+      for (const { datagram, to } of a.sent.splice(0)) {
+        expect(to).toEqual(B)
+        times.push(at)
+        seen.add(datagram.subarray(8).toString('hex'))
+      }
+      if (a.gaveUp.length > 0) break
+      expect(a.handshakes.stateOf(3)!.attempts).toBe(times.length)
+    }
+    for (const [at, time] of times.slice(1).entries()) {
+      expect(time - times[at]!).toBeGreaterThanOrEqual(5_000)
+      expect(time - times[at]!).toBeLessThanOrEqual(5_333 + 32)
+    }
+    expect(new Set(times.slice(1).map((time, at) => time - times[at]!)).size).toBeGreaterThan(3) // a jitter
+    expect(times.at(-1)).toBeLessThan(90_000)
+    expect(times.length).toBeGreaterThanOrEqual(17)
+    expect(seen.size).toBe(times.length)
+    expect(a.gaveUp).toEqual([3])
+    expect(a.handshakes.stateOf(3)).toMatchObject({ failure: 'no-answer', attempts: times.length })
+    expect(a.handshakes.nextAt()).toBe(Infinity)
+    // And begins again, at once, when it is wanted.
+    a.handshakes.wanted(3, 200_000)
+    expect(a.sent).toHaveLength(1)
+  })
+
+  it('may be answered late, until the next one is sent', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    b.handshakes.message(A, first, 0)
+    const late = take(b)
+    runTo(a, 5_400)
+    const second = take(a)
+    a.handshakes.message(B, late, 5_400)
+    expect(a.keys).toEqual([])
+    b.wall += 6_000
+    b.handshakes.message(A, second, 5_400)
+    a.handshakes.message(B, take(b), 5_400)
+    expect(a.keys).toHaveLength(1)
+  })
+
+  it('is none for who has no endpoint, or is not there', () => {
+    const { a, b } = pair({ a: { endpoint: undefined } })
+    a.handshakes.wanted(3, 0)
+    a.handshakes.wanted(77, 0)
+    a.handshakes.confirmed(77, 0)
+    a.handshakes.moved(77, A)
+    expect(a.sent).toEqual([])
+    a.handshakes.moved(3, B)
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    expect(b.keys).toHaveLength(1)
+  })
+
+  it('is never closer than five seconds to the one before', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    take(a)
+    // The peer's own gives keys; those are lost at once.
+    b.handshakes.wanted(9, 100)
+    a.handshakes.message(B, take(b), 100)
+    take(a)
+    a.handshakes.confirmed(3, 100)
+    a.handshakes.wanted(3, 200)
+    expect(a.sent).toEqual([]) // said before the keys were there
+    runTo(a, 5_300)
+    expect(a.sent).toEqual([])
+    a.handshakes.wanted(3, 5_400)
+    expect(a.sent).toHaveLength(1)
+  })
+
+  it('that is wanted before the last one’s time is over waits for that', () => {
+    const { a, b } = pair()
+    handshake({ a, b }, 0)
+    a.handshakes.wanted(3, 5_000) // a jitter later than the timeout at least
+    const at = a.sent.length
+    runTo(a, 5_400)
+    expect(a.sent).toHaveLength(1)
+    expect(at).toBeLessThanOrEqual(1)
+  })
+
+  it('is no more tried when the peer’s own handshake gave keys', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    take(a)
+    b.handshakes.wanted(9, 1_000)
+    a.handshakes.message(B, take(b), 1_000)
+    a.handshakes.confirmed(3, 1_010)
+    a.sent.length = 0
+    runTo(a, 1e6)
+    expect(a.sent).toEqual([])
+    expect(a.gaveUp).toEqual([])
+    expect(a.handshakes.stateOf(3)).toMatchObject({ attempts: 0, failure: undefined })
+  })
+
+  it('waits for others’ where there are thousands, and comes to each', () => {
+    const a = sideOf()
+    const others = Array.from({ length: 400 }, (_, number) => ({
+      ...{ number, publicKey: systemRandomness.keyPair().publicKey, endpoint: { address: number + 1, port: 1 } },
+    }))
+    a.handshakes.setPeers(others)
+    for (const { number } of others) a.handshakes.wanted(number, 0)
+    expect(a.sent).toHaveLength(INITIATIONS.burst)
+    runTo(a, 500)
+    expect(a.sent).toHaveLength(INITIATIONS.burst + 125)
+    runTo(a, 1_401)
+    expect(new Set(a.sent.map(({ to }) => to.address)).size).toBe(400)
+    expect(a.sent).toHaveLength(400)
+  })
+
+  it('of a peer whose key is of small order is not sent, and that is said', () => {
+    const a = sideOf()
+    a.handshakes.setPeers([{ number: 3, publicKey: new Uint8Array(32), endpoint: B }])
+    a.handshakes.wanted(3, 0)
+    runTo(a, 2e5)
+    expect(a.sent).toEqual([])
+    expect(a.handshakes.stateOf(3)!.failure).toBe('bad-key')
+    expect(a.gaveUp).toEqual([3])
+  })
+})
+
+describe('an initiation by a key of nobody', () => {
+  it('is remembered with the last place that it came from, until somebody has it', () => {
+    const [a, b] = [sideOf(), sideOf()]
+    a.handshakes.setPeers([peerOf(b, B)])
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    b.handshakes.message(A, first, 10)
+    expect([b.handshakes.unknownKeys(), b.sent]).toEqual([[{ publicKey: base64(a), from: A, at: 10 }], []])
+    b.handshakes.message(B, first, 20)
+    expect(b.handshakes.unknownKeys()).toEqual([{ publicKey: base64(a), from: B, at: 20 }])
+    b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
+    expect(b.handshakes.unknownKeys()).toEqual([])
+    // What a peer sends that cannot be read is of nobody.
+    const broken = Buffer.from(first)
+    broken[100]! ^= 1
+    writeMacs(broken, macKeysOf(b.handshakes.publicKey), undefined)
+    b.handshakes.message(A, broken, 40)
+    expect([b.handshakes.unknownKeys(), b.handshakes.counters.junk]).toEqual([[], 3])
+  })
+
+  it('takes no more memory than a few', () => {
+    const b = sideOf()
+    const others = Array.from({ length: MOST_UNKNOWN + 4 }, () => sideOf())
+    others.forEach((other, at) => {
+      other.handshakes.setPeers([peerOf(b, B)])
+      other.handshakes.wanted(3, 0)
+      b.handshakes.message(A, take(other), at)
+    })
+    const kept = others.slice(4).map((other, at) => ({ publicKey: base64(other), from: A, at: at + 4 }))
+    expect(b.handshakes.unknownKeys()).toEqual(kept)
+  })
+})
+
+describe('an answer', () => {
+  it('with another psk gives no keys, and that is said until one fits', () => {
+    const { a, b } = pair({ a: { psk: psk(5) }, b: { psk: psk(6) } })
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    a.handshakes.message(B, take(b), 0)
+    expect(a.keys).toEqual([])
+    runTo(a, 5_400)
+    expect(a.handshakes.stateOf(3)).toMatchObject({ failure: 'not-authentic', attempts: 2 })
+    expect(b.handshakes.stateOf(9)).toMatchObject({ unconfirmed: 1 })
+    b.handshakes.setPeers([peerOf(a, A, { number: 9, psk: psk(5) })])
+    b.handshakes.message(A, take(a), 5_400)
+    a.handshakes.message(B, take(b), 5_400)
+    expect(a.keys).toHaveLength(1)
+    expect(a.handshakes.stateOf(3)).toMatchObject({ failure: undefined })
+  })
+
+  it('that is forged does not keep the true one out', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    const answer = take(b)
+    for (let at = 12; at < 60; at += 1) {
+      const forged = Buffer.from(answer)
+      forged[at]! ^= 1
+      writeMacs(forged, macKeysOf(a.handshakes.publicKey), undefined)
+      a.handshakes.message(B, forged, at * 80)
+    }
+    expect(a.keys).toEqual([])
+    a.handshakes.message(B, answer, 4_999)
+    expect(a.keys).toHaveLength(1)
+  })
+})
+
+describe('an initiation of a peer', () => {
+  it('is answered where it came from, but only keys in use move the peer there', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    b.handshakes.message(ELSEWHERE, first, 0)
+    expect(b.sent[0]!.to).toEqual(ELSEWHERE)
+    expect(b.roamed).toEqual([])
+    a.handshakes.message(ELSEWHERE, take(b), 0)
+    expect(a.roamed).toEqual([[3, ELSEWHERE]])
+    b.handshakes.confirmed(9, 0)
+    expect(b.roamed).toEqual([[9, ELSEWHERE]])
+    b.handshakes.wanted(9, 10_000)
+    expect(b.sent[0]!.to).toEqual(ELSEWHERE)
+    // A lease says where it is from now on.
+    b.sent.length = 0
+    b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
+    runTo(b, 15_400)
+    expect(b.sent[0]!.to).toEqual(A)
+  })
+
+  it('that is older than one before is refused, and counted; the same one again is no fault', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const older = take(a)
+    a.wall += 10_000
+    runTo(a, 5_400)
+    const newer = take(a)
+    b.handshakes.message(A, newer, 0)
+    b.handshakes.message(A, newer, 100)
+    expect(b.handshakes.stateOf(9)).toMatchObject({ stale: 0 })
+    b.handshakes.message(A, older, 200)
+    expect(b.handshakes.stateOf(9)).toMatchObject({ stale: 1 })
+    expect(b.keys).toHaveLength(1)
+  })
+
+  it('of a process whose clock went back is accepted, since it begins behind what was kept', () => {
+    const key = systemRandomness.bytes(32)
+    const b = sideOf()
+    const a = sideOf({ key })
+    b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
+    a.handshakes.setPeers([peerOf(b, B)])
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    const again = sideOf({ key, kept: a.kept })
+    again.wall = WALL - 1e9
+    again.handshakes.setPeers([peerOf(b, B)])
+    again.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(again), 100)
+    expect(b.keys).toHaveLength(2)
+    // Without what was kept it is refused.
+    const lost = sideOf({ key })
+    lost.wall = WALL - 1e9
+    lost.handshakes.setPeers([peerOf(b, B)])
+    lost.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(lost), 200)
+    expect(b.keys).toHaveLength(2)
+    expect(b.handshakes.stateOf(9)).toMatchObject({ stale: 1 })
+  })
+
+  it('is accepted once in 20 ms', () => {
+    const key = systemRandomness.bytes(32)
+    const b = sideOf()
+    const initiations = [0, 1, 2].map((second) => {
+      const a = sideOf({ key })
+      a.wall = WALL + second * 1_000
+      b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
+      a.handshakes.setPeers([peerOf(b, B)])
+      a.handshakes.wanted(3, 0)
+      return take(a)
+    }) as [Buffer, Buffer, Buffer]
+    b.handshakes.message(A, initiations[0], 1_000)
+    b.handshakes.message(A, initiations[1], 1_019)
+    expect(b.keys).toHaveLength(1)
+    expect(b.handshakes.counters.limited).toBe(1)
+    b.handshakes.message(A, initiations[2], 1_020)
+    expect(b.keys).toHaveLength(2)
+  })
+
+  it('of nobody that is known, or of ourselves, is not answered', () => {
+    const { a, b } = pair()
+    const stranger = sideOf()
+    stranger.handshakes.setPeers([peerOf(b, B)])
+    stranger.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(stranger), 0)
+    a.handshakes.setPeers([peerOf(a, A)])
+    expect(a.handshakes.stateOf(3)).toBeUndefined()
+    expect(b.sent).toEqual([])
+    expect(b.handshakes.counters.junk).toBe(1)
+  })
+})
+
+describe('peers', () => {
+  it('that go are forgotten, and what they sent before is junk; those that stay keep what they have', () => {
+    const { a, b } = pair()
+    const c = sideOf()
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    b.handshakes.message(A, first, 0)
+    const answer = take(b)
+    a.handshakes.setPeers([peerOf(b, B), peerOf(c, ELSEWHERE, { number: 4 })])
+    expect(a.handshakes.stateOf(3)).toMatchObject({ attempts: 1 })
+    a.handshakes.setPeers([peerOf(c, ELSEWHERE, { number: 4 })])
+    a.handshakes.message(B, answer, 0)
+    expect(a.keys).toEqual([])
+    expect(a.handshakes.stateOf(3)).toBeUndefined()
+    runTo(a, 2e5)
+    expect(a.sent).toEqual([])
+    // Back again, under another number: its timestamps go on, though the clock stands.
+    a.handshakes.setPeers([peerOf(b, B, { number: 5 })])
+    a.handshakes.wanted(5, 2e5)
+    b.handshakes.message(A, take(a), 2e5)
+    expect(b.keys).toHaveLength(2)
+  })
+
+  it('with another key under a number are others', () => {
+    const { a, b } = pair()
+    const c = sideOf()
+    handshake({ a, b }, 0)
+    a.handshakes.setPeers([peerOf(c, ELSEWHERE)])
+    expect(a.handshakes.stateOf(3)).toMatchObject({ at: undefined })
+  })
+
+  it('that take one another’s numbers are all there', () => {
+    const [a, b, c] = [sideOf(), sideOf(), sideOf()]
+    a.handshakes.setPeers([peerOf(b, B, { number: 1 }), peerOf(c, ELSEWHERE, { number: 2 })])
+    a.handshakes.setPeers([peerOf(b, B, { number: 2 }), peerOf(c, ELSEWHERE, { number: 1 })])
+    for (const other of [b, c]) {
+      other.handshakes.setPeers([peerOf(a, A)])
+      other.handshakes.wanted(3, 0)
+      a.handshakes.message(B, take(other), 0)
+    }
+    expect(a.keys.map(({ peer }) => peer)).toEqual([2, 1])
+  })
+
+  it.each([-1, 1.5, MOST_PEERS, Number.NaN])('cannot have the number %s', (number) => {
+    const { a, b } = pair()
+    expect(() => a.handshakes.setPeers([peerOf(b, B, { number })])).toThrow('is no number of a peer')
+  })
+
+  it('cannot have a key of another length', () => {
+    const { a } = pair()
+    expect(() => a.handshakes.setPeers([{ number: 1, publicKey: new Uint8Array(31) }])).toThrow('31 bytes')
+  })
+})
+
+describe('under load', () => {
+  /** Messages of someone who knows the public key, and nothing else. */
+  const flood = (to: Side, count: number, now: number): void => {
+    const keys = macKeysOf(to.handshakes.publicKey)
+    for (let at = 0; at < count; at += 1) {
+      const message = Buffer.alloc(INITIATION_BYTES, at + 1)
+      message.writeUInt32LE(1, 0)
+      writeMacs(message, keys, systemRandomness.bytes(16))
+      to.handshakes.message({ address: 1_000 + at, port: 1 }, message, now)
+    }
+  }
+
+  it('a sender is asked to prove its address, does so with its next message, and is let in', () => {
+    const { a, b } = pair()
+    flood(b, RATES.free.burst, 0)
+    expect(b.sent).toEqual([])
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    const reply = take(b)
+    expect(reply).toHaveLength(64)
+    expect(b.handshakes.counters.cookiesSent).toBe(1)
+    a.handshakes.message(B, reply, 0)
+    a.handshakes.message(B, reply, 0) // once is enough
+    expect(a.sent).toEqual([]) // it does not make it send sooner
+    runTo(a, 5_400)
+    flood(b, RATES.free.burst, 5_400)
+    b.sent.length = 0
+    b.handshakes.message(A, take(a), 5_400)
+    a.handshakes.message(B, take(b), 5_400)
+    expect(a.keys[0]!.sendKey).toEqual(b.keys[0]!.receiveKey)
+  })
+
+  it('whom it does not look at it names, of initiations alone', () => {
+    const { a, b } = pair()
+    flood(b, RATES.free.burst, 0)
+    expect(b.overlooked).toHaveLength(RATES.free.burst) // a peer's own may have found no place beside one that is nobody's
+    b.overlooked.length = 0
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    expect(b.overlooked).toEqual([A])
+    const junk = Buffer.alloc(INITIATION_BYTES, 7)
+    junk.writeUInt32LE(1, 0)
+    b.handshakes.message(ELSEWHERE, junk, 0)
+    expect(b.overlooked).toEqual([A])
+    flood(b, RATES.heard.burst, 0)
+    expect(b.overlooked.length).toBeGreaterThan(RATES.heard.burst - RATES.free.burst)
+  })
+
+  it('whoever sends an initiation again it names, unless that was answered just now', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const initiation = take(a)
+    for (const now of [0, 1, REKEY_TIMEOUT_MS - 1]) b.handshakes.message(A, initiation, now)
+    expect([b.overlooked, b.keys.length]).toEqual([[], 1])
+    b.handshakes.message(ELSEWHERE, initiation, REKEY_TIMEOUT_MS)
+    expect([b.overlooked, b.keys.length]).toEqual([[ELSEWHERE], 1])
+  })
+
+  it('an answer may be asked for a cookie too', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    const answer = take(b)
+    for (let at = 0; at < RATES.asked.burst; at += 1) {
+      const forged = Buffer.from(answer)
+      forged[20]! ^= at + 1
+      writeMacs(forged, macKeysOf(a.handshakes.publicKey), undefined)
+      a.handshakes.message(ELSEWHERE, forged, 0)
+    }
+    a.handshakes.message(B, answer, 0)
+    expect(a.keys).toEqual([])
+    b.handshakes.message(A, take(a), 0)
+    expect(b.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
+    // Its next message has mac2.
+    runTo(a, 5_400)
+    b.handshakes.message(A, take(a), 5_400)
+    expect(take(b).subarray(-16)).not.toEqual(Buffer.alloc(16))
+  })
+
+  it('a node that begins with thousands of peers gets keys of all as fast as it asks', () => {
+    const many = 2 * (INITIATIONS.perSecond + INITIATIONS.burst)
+    const a = sideOf()
+    const others = Array.from({ length: many }, () => sideOf())
+    const whereIs = (number: number): Endpoint => ({ address: 0x0a01_0000 + number, port: 51_820 })
+    a.handshakes.setPeers(others.map((each, number) => peerOf(each, whereIs(number), { number })))
+    for (const [number, each] of others.entries()) {
+      each.handshakes.setPeers([peerOf(a, A)])
+      a.handshakes.wanted(number, 0)
+    }
+    const seconds = (many - INITIATIONS.burst) / INITIATIONS.perSecond
+    for (let now = 0; now <= seconds * 1_000 + 20; now += 20) {
+      a.handshakes.tick(now)
+      for (const { to, datagram } of a.sent.splice(0)) {
+        const other = others[Number(to.address) - 0x0a01_0000]!
+        other.handshakes.message(A, datagram, now)
+        a.handshakes.message(to, take(other), now)
+      }
+    }
+    expect(a.keys.map(({ peer }) => peer).toSorted((one, other) => one - other)).toEqual([...others.keys()])
+    expect(a.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
+  })
+
+  it('a flood of initiations leaves the answers that were asked for alone', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(a), 0)
+    flood(a, 3_000, 0)
+    a.sent.length = 0
+    a.handshakes.message(B, take(b), 0)
+    expect(a.keys).toHaveLength(1)
+  })
+
+  it('a cookie that nobody asked for, or that is not the peer’s, is not used', () => {
+    const { a, b } = pair()
+    const reply = Buffer.alloc(64)
+    reply[0] = 3
+    a.handshakes.message(B, reply, 0)
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    reply.set(first.subarray(4, 8), 4)
+    a.handshakes.message(B, reply, 0)
+    runTo(a, 5_400)
+    expect(take(a).subarray(-16)).toEqual(Buffer.alloc(16))
+    expect(a.handshakes.counters.junk).toBe(2)
+    expect(b.keys).toEqual([])
+  })
+
+  it('a cookie is used for 115 seconds', () => {
+    for (const [later, isUsed] of [
+      [109_000, true],
+      [115_001, false],
+    ] as const) {
+      const { a, b } = pair()
+      flood(b, RATES.free.burst, 0)
+      a.handshakes.wanted(3, 0)
+      b.handshakes.message(A, take(a), 0)
+      a.handshakes.message(B, take(b), 0)
+      runTo(a, 95_000)
+      expect(a.gaveUp).toEqual([3])
+      a.sent.length = 0
+      a.handshakes.wanted(3, later)
+      expect(take(a).subarray(-16).equals(Buffer.alloc(16))).toBe(!isUsed)
+    }
+  })
+})
+
+describe('what arrives', () => {
+  it('never throws, and brings nothing about that it may not', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    b.handshakes.message(A, first, 0)
+    const answer = take(b)
+    const keysOfA = macKeysOf(a.handshakes.publicKey)
+    const known = [first, answer, Buffer.concat([Buffer.of(3, 0, 0, 0), Buffer.alloc(60)])]
+    let now = 0
+    fc.assert(
+      fc.property(
+        fc.oneof(
+          fc.uint8Array({ maxLength: 200 }),
+          fc.record({
+            type: fc.integer({ min: 0, max: 5 }),
+            length: fc.constantFrom(0, 3, 4, 32, 63, 64, 91, 92, 93, 147, 148, 149),
+          }),
+          fc.record({ of: fc.nat(2), at: fc.nat(147), bits: fc.integer({ min: 1, max: 255 }), macs: fc.boolean() }),
+          fc.record({ of: fc.nat(2), cut: fc.integer({ min: 1, max: 91 }) }),
+        ),
+        (how) => {
+          now += 1_000
+          let message: Buffer
+          if (how instanceof Uint8Array) message = Buffer.from(how)
+          else if ('length' in how) {
+            message = Buffer.alloc(how.length)
+            if (how.length > 0) message[0] = how.type
+          } else if ('cut' in how) message = Buffer.from(known[how.of]!.subarray(0, -how.cut))
+          else {
+            message = Buffer.from(known[how.of]!)
+            // mac2 says nothing to who is not under load; the sender's index is what anybody may say, as in every WireGuard.
+            const room = message.length - (how.macs ? 32 : 16)
+            const at = how.at % room
+            message[how.macs && at >= 4 && at < 8 ? 8 : at]! ^= how.bits
+            if (how.macs && how.of < 2) writeMacs(message, keysOfA, undefined)
+          }
+          a.handshakes.message(B, message, now)
+          b.handshakes.message(A, message, now)
+          expect(a.keys).toEqual([])
+          expect(b.keys).toHaveLength(1)
+        },
+      ),
+      { numRuns: 3_000 },
+    )
+    // Still there.
+    a.handshakes.message(B, answer, now)
+    expect(a.keys).toHaveLength(1)
+  })
+
+  it('may be a part of a larger buffer', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const first = take(a)
+    b.handshakes.message(A, new Uint8Array(Buffer.concat([Buffer.alloc(7), first])).subarray(7), 0)
+    expect(b.keys).toHaveLength(1)
+  })
+})
+
+it('shows nothing that is secret, and nothing is left of it when all is over', () => {
+  const key = Buffer.from(systemRandomness.bytes(32))
+  const side = sideOf({ key })
+  const other = sideOf()
+  const secret = psk(0x5a)
+  side.handshakes.setPeers([peerOf(other, B, { psk: secret })])
+  side.handshakes.wanted(3, 0)
+  const shown =
+    inspect([side.handshakes, secret], { depth: 12, showHidden: true }) + JSON.stringify([side.handshakes, secret])
+  for (const text of [key.toString('base64'), key.toString('hex'), '5a 5a', '90, 90', '90,90'])
+    expect(shown).not.toContain(text)
+  expect(shown).toContain('<hidden>')
+  side.handshakes.close()
+  expect(side.handshakes.stateOf(3)).toBeUndefined()
+})

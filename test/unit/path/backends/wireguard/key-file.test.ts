@@ -1,0 +1,66 @@
+// key-file.test.ts - the private key's file: made once, for nobody else to read, and as others read and write it.
+
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, beforeEach, expect, it } from 'vitest'
+import { changeOf, privateKeyOf, publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
+import { Secret } from '../../../../../src/base/secret.ts'
+
+let folder: string
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'weft-key-'))
+})
+afterEach(() => rmSync(folder, { recursive: true, force: true }))
+
+it('makes a key that no one else may read, and takes it the next time', async () => {
+  const file = join(folder, 'deep', 'wgkey')
+  const key = await privateKeyOf(file)
+  expect(statSync(file).mode & 0o777).toBe(0o400)
+  expect(readFileSync(file, 'utf8')).toBe(key.reveal())
+  expect(String(key)).toBe('<hidden>')
+  const bytes = Buffer.from(key.reveal(), 'base64')
+  expect([bytes.length, bytes[0]! & 7, bytes[31]! & 0xc0]).toEqual([32, 0, 0x40])
+  expect((await privateKeyOf(file)).reveal()).toBe(key.reveal())
+  expect((await privateKeyOf(join(folder, 'other'))).reveal()).not.toBe(key.reveal())
+})
+
+// RFC 7748 section 6.1.
+it.each([
+  ['dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=', 'hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo='],
+  ['XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os=', '3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08='],
+])('knows the public key to a private one: case %#', (privateKey, publicKey) => {
+  expect(publicKeyTo(new Secret(privateKey))).toBe(publicKey)
+})
+
+it('refuses a file that holds no key, and one that cannot be read or made, and says what to do', async () => {
+  const file = join(folder, 'wgkey')
+  writeFileSync(file, 'no key\n')
+  await expect(privateKeyOf(file)).rejects.toMatchObject({
+    code: 'CONFIG',
+    message: `the key file ${file} holds no WireGuard key`,
+    remedy: expect.stringContaining('delete it') as string,
+  })
+  await expect(privateKeyOf(folder)).rejects.toMatchObject({ code: 'PERMISSION' })
+  await expect(privateKeyOf(join(file, 'below'))).rejects.toMatchObject({ code: 'PERMISSION' })
+  chmodSync(file, 0o600)
+  writeFileSync(file, `${'A'.repeat(42)}A=\n`)
+  expect((await privateKeyOf(file)).reveal()).toBe(`${'A'.repeat(42)}A=`)
+})
+
+it('tells what became of the file of a key, and makes none', async () => {
+  const file = join(folder, 'wgkey')
+  const key = await privateKeyOf(file)
+  expect(await changeOf(file, key)).toBeUndefined()
+  chmodSync(file, 0o600)
+  writeFileSync(file, `\n${key.reveal()}\n`)
+  expect(await changeOf(file, key)).toBeUndefined()
+  writeFileSync(file, 'XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os=')
+  expect(await changeOf(file, key)).toBe(`the key file ${file} holds another key`)
+  writeFileSync(file, '')
+  expect(await changeOf(file, key)).toBe(`the key file ${file} holds no WireGuard key`)
+  rmSync(file)
+  expect([await changeOf(file, key), existsSync(file)]).toEqual([`the key file ${file} is gone`, false])
+  mkdirSync(file)
+  expect(await changeOf(file, key)).toContain(`the key file ${file} cannot be read: EISDIR`)
+})

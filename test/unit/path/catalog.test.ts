@@ -1,0 +1,178 @@
+// kinds.test.ts - the table of backends: what is told of each, and that nobody else knows them by name.
+
+import { readdirSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { checkBackend } from '../../../src/node/choose.ts'
+import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
+import {
+  DEFAULT_TYPE,
+  KINDS,
+  outersOf,
+  overheadBy,
+  portOf,
+  publishers,
+  WIREGUARD_KEY,
+} from '../../../src/path/catalog.ts'
+
+const source = join(import.meta.dirname, '../../../src')
+const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))
+const NAMES = new RegExp(`'(${Object.keys(KINDS).join('|')})'`)
+
+/** Where these words are names of something else. */
+const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
+  ['path/engine/encapsulation.ts', 'encapsulations, of which each stands before a packet in a datagram'],
+  ['tool/weft/packet-text.ts', 'a protocol of IP'],
+  ['tool/doctor/chain-walk.ts', 'a protocol of IP'],
+  ['tool/doctor/filter-walk.ts', 'a protocol of IP'],
+  ['tool/doctor/nft-walk.ts', 'a protocol of IP'],
+  ['tool/measure/conversation.ts', 'a protocol of IP'],
+  ['tool/measure/listener.ts', 'a protocol of IP'],
+  ['tool/measure/run.ts', 'a protocol of IP'],
+])
+
+describe('a backend', () => {
+  it('is named by the table, by its own files and by where they are loaded, and by nobody else', () => {
+    const naming = files.filter((file) => NAMES.test(readFileSync(join(source, file), 'utf8')))
+    const others = naming.filter((file) => !/^path\/kinds[./]/.test(file) && file !== 'node/choose.ts')
+    expect(others.toSorted()).toEqual([...NOT_BACKENDS.keys()].toSorted())
+  })
+
+  it.each(Object.keys(KINDS))('%s names no other', (type) => {
+    const own = files.filter((file) => file.startsWith(`path/backends/${type}`))
+    const others = Object.keys(KINDS).filter((each) => each !== type)
+    expect(own).not.toEqual([])
+    for (const file of own)
+      expect(readFileSync(join(source, file), 'utf8'), file).not.toMatch(new RegExp(`'(${others.join('|')})'`))
+  })
+
+  it('is checked by its type and its options', () => {
+    const warned: string[] = []
+    const log = { warn: (line: string) => void warned.push(line) }
+    const check = (backend: string, more = ''): void =>
+      checkBackend(parseNetworkConfig(`{"Network":"10.5.0.0/16"${more},"Backend":${backend}}`), log)
+    for (const type of Object.keys(KINDS)) expect(() => check(`{"Type":"${type}"}`), type).not.toThrow()
+    const checkIpv6 = (type: string): void =>
+      checkBackend(
+        parseNetworkConfig(
+          `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"${type}"}}`,
+        ),
+        log,
+      )
+    expect(() => checkIpv6('vxlan", "DataPath": "userspace')).not.toThrow()
+    expect(warned).toEqual([])
+    for (const backend of [
+      '{"Type":"ipip"}',
+      '{"Type":"vxlan","DataPath":"userspace"}',
+      '{"Type":"udp"}',
+      '{"Type":"vxlan"}',
+      '{"Type":"host-gw"}',
+      '{"Type":"wireguard"}',
+    ])
+      check(backend, ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"')
+    expect(warned).toEqual([
+      expect.stringContaining('the ipip backend carries IPv4 alone: nothing carries fd00:5::/48 to other hosts'),
+    ])
+    for (const type of ['udp', 'vxlan', 'host-gw', 'wireguard', 'alloc', 'extension'])
+      expect(() => checkIpv6(type), type).not.toThrow()
+    expect(() => checkIpv6('ipip')).toThrow('the ipip backend needs IPv4, and EnableIPv4 is false')
+    expect(() => check('{"Type":"ipip","DirectRouting":1}')).toThrow('Backend.DirectRouting is 1')
+    const instead =
+      "take host-gw where the hosts are on one link, else udp; or alloc, and the routes by the cloud's own controller"
+    const known = 'to udp, vxlan, host-gw, ipip, wireguard, alloc or extension'
+    for (const [type, remedy] of [
+      ['bridge', known],
+      ['constructor', known],
+      ['ipsec', `${known}: take wireguard`],
+      ...['ali-vpc', 'aws-vpc', 'gce', 'tencent-vpc'].map((cloud) => [cloud, `${known}: ${instead}`]),
+    ])
+      expect(() => check(`{"Type":"${type}"}`)).toThrow(
+        expect.objectContaining({
+          message: `Error fetching backend: unknown backend type: ${type!.toLowerCase()}`,
+          remedy: `set "Backend": {"Type": ...} in the network configuration ${remedy}`,
+        }),
+      )
+  })
+})
+
+it.each([
+  ['udp', {}, 8285],
+  ['udp', { Port: 9000 }, 9000],
+  ['udp', { port: 0 }, 8285],
+  ['vxlan', {}, 8472],
+  ['wireguard', { LISTENPORT: 7 }, 7],
+  ['vxlan', { VNI: 5, Port: 7 }, 7],
+  ['vxlan', { VNI: 5 }, 8472],
+  ['vxlan', { Port: '7' }, 8472],
+  ['ipip', { port: 7 }, undefined],
+  ['host-gw', {}, undefined],
+  ['', {}, undefined],
+])('%s of %j is sent to at port %s', (type, backend, port) => {
+  expect(portOf(type, backend)).toBe(port)
+})
+
+it.each([
+  ['', 'udp or alloc'],
+  ['vxlan', 'vxlan'],
+  ['gce', 'gce'],
+])('a lease of type %j is of %s', (published, type) => {
+  expect(publishers(published)).toBe(type)
+})
+
+it.each([
+  ['udp', 28, 48],
+  ['vxlan', 50, 70],
+  ['wireguard', 60, 80],
+] as const)('%s makes a packet longer by %i bytes, by %i where IPv6 carries it', (type, ipv4, ipv6) => {
+  expect([overheadBy(type, 'ipv4'), overheadBy(type, 'ipv6')]).toEqual([ipv4, ipv6])
+})
+
+it.each([
+  ['udp', {}, ['ipv4'], 'ipv4', 'ipv4'],
+  ['udp', {}, ['ipv6'], 'ipv6', 'ipv6'],
+  ['udp', {}, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  ['udp', { Underlay: 'auto' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  ['udp', { underLAY: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv6 ipv4', 'ipv6 ipv4'],
+  ['udp', { Underlay: 'ipv4' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  // Refused by the backend, which has no address of it.
+  ['udp', { Underlay: 'ipv6' }, ['ipv4'], 'ipv6', 'ipv6'],
+  ['udp', { Underlay: 'ipv4' }, ['ipv6'], 'ipv4', 'ipv4'],
+  ['vxlan', { Underlay: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['wireguard', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['wireguard', { Mode: 'separate', Underlay: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['wireguard', { mode: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv6', 'ipv6'],
+  ['wireguard', { Mode: 'ipv4' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv4'],
+  ['wireguard', { Mode: 'auto' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
+  ['wireguard', { Mode: 'auto' }, ['ipv6'], 'ipv6', 'ipv6'],
+  ['vxlan', { Mode: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+  ['ipip', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv4'],
+  ['of another program', {}, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
+] as const)('%s with %j in a network of %j has outer headers of %s around IPv4, of %s around IPv6', (...row) => {
+  const [type, backend, families, around4, around6] = row
+  const told = (inner: 'ipv4' | 'ipv6') => outersOf(type, inner, backend, families).join(' ')
+  expect([told('ipv4'), told('ipv6')]).toEqual([around4, around6])
+})
+
+it('of a configuration that names none is udp', () => {
+  expect([DEFAULT_TYPE, parseNetworkConfig('{"Network":"10.5.0.0/16"}').backendType]).toEqual(['udp', 'udp'])
+})
+
+describe('a key of WireGuard', () => {
+  const keyOf = (byte: number): string => Buffer.alloc(32, byte).toString('base64')
+  it('is any 32 bytes', () => {
+    for (let byte = 0; byte < 256; byte++) expect(keyOf(byte)).toMatch(WIREGUARD_KEY)
+  })
+
+  it.each([
+    ['', 'empty'],
+    [Buffer.alloc(31, 7).toString('base64'), 'a byte too short'],
+    [Buffer.alloc(33, 7).toString('base64'), 'a byte too long'],
+    [`x${keyOf(7)}`, 'a letter too long before it'],
+    [`${keyOf(7)}x`, 'a letter too long behind it'],
+    [keyOf(7).replaceAll('=', ''), 'without its padding'],
+    [`${keyOf(0).slice(0, 42)}B=`, 'of 32 bytes and a bit'],
+    [`-${keyOf(7).slice(1)}`, 'of the alphabet for URLs'],
+  ])('is not %j, which is %s', (text) => {
+    expect(text).not.toMatch(WIREGUARD_KEY)
+  })
+})

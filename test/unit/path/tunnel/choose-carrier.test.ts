@@ -1,0 +1,157 @@
+// ways.test.ts - which way packets to a peer go, and that a change asks the kernel for those peers alone that it may concern.
+
+import { beforeEach, describe, expect, it } from 'vitest'
+import { createDirectHops, createDirectWay } from '../../../../src/path/tunnel/direct-routing.ts'
+import { createWays, type Way } from '../../../../src/path/tunnel/choose-carrier.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
+import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+
+const ip = (text: string): number => parseIpv4(text)!
+const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Ipv4Lease => ({
+  key,
+  subnet: { ipv4: parseIpv4Net(subnet)! },
+  attrs: { publicIp: { ipv4: ip(publicIp) }, backendType: '' },
+})
+const NEAR = peer('10.5.1.0/24', '192.0.2.1')
+const OTHER = peer('10.5.2.0/24', '192.0.2.2')
+const FAR = peer('10.5.3.0/24', '198.51.100.3')
+const byKey = (...peers: readonly Ipv4Lease[]) => new Map(peers.map((each) => [each.key, each]))
+
+let asked: string[]
+/** What is behind a router. */
+let far: RegExp
+let routes: Map<string, string>
+let refused: RegExp | undefined
+const lines: string[] = []
+const log = { info: () => {}, warn: () => {}, error: (line: string) => lines.push(line), v: () => false }
+beforeEach(() => {
+  asked = []
+  far = /^198/
+  routes = new Map()
+  refused = undefined
+  lines.length = 0
+})
+
+const run: Run = async (_, args, { input = '' } = {}) => {
+  const command = args.join(' ')
+  if (command.startsWith('-j -4 route show root')) {
+    const all = [...routes].map(([dst, gateway]) => ({ dst, gateway, dev: 'eth0' }))
+    return JSON.stringify(all)
+  }
+  const text = command.includes('-batch') ? input : command
+  const answers: string[] = []
+  for (const line of text.trim().split('\n')) {
+    const [, verb = '', to = '', , gateway = ''] = /^route (\w+) (\S+)( via (\S+))?/.exec(line) ?? []
+    if (verb === 'get') {
+      asked.push(to)
+      answers.push(JSON.stringify([{ dst: to, dev: 'eth0', ...(far.test(to) ? { gateway: '192.0.2.254' } : {}) }]))
+    } else if (refused?.test(to)) throw new WeftError('COMMAND', 'refused')
+    else if (verb === 'del') routes.delete(to)
+    else routes.set(to, gateway)
+  }
+  return answers.join('\n')
+}
+
+describe('direct routing', () => {
+  it('takes the peers that are reached without a router', async () => {
+    const direct = createDirectHops(run, 'ipv4')
+    await direct.look(byKey(NEAR, FAR))
+    expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: 'eth0' }]])
+    expect([direct.has(NEAR), direct.has(FAR)]).toEqual([true, false])
+  })
+
+  it('asks for the peers that changed alone, and comes to what asking for all comes to', async () => {
+    const direct = createDirectHops(run, 'ipv4')
+    await direct.look(byKey(NEAR, FAR))
+    const whole = async (...peers: readonly Ipv4Lease[]) => {
+      const all = createDirectHops(run, 'ipv4')
+      await all.look(byKey(...peers))
+      return all.hops()
+    }
+    const change = async (
+      changed: readonly (readonly [string, Ipv4Lease | undefined])[],
+      ...peers: readonly Ipv4Lease[]
+    ) => {
+      asked = []
+      await direct.look(byKey(...peers), new Map(changed))
+      const told = [...asked]
+      expect(direct.hops()).toEqual(await whole(...peers))
+      return told
+    }
+    expect(await change([[OTHER.key, undefined]], NEAR, FAR, OTHER)).toEqual(['192.0.2.2'])
+    expect(await change([[NEAR.key, NEAR]], FAR, OTHER)).toEqual([])
+    // A subnet goes from one lease to another, and a host moves behind a router.
+    const heir = peer('10.5.2.0/24', '192.0.2.9', 'heir')
+    expect(
+      await change(
+        [
+          ['heir', undefined],
+          [OTHER.key, OTHER],
+        ],
+        FAR,
+        heir,
+      ),
+    ).toEqual(['192.0.2.9'])
+    const moved = peer('10.5.2.0/24', '198.51.100.9', 'heir')
+    expect(await change([['heir', heir]], FAR, moved)).toEqual(['198.51.100.9'])
+    expect(direct.hops().size).toBe(0)
+  })
+
+  it('leaves a peer to the next way whose route the kernel refuses, and takes a route away that is no longer direct', async () => {
+    const way = createDirectWay({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
+    refused = /^10\.5\.2\./
+    await way.apply(byKey(NEAR, OTHER, FAR), undefined)
+    expect([NEAR, OTHER, FAR].map((each) => way.takes(each))).toEqual([true, false, false])
+    expect([...routes]).toEqual([['10.5.1.0/24', '192.0.2.1']])
+    expect(['10.5.1.0/24', '10.5.3.0/24'].map((subnet) => way.hasRoute?.(subnet))).toEqual([true, false])
+    expect(lines).toEqual([expect.stringContaining('Error adding route to 10.5.2.0/24 via 192.0.2.2')])
+    refused = undefined
+    await way.resync()
+    expect(way.takes(OTHER)).toBe(true)
+    await way.apply(byKey(OTHER, FAR), new Map([[NEAR.key, NEAR]]))
+    expect([...routes.keys()]).toEqual(['10.5.2.0/24'])
+    routes.clear()
+    expect(await way.resync()).toEqual(['the route to 10.5.2.0/24 via 192.0.2.2 was gone'])
+    // Nothing is asked where nothing changed.
+    asked = []
+    await way.apply(byKey(OTHER, FAR), new Map())
+    expect(asked).toEqual([])
+  })
+})
+
+describe('ways', () => {
+  it('are taken in order: the last has what is left', async () => {
+    const calls: string[] = []
+    const passed = (txBytes: number) => ({
+      ...{ txPackets: 1, txBytes, rxPackets: 0, rxBytes: 0, heardAt: undefined },
+    })
+    const way = (name: Way['name'], takes: Way['takes']): Way => ({
+      ...{ name, takes },
+      apply: async (peers, changed) => void calls.push(`${name} ${peers.size} ${changed?.size}`),
+      endpointOf: () => `by ${name}`,
+      traffic: () => new Map([NEAR, FAR].map(({ key }) => [key, passed(name === 'direct' ? 1 : 2)])),
+      pathMtu: () => (name === 'direct' ? undefined : 1400),
+      resync: async () => [name],
+    })
+    const ways = createWays(
+      'ipv4',
+      [way('direct', (each) => each === NEAR)],
+      way('tunnel', () => true),
+      () => byKey(NEAR, FAR),
+    )
+    expect([ways.side(NEAR), ways.side(FAR)]).toEqual([
+      { endpoint: 'by direct', probe: ip('10.5.1.0'), way: 'direct' },
+      { endpoint: 'by tunnel', probe: ip('10.5.3.0'), way: 'tunnel' },
+    ])
+    expect([...ways.traffic()].map(([key, { txBytes }]) => [key, txBytes])).toEqual([
+      [NEAR.key, 1],
+      [FAR.key, 2],
+    ])
+    expect([ways.pathMtu(NEAR), ways.pathMtu(FAR)]).toEqual([undefined, 1400])
+    expect(await ways.resync()).toEqual(['direct'])
+    await ways.apply(new Map([[NEAR.key, undefined]]))
+    expect(calls).toEqual(['direct 2 1'])
+  })
+})

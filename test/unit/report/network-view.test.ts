@@ -1,0 +1,222 @@
+// network.test.ts - the network as its nodes tell of it: each cause once.
+
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { describe, expect, it } from 'vitest'
+import { packageRoot } from '../../../lab/lab.ts'
+import { MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
+import { isNetworkWell, NETWORK_FINDINGS, type AskedNode } from '../../../src/report/network-findings.ts'
+import type { NodeView, Sight } from '../../../src/report/view.ts'
+
+const AT = '2026-11-22T10:00:00.000Z'
+const lease = (number: number): string => `10.5.${number}.0-24`
+
+/** What node `from` sees of node `to`; undefined for nothing. */
+type Seeing = (from: number, to: number) => Partial<Sight> | undefined
+const all: Seeing = () => ({})
+
+/** So many nodes, of which each tells what it sees. */
+function nodesOf(
+  count: number,
+  seeing: Seeing,
+  changed: (number: number) => Partial<Omit<AskedNode, 'view'>> & { readonly view?: object } = () => ({}),
+): AskedNode[] {
+  return Array.from({ length: count }, (_, at) => {
+    const number = at + 1
+    const seen = Array.from({ length: count }, (_each, other) => other + 1).flatMap((to): Sight[] => {
+      const sight = to === number ? undefined : seeing(number, to)
+      if (!sight) return []
+      return [{ lease: lease(to), reach: 'reached', roundTripMs: 1, lossPercent: 0, passesBytes: null, ...sight }]
+    })
+    const view: NodeView = {
+      ...{ schema: 1, at: AT, version: '1.0', hostname: `host${number}`, lease: lease(number), state: 'working' },
+      ...{ trouble: null, mtu: 1472, config: { network: '10.5.0.0/16' }, peers: seen.length, seen },
+    }
+    const { view: other, ...rest } = changed(number)
+    return {
+      ...{ lease: lease(number), name: `host${number}`, subnet: `10.5.${number}.0/24`, publicIp: `192.0.2.${number}` },
+      ...{ kind: 'told', why: null, clock: { aheadMs: 0, uncertainMs: 1 }, ...rest },
+      view: rest.kind !== undefined && rest.kind !== 'told' ? undefined : { ...view, ...other },
+    } satisfies AskedNode
+  })
+}
+const report = (nodes: readonly AskedNode[]) => networkReport(nodes, AT, 5)
+const found = (nodes: readonly AskedNode[]): readonly string[] =>
+  report(nodes).findings.map(({ name, detail }) => `${name}: ${detail}`)
+const call = (number: number): string => `host${number} (10.5.${number}.0/24 at 192.0.2.${number})`
+const silent = (number: number) =>
+  ({ kind: 'silent', why: 'it says nothing for 1.5 s', clock: undefined, name: `host${number}` }) as const
+
+it('of nodes that all reach one another has nothing to find', () => {
+  const told = report(nodesOf(3, all))
+  expect(told).toMatchObject({ schema: 1, at: AT, tookMs: 5, size: 3, whole: 1, findings: [] })
+  expect(isNetworkWell(told)).toBe(true)
+  expect(told.nodes[0]).toEqual({
+    ...{ lease: lease(1), name: 'host1', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', answer: 'told', why: null },
+    ...{ version: '1.0', state: 'working', trouble: null, mtu: 1472, clockAheadMs: 0 },
+    ...{ seenBy: 2, reachedBy: 2, sees: 2, reaches: 2 },
+  })
+  expect(told.matrix![1]).toEqual([['reached', 1, 0, null], null, ['reached', 1, 0, null]])
+})
+
+it('of one node alone, and of none that was probed yet, is whole', () => {
+  expect(report(nodesOf(1, all))).toMatchObject({ whole: 1, findings: [], matrix: [[null]] })
+  const unasked = report(nodesOf(2, () => ({ reach: 'unknown' })))
+  expect(unasked).toMatchObject({ whole: 1, findings: [] })
+  const text = (of: Parameters<typeof wholeText>[0]): string => wholeText(of, (part) => `${part * 100}%`)
+  expect(text(unasked)).toBe('no pair was probed yet')
+  expect(text(report(nodesOf(2, all)))).toBe('100% of the pairs that were probed reach each other')
+})
+
+describe('while the backend is being changed', () => {
+  /** The first of three runs wireguard already. To the others, which run vxlan, it has no way, nor they to it. */
+  const seeing: Seeing = () => ({ reach: 'stored', roundTripMs: null, lossPercent: null })
+  const halfWay = nodesOf(3, seeing, (number) => (number === 1 ? {} : { ...silent(number), otherType: 'vxlan' }))
+
+  it('calls no node dead that nobody could probe, and says what each runs', () => {
+    expect(found(halfWay)).toEqual([2, 3].map((number) => `backend-differs: ${call(number)} publishes vxlan`))
+    expect(isNetworkWell(report(halfWay))).toBe(false)
+  })
+
+  it('still finds the dead among those that have changed', () => {
+    const nodes = nodesOf(
+      4,
+      (_from, to) => (to === 4 ? { reach: 'stored' } : to === 3 ? { reach: 'silent' } : {}),
+      (number) => (number === 3 ? silent(3) : number === 4 ? { ...silent(4), otherType: '' } : {}),
+    )
+    expect(found(nodes)).toEqual([
+      `node-dead: ${call(3)}: 0 of 2 nodes reach it`,
+      `backend-differs: ${call(4)} publishes udp or alloc`,
+    ])
+  })
+})
+
+describe('finds', () => {
+  it.each([3, 20, 200])('one dead node of %d once', (count) => {
+    const nodes = nodesOf(
+      count,
+      (_from, to) => (to === 2 ? { reach: 'silent' } : {}),
+      (number) => (number === 2 ? silent(2) : {}),
+    )
+    expect(found(nodes)).toEqual([`node-dead: ${call(2)}: 0 of ${count - 1} nodes reach it`])
+    expect(isNetworkWell(report(nodes))).toBe(false)
+  })
+
+  it('a node that others do not reach once, though it lives', () => {
+    expect(found(nodesOf(5, (_from, to) => (to === 3 ? { reach: 'silent' } : {})))).toEqual([
+      `node-cut-off: ${call(3)}: is not reached by host1, host2, host4, host5`,
+    ])
+    const both = nodesOf(9, (from, to) => (to === 3 || from === 3 ? { reach: 'silent' } : {}))
+    expect(found(both)).toEqual([
+      `node-cut-off: ${call(3)}: does not reach host1, host2, host4, host5, host6 and 3 more; is not reached by host1, host2, host4, host5, host6 and 3 more`,
+    ])
+  })
+
+  it('a pair that does not reach each other, beside what else there is', () => {
+    const isCut = (from: number, to: number): boolean => [from, to].includes(2) && [from, to].includes(5)
+    expect(found(nodesOf(6, (from, to) => (isCut(from, to) ? { reach: 'silent' } : {})))).toEqual([
+      `pair-broken: host2 does not reach ${call(5)}`,
+      `pair-broken: host5 does not reach ${call(2)}`,
+    ])
+    const more = nodesOf(9, (from, to) => (isCut(from, to) || to === 7 ? { reach: 'stored' } : {}))
+    expect(found(more).map((line) => line.split(':')[0])).toEqual(['node-cut-off', 'pair-broken', 'pair-broken'])
+  })
+
+  it('two halves that do not reach each other by a handful of lines', () => {
+    const lines = found(nodesOf(40, (from, to) => (from <= 20 === to <= 20 ? {} : { reach: 'silent' })))
+    expect(lines.length).toBeLessThan(30)
+  })
+
+  it('nodes that tell nothing: a note where they are closed, a warning where they refuse, or do not answer though others reach them', () => {
+    const kinds = { 2: 'closed', 3: 'refused', 4: 'junk', 5: 'silent' } as const
+    const nodes = nodesOf(6, all, (number) => {
+      const kind = kinds[number as 2]
+      return kind === undefined ? {} : { kind, why: `why ${kind}`, clock: undefined }
+    })
+    expect(found(nodes)).toEqual([
+      `node-refuses: ${call(3)}: why refused`,
+      `node-refuses: ${call(4)}: why junk`,
+      `node-refuses: ${call(5)}: why silent`,
+      'not-told: host2',
+    ])
+    expect(isNetworkWell(report(nodes))).toBe(true)
+    expect(report(nodes).matrix!.map((row) => row === null)).toEqual([false, true, true, true, true, false])
+  })
+
+  it('what a node calls as every object has it, as of another configuration', () => {
+    const nodes = nodesOf(3, all, (number) => (number === 3 ? { view: { config: { constructor: 'x' } } } : {}))
+    expect(found(nodes)).toContain('config-differs: constructor: none on host1, host2; x on host3')
+  })
+
+  it('a node that is impaired, and other configurations, versions and MTUs', () => {
+    const nodes = nodesOf(4, all, (number) =>
+      number === 4
+        ? {
+            view: {
+              ...{ state: 'impaired', trouble: 'the data path is down', version: '1.1', mtu: 1400 },
+              config: { network: '10.6.0.0/16', 'backend.port': '1' },
+            },
+          }
+        : {},
+    )
+    expect(found(nodes)).toEqual([
+      `node-impaired: ${call(4)}: the data path is down`,
+      'config-differs: network: 10.5.0.0/16 on host1, host2, host3; 10.6.0.0/16 on host4',
+      'config-differs: backend.port: none on host1, host2, host3; 1 on host4',
+      'version-differs: 1.0: host1, host2, host3; 1.1: host4',
+      'mtu-differs: 1472: host1, host2, host3; 1400: host4',
+    ])
+    // Who waits for its configuration has no other.
+    expect(found(nodesOf(2, all, (number) => (number === 2 ? { view: { config: {} } } : {})))).toEqual([])
+  })
+
+  it.each([
+    [[0, 0, 5_000], [`${call(3)}: 5.0 s ahead of the others`]],
+    [[0, 0, -90_000], [`${call(3)}: 90.0 s behind the others`]],
+    // All others are off: it is this node's clock.
+    [[0, 5_000, 5_010, 4_990], [`${call(1)}: 5.0 s behind the others`]],
+    [[0, 0, 1_000], []],
+    [[0, 0, 1_002], [`${call(3)}: 1.0 s ahead of the others`]],
+  ])('of clocks %j those that are off', (clocks, details) => {
+    const nodes = nodesOf(clocks.length, all, (number) => ({ clock: { aheadMs: clocks[number - 1]!, uncertainMs: 1 } }))
+    expect(found(nodes)).toEqual(details.map((detail) => `clock-off: ${detail}`))
+  })
+
+  it('no clock off that is only asked slowly', () => {
+    const clocks = [0, 0, 2_000]
+    const nodes = nodesOf(3, all, (number) => ({ clock: { aheadMs: clocks[number - 1]!, uncertainMs: 1_200 } }))
+    expect(found(nodes)).toEqual([])
+  })
+
+  it('loss and narrow paths, where they are', () => {
+    expect(
+      found(nodesOf(4, (from, to) => (to === 2 && from !== 2 ? { lossPercent: 30 } : { lossPercent: 10 }))),
+    ).toEqual([`node-lossy: ${call(2)}: loses up to 30% of the probes from host1, host3, host4`])
+    expect(found(nodesOf(4, (from) => (from === 2 ? { passesBytes: 1300 } : { passesBytes: 1472 })))).toEqual([
+      `node-narrow: ${call(2)}: gets no more than 1300 bytes to host1, host3, host4`,
+    ])
+    expect(found(nodesOf(5, (from, to) => (from === 2 && to === 3 ? { passesBytes: 1300 } : {})))).toEqual([
+      `node-narrow: host2 gets no more than 1300 bytes to ${call(3)}`,
+    ])
+  })
+})
+
+it('has no matrix of too many nodes, and forgets what is told of none of them', () => {
+  expect(report(nodesOf(MOST_IN_MATRIX + 1, () => undefined)).matrix).toBeNull()
+  const view = {
+    seen: [
+      { lease: 'nobody', reach: 'silent' },
+      { lease: lease(1), reach: 'silent' },
+    ],
+  }
+  expect(report(nodesOf(1, all, () => ({ view })))).toMatchObject({ whole: 1, findings: [] })
+})
+
+it('has each finding in docs/operating.md, and there no other', () => {
+  const page = readFileSync(join(packageRoot, 'docs/operating.md'), 'utf8')
+  const [, section = ''] = /^### The network as a whole\n(.*?)^##/ms.exec(page) ?? []
+  const rows = [...section.matchAll(/^\| `([a-z-]+)` \| (\w+) \| (.*?) \| (.*) \|$/gm)].map(([, ...cells]) => cells)
+  expect(rows).toEqual(
+    Object.entries(NETWORK_FINDINGS).map(([name, { level, means, fix }]) => [name, level, means, fix]),
+  )
+})
