@@ -49,7 +49,7 @@ function usual(): string {
 function tcp(streams: number, control: string, label = ''): Case {
   const name = `${streams === 1 ? '1 stream' : `${streams} streams`}${label}`
   return {
-    method: `iperf3, ${streams} ${streams === 1 ? 'stream' : 'streams'}, one way, ${control}; CPU is all that the machine spent, iperf3 included`,
+    method: `iperf3, ${streams} ${streams === 1 ? 'stream' : 'streams'} in one direction, with ${control}`,
     metrics: {
       throughput: { title: `TCP ${name}`, unit: 'Gbit/s', better: 'more' },
       cpu: { title: `TCP ${name}, CPU`, unit: 's/GB', better: 'less' },
@@ -92,7 +92,7 @@ async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rat
 
 function udpFlood(bytes: number): Case {
   return {
-    method: `UDP with ${bytes} B of payload, sent as fast as one sender can by sendmmsg; what arrives is counted`,
+    method: `UDP with ${bytes} B of payload, as fast as one sender can send with sendmmsg; the figure counts the datagrams that arrive`,
     metrics: { received: { title: `UDP ${bytes} B, flood`, unit: 'kpps', better: 'more' } },
     lasts: (seconds) => seconds + 0.2,
     sample: async (path, seconds) => ({ received: (await udp('udp', path, bytes, seconds, 0)).received / 1e3 }),
@@ -106,11 +106,11 @@ function udpClean(bytes: number, to: Receiver = 'udp'): Case {
   const polled = to === 'udp-polled'
   const label = polled ? ', polled' : ''
   return {
-    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%: trials of ${TRIAL} s at rates 5% apart, found by halving, each judged by two trials out of three; the receiver ${polled ? 'sleeps and looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}; CPU is all that the machine spent at that rate`,
+    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%, by bisection with trials of ${TRIAL} s; the receiver ${polled ? 'looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}`,
     metrics: {
       rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
       cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
-      ends: { title: `UDP ${bytes} B${label}, of it sender and receiver`, unit: '%', better: 'less' },
+      ends: { title: `UDP ${bytes} B${label}, share of sender and receiver`, unit: '%', better: 'less' },
     },
     lasts: () => 12 * TRIAL,
     async sample(path) {
@@ -127,8 +127,7 @@ const latency = (what: string, percentile: number): Metric => ({
 })
 
 const rr: Case = {
-  method:
-    'one TCP connection between two processes, a byte there and a byte back, the next at once; CPU is all of the machine',
+  method: 'one TCP connection between two processes: one byte and its answer of one byte, without a pause in between',
   metrics: {
     rate: { title: 'request/response', unit: 'k/s', better: 'more' },
     p50: latency('request/response', 50),
@@ -146,7 +145,7 @@ const rr: Case = {
 const PAUSE_MS = 10
 
 const rrIdle: Case = {
-  method: `the same with a pause of ${PAUSE_MS} ms before each request: all have gone to sleep, as on an idle host`,
+  method: `like rr, with a pause of ${PAUSE_MS} ms before each request: all threads sleep, like on an idle host`,
   metrics: { p50: latency('request/response, idle,', 50), p99: latency('request/response, idle,', 99) },
   lasts: (seconds) => seconds + 0.1,
   async sample(path, seconds) {
@@ -156,7 +155,7 @@ const rrIdle: Case = {
 }
 
 const crr: Case = {
-  method: 'a TCP connection for each byte there and back, one after another; ended by a reset, so that none lingers',
+  method: 'a new TCP connection for each request of one byte and its answer, closed by a reset',
   metrics: {
     rate: { title: 'connect, request, response', unit: 'k/s', better: 'more' },
     p50: latency('connect, request, response,', 50),
@@ -173,7 +172,7 @@ const percentile = (values: readonly number[], share: number): number =>
   values.toSorted((a, b) => a - b)[Math.round(share * (values.length - 1))] ?? Number.NaN
 
 const pingIdle: Case = {
-  method: `median of 100 pings, ${PAUSE_MS} ms apart; the other host's kernel answers, and no process is woken by it`,
+  method: `the median of 100 pings, ${PAUSE_MS} ms apart; the kernel of the other host answers`,
   metrics: { p50: latency('ping, idle,', 50) },
   lasts: () => (100 * PAUSE_MS) / 1000,
   async sample({ from, address }) {
@@ -204,7 +203,7 @@ function pingLoaded(streams: number): Case {
   const count = Math.ceil(seconds / intervalS)
   const what = `ping, beside ${streamsOf(streams)},`
   return {
-    method: `pings for ${seconds} s, ${intervalS * 1000} ms apart or as soon as ping gets a core, beside ${streamsOf(streams)}, whose throughput is taken too`,
+    method: `pings for ${seconds} s, ${intervalS * 1000} ms apart or as soon as ping gets a core, beside ${streamsOf(streams)}`,
     metrics: {
       p50: latency(what, 50),
       p99: latency(what, 99),
@@ -224,7 +223,7 @@ function pingLoaded(streams: number): Case {
 function rrLoaded(streams: number): Case {
   const what = `request/response, beside ${streamsOf(streams)}`
   return {
-    method: `\`rr\` for ${LOADED.seconds} s beside ${streamsOf(streams)}, whose throughput is taken too`,
+    method: `like rr, for ${LOADED.seconds} s, beside ${streamsOf(streams)}`,
     metrics: {
       rate: { title: what, unit: 'k/s', better: 'more' },
       p50: latency(`${what},`, 50),

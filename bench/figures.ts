@@ -1,14 +1,14 @@
-// figures.ts - what stands of a result in the READMEs: tables between markers, and the chart. Pure.
+// figures.ts - the figures of a result for the READMEs: tables and lists between markers, and the chart. No I/O.
 //
-// A block is what stands between `<!-- figures: NAME -->` and `<!-- end -->`. No figure there is written by hand:
-// `npm run bench -- report` writes the blocks again from the result, and a test holds them to it.
+// A block is the text between `<!-- figures: NAME -->` and `<!-- end -->`. `npm run bench -- report` writes all blocks
+// from the result. A test fails if a block differs from the result, so nobody edits a figure by hand.
 
 import { median } from '../lab/measure.ts'
 import { chart } from './chart.ts'
-import { describeRun, markdown, number, pathTable, ratioTable, times, wideTable } from './report.ts'
+import { describeRun, number, pathTable, summaryTable, times, type Summary } from './report.ts'
 import { findSeries, ratio, type Part, type Result } from './result.ts'
 
-/** `case metric` of what a reader wants first, in their order. */
+/** The rows of the chart, as `case metric`, in their order. */
 const HEADLINES = [
   'tcp throughput',
   'tcp8 throughput',
@@ -29,36 +29,44 @@ const HEADLINES = [
   'rr-loaded rate',
 ]
 
-/** The README's figures: of which part and metric, what it is, and what it tells. */
+/** The tables of the plain link, the wire link and between containers. */
+const SUMMARY: Summary = {
+  rows: [...HEADLINES.filter((row) => !row.includes('cubic')), 'tcp cpu', 'udp64 cpu'],
+  paths: ['native', 'dgram', 'naive', 'vxlan', 'veth'],
+  path: 'native',
+  reference: 'vxlan',
+}
+
+/** The four figures of the README: part, case and metric, the name of the figure, and its explanation. */
 const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
     what: 'One TCP stream between containers on two hosts',
-    tells: 'Nothing below cuts or copies for kernel vxlan here, and a process in between must.',
+    why: 'On this link the kernel neither cuts nor copies packets for its vxlan. A process between the hosts must do both.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
-    what: 'One TCP stream over a link that carries no superpackets',
-    tells: 'As on a network card that knows no tunnels: both cut, and little is left between them.',
+    what: 'One TCP stream over a link with frames of at most the MTU',
+    why: 'A network card without tunnel offloads is such a link. Here kernel vxlan must cut packets too.',
   },
   {
     of: ['containers', 'udp64', 'rate'],
     what: 'UDP of 64 bytes with at most 1% lost, between containers',
-    tells: 'One message to the kernel carries many packets, so that many cost what one costs.',
+    why: 'weft hands many packets to the kernel with one system call.',
   },
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'A ping beside a TCP stream, between containers',
-    tells: 'It has a lane of its own; what is left is that a thread on either host must be woken.',
+    why: 'The ping does not wait behind the stream, because weft carries it in another queue. It waits until a thread on each host wakes up.',
   },
 ] as const
 
 const linksOf = ({ parts }: Result): readonly Part[] =>
   parts.filter(({ name, link }) => link !== undefined && name === link)
 
-/** A sentence with its figures for each of the four. */
+/** Returns a list item for each of the four figures, or undefined if one was not measured. */
 function fourFigures({ parts }: Result): string | undefined {
-  const items = FOUR.map(({ of: [name, of, metric], what, tells }) => {
+  const items = FOUR.map(({ of: [name, of, metric], what, why }) => {
     const part = parts.find((each) => each.name === name)
     const series = part && findSeries(part, of, metric)
     const value = series?.values['native']
@@ -66,53 +74,32 @@ function fourFigures({ parts }: Result): string | undefined {
     const beside = (reference: string): string => times(ratio(value, series.values[reference]))
     const better = series.better === 'less' ? ' (less is better)' : ''
     const plain = `${number(median(value))} ${series.unit}`
-    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet a system call${better}. ${tells}`
+    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet a system call${better}. ${why}`
   })
   return items.includes(undefined) ? undefined : items.join('\n')
 }
 
-/** A row for each function and size: nanoseconds, bytes a cycle. */
-function microTable(part: Part): string {
-  const body = part.series
-    .filter(({ metric }) => metric === 'ns')
-    .flatMap(({ case: name, values }) => {
-      const bytes = findSeries(part, name, 'bytes')?.values
-      return Object.entries(values).map(([label, each]) => {
-        const perCycle = bytes?.[label]
-        return [`${name}, ${label}`, number(median(each)), perCycle ? number(median(perCycle)) : '-']
-      })
-    })
-  const unit = part.series.find(({ metric }) => metric === 'bytes')?.unit ?? 'bytes/cycle'
-  return markdown([['', 'ns', unit], ...body])
-}
-
-/** The blocks by name; without those whose part was not measured. */
+/** Returns the text of each block by its name. */
 export function figureBlocks(result: Result): Readonly<Record<string, string>> {
   const part = (name: string): Part | undefined => result.parts.find((each) => each.name === name)
   const methods = Object.assign({}, ...linksOf(result).map(({ method }) => method)) as Record<string, string>
   const blocks: Record<string, string | undefined> = {
     run: describeRun(result),
     four: fourFigures(result),
-    headlines: ratioTable(
-      [...linksOf(result), ...result.parts.filter(({ name }) => name === 'containers')],
-      'native',
-      HEADLINES,
-    ),
     cases: Object.entries(methods)
       .map(([name, method]) => `- \`${name}\`: ${method}`)
       .join('\n'),
   }
   for (const name of ['plain', 'wire', 'containers']) {
     const measured = part(name)
-    blocks[name] = measured && wideTable(measured)
+    blocks[name] = measured && summaryTable(measured, SUMMARY)
   }
-  const [features, micro] = [part('features'), part('micro')]
+  const features = part('features')
   blocks['features'] = features && pathTable(features, 'vxlan')
-  blocks['micro'] = micro && microTable(micro)
   return Object.fromEntries(Object.entries(blocks).map(([name, text]) => [name, text ?? 'Not measured in this run.']))
 }
 
-/** The text with its blocks written again. A block of an unknown name is a mistake. */
+/** Returns the text with new blocks. Throws a RangeError if the text has a block of an unknown name. */
 export function fillFigures(text: string, blocks: Readonly<Record<string, string>>): string {
   return text.replaceAll(
     /(<!-- figures: (\w+) -->\n)[\s\S]*?(<!-- end -->)/g,
@@ -124,11 +111,12 @@ export function fillFigures(text: string, blocks: Readonly<Record<string, string
   )
 }
 
+/** Returns the chart of a result as SVG. */
 export function resultChart(result: Result): string {
   const { machine, date, commit } = result
   return chart(linksOf(result), {
     title: 'weft, native engine',
-    subtitle: `right is better; ${machine.cpu}, ${machine.cores} cores, Linux ${machine.kernel.split('-')[0]}; commit ${commit}, ${date.slice(0, 10)}`,
+    subtitle: `longer to the right is better; ${machine.cpu}, ${machine.cores} cores, Linux ${machine.kernel.split('-')[0]}; commit ${commit}, ${date.slice(0, 10)}`,
     path: 'native',
     rows: HEADLINES,
     references: [

@@ -10,8 +10,9 @@ function percent(values: readonly number[]): string {
   const share = Math.round(spread(values) * 100)
   return Number.isFinite(share) ? `+-${share}%` : '-'
 }
-const timesWithSpread = (values: readonly number[] | undefined): string =>
-  values ? `${times(median(values))} ${percent(values)}` : '-'
+/** Returns the median of ratios with their spread, for a table whose head names the reference. */
+const ratioCell = (values: readonly number[] | undefined): string =>
+  values ? `${number(median(values))} ${percent(values)}` : '-'
 
 /** The paths that others are held against, where a part has them and names none. */
 const REFERENCES: readonly string[] = ['vxlan', 'naive']
@@ -115,40 +116,37 @@ export function textTable(result: Result): string {
   return `${parts.join('\n\n')}\n\n${describeRun(result)}`
 }
 
-/** All figures of a part: a row for each metric, a column for each path. */
-export function wideTable(part: Part): string {
-  const paths = Object.keys(part.series[0]?.values ?? {})
-  const body = part.series.map((series) => [
-    heading(series),
-    ...paths.map((path) => {
-      const values = series.values[path] ?? []
-      return values.length === 0 ? '-' : `${number(median(values))} ${percent(values)}`
-    }),
-  ])
-  return markdown([['', ...paths], ...body])
+/** Which rows and columns of a part a summary has. */
+export interface Summary {
+  /** The metrics, as `case metric`. */
+  readonly rows: readonly string[]
+  /** The paths whose medians are shown, if the part has them. */
+  readonly paths: readonly string[]
+  /** The path whose ratio to `reference` is shown with its spread. */
+  readonly path: string
+  readonly reference: string
 }
 
-/** Ratios of one path to the references: a row for each metric, a column for each reference of each part. */
-export function ratioTable(parts: readonly Part[], path: string, only?: readonly string[]): string {
-  const cells = parts.flatMap((part) => referencesOf(part).map((reference) => ({ part, reference })))
-  const head = cells.map(({ part, reference }) => `x ${reference}, ${conditionOf(part)}`)
-  const all = parts[0]?.series.filter((series) => !only || only.includes(`${series.case} ${series.metric}`)) ?? []
-  const body = all.map((series) => [
-    heading(series),
-    ...cells.map(({ part, reference }) => {
-      const values = findSeries(part, series.case, series.metric)?.values
-      return values ? timesWithSpread(ratios(values[path], values[reference])) : '-'
-    }),
-  ])
-  return markdown([['', ...head], ...body])
+/** Returns a Markdown table with a row for each metric: the medians of the paths, then the ratio of one path to the reference. */
+export function summaryTable(part: Part, { rows: names, paths, path, reference }: Summary): string {
+  const columns = paths.filter((name) => name in (part.series[0]?.values ?? {}))
+  const body = part.series
+    .filter((series) => names.includes(`${series.case} ${series.metric}`))
+    .map(({ title, unit, values }) => [
+      `${title}, ${unit}`,
+      ...columns.map((name) => number(median(values[name] ?? []))),
+      ratioCell(ratios(values[path], values[reference])),
+    ])
+  return markdown([['', ...columns, `x ${reference}`], ...body])
 }
 
-/** Ratios to one reference: a row for each path, a column for each metric where more is better. */
+/** Returns a Markdown table with a row for each path: its ratio to the reference for each metric where more is better. */
 export function pathTable(part: Part, reference: string): string {
   const more = part.series.filter(({ better }) => better === 'more')
-  const body = Object.keys(more[0]?.values ?? {}).map((path) => [
+  const names = Object.keys(more[0]?.values ?? {}).filter((name) => name !== reference)
+  const body = names.map((path) => [
     path,
-    ...more.map(({ values }) => timesWithSpread(ratios(values[path], values[reference]))),
+    ...more.map(({ values }) => ratioCell(ratios(values[path], values[reference]))),
   ])
   return markdown([[`x ${reference}`, ...more.map(({ title }) => title)], ...body])
 }
