@@ -129,15 +129,15 @@ export interface Summary {
 
 /** Returns a Markdown table with a row for each metric: the medians of the paths, then the ratio of one path to the reference. */
 export function summaryTable(part: Part, { rows: names, paths, path, reference }: Summary): string {
-  const columns = paths.filter((name) => name in (part.series[0]?.values ?? {}))
+  const shown = paths.filter((name) => name in (part.series[0]?.values ?? {}))
   const body = part.series
     .filter((series) => names.includes(`${series.case} ${series.metric}`))
     .map(({ title, unit, values }) => [
       `${title}, ${unit}`,
-      ...columns.map((name) => number(median(values[name] ?? []))),
+      ...shown.map((name) => number(median(values[name] ?? []))),
       ratioCell(ratios(values[path], values[reference])),
     ])
-  return markdown([['', ...columns, `x ${reference}`], ...body])
+  return markdown([['', ...shown, `x ${reference}`], ...body])
 }
 
 /** Returns a Markdown table with a row for each path: its ratio to the reference for each metric where more is better. */
