@@ -7,11 +7,11 @@ import { chmodSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync }
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
-import { createLab, type Daemon, type Host, type Lab } from '../lab/lab.ts'
 import { output } from '../lab/command.ts'
+import { createLab, type Daemon, type Host, type Lab } from '../lab/lab.ts'
 import { median } from '../lab/measure.ts'
-import type { Family } from '../src/net/address.ts'
 import type { Progress } from '../scripts/progress.mjs'
+import type { Family } from '../src/net/address.ts'
 import type { Part, Series } from './result.ts'
 
 export const FAMILIES_SECONDS_A_ROUND = 120
@@ -51,7 +51,8 @@ function lease(families: readonly Family[], number: number, changed = 0): readon
   const value = {
     PublicIP: `172.${16 + (number >> 16)}.${(number >> 8) & 255}.${number & 255}`,
     PublicIPv6: withIpv6 ? `fd88::${hex(0x1000 + number)}` : null,
-    ...{ BackendType: 'vxlan', BackendData: mac('02') },
+    BackendType: 'vxlan',
+    BackendData: mac('02'),
     ...(withIpv6 ? { BackendV6Data: mac('06') } : {}),
   }
   return [withIpv6 ? `${ipv4}&${ipv6}` : ipv4, JSON.stringify(value)]
@@ -159,7 +160,9 @@ export async function measureFamilies(rounds: number, progress: Progress): Promi
       const valuesOf = (path: string): number[] =>
         samples.filter((each) => each.nodes === nodes && each.path === path).map((each) => each.sample[metric])
       return {
-        ...{ case: `vxlan${nodes}`, metric, ...METRICS[metric] },
+        case: `vxlan${nodes}`,
+        metric,
+        ...METRICS[metric],
         title: `${nodes.toLocaleString('en')} nodes: ${METRICS[metric].title}`,
         values: Object.fromEntries(Object.keys(PATHS).map((path) => [path, valuesOf(path)])),
       }

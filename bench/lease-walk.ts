@@ -8,20 +8,20 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { setTimeout as delay } from 'node:timers/promises'
-import { createUdpBackend } from '../src/path/backends/udp.ts'
+import type { Log } from '../src/base/log.ts'
 import { readSettings } from '../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../src/control/config/network-config.ts'
-import type { Engine } from '../src/path/engine/engine.ts'
-import { createBell } from '../src/host/bell.ts'
-import type { Run } from '../src/host/command.ts'
 import { leaseKey, type Lease, type OwnLease } from '../src/control/lease/lease.ts'
 import type { Change, Entry } from '../src/control/lease/subnet-manager.ts'
-import type { Log } from '../src/base/log.ts'
+import { createBell } from '../src/host/bell.ts'
+import type { Run } from '../src/host/command.ts'
 import { keepLastKnown } from '../src/node/loops/last-known.ts'
-import { createPossession } from '../src/node/possession.ts'
-import { createNode, type Node, type NodeParts } from '../src/node/node.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
 import { probePeers } from '../src/node/loops/probes.ts'
+import { createNode, type Node, type NodeParts } from '../src/node/node.ts'
+import { createPossession } from '../src/node/possession.ts'
+import { createUdpBackend } from '../src/path/backends/udp.ts'
+import type { Engine } from '../src/path/engine/engine.ts'
 
 const CHANGES = 60
 /** Each second of the churn so many leases change, one by one, while everything else runs. */
@@ -86,14 +86,12 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
   const external = { name: 'eth0', mtu: 1500, address: 0xc0000201, publicIp: 0xc0000201 }
   const config = parseNetworkConfig('{"Network":"10.0.0.0/7","SubnetLen":28,"Backend":{"Type":"udp"}}')
   const engine: Engine = {
-    ...{
-      kind: 'native',
-      tunName: 'flannel0',
-      offloads: [],
-      notes: [],
-      details: [],
-      fault: new Promise<Error>(() => {}),
-    },
+    kind: 'native',
+    tunName: 'flannel0',
+    offloads: [],
+    notes: [],
+    details: [],
+    fault: new Promise<Error>(() => {}),
     setPeers: told,
     changePeers: told,
     counters: () => ({}),
@@ -119,11 +117,17 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
   const { source, change } = createSource(entries)
   const parts = {
     options: {
-      ...{ 'subnet-file': join(folder, 'subnet.env'), 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 },
-      ...{ 'ip-masq': false, 'probe-interval': 10 },
+      'subnet-file': join(folder, 'subnet.env'),
+      'subnet-lease-renew-margin': 60,
+      'fail-static-hold': 30,
+      'ip-masq': false,
+      'probe-interval': 10,
     },
     manager: { source } as unknown as NodeParts['manager'],
-    ...{ config, backend, log, signal },
+    config,
+    backend,
+    log,
+    signal,
     openEcho: () => ({ send: () => {}, close: () => {} }),
     next: { config: '', store: 'bench', lastKnown: join(folder, 'last-known') },
   } as unknown as NodeParts
@@ -180,8 +184,12 @@ async function measure(count: number): Promise<Record<string, number>> {
     const churn = (cpuMs() - before) / (performance.now() - from)
     const sorted = times.toSorted((a, b) => a - b)
     return {
-      ...{ startMs, p50: sorted[sorted.length >> 1] ?? NaN, most: sorted.at(-1) ?? NaN },
-      ...{ churn: 100 * churn, longest, rss: process.memoryUsage().rss / 2 ** 20 },
+      startMs,
+      p50: sorted[sorted.length >> 1] ?? NaN,
+      most: sorted.at(-1) ?? NaN,
+      churn: 100 * churn,
+      longest,
+      rss: process.memoryUsage().rss / 2 ** 20,
     }
   } finally {
     stop.abort()

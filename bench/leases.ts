@@ -282,7 +282,10 @@ async function walk(leases: number): Promise<Record<string, number>> {
   const read = async (command: readonly string[]): Promise<Record<string, number>> =>
     JSON.parse(await output(command, { timeoutMs: WALK_MS })) as Record<string, number>
   const inJs = await read([
-    ...[process.execPath, '--max-old-space-size=8192', join(packageRoot, 'dist/bench/lease-walk.js'), `${leases}`],
+    process.execPath,
+    '--max-old-space-size=8192',
+    join(packageRoot, 'dist/bench/lease-walk.js'),
+    `${leases}`,
   ])
   const program = await nativeProgram('peer_changes', ['core/peers'])
   return { ...inJs, ...(await read([program, `${leases}`])) }
@@ -373,7 +376,7 @@ export async function measureLeases(progress: Progress): Promise<Part> {
     change: METHOD.change,
     start10000: `${METHOD.start}; ${METHOD.churn}`,
     start60000: METHOD.large,
-    ...{ walk100: `${METHOD.walk}; ${METHOD.native}` },
+    walk100: `${METHOD.walk}; ${METHOD.native}`,
     together: METHOD.together,
   }
   return { name: 'leases', rounds: 1, seconds: 0, method, series }

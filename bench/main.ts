@@ -17,11 +17,11 @@ import {
   SUITE,
   TELLING,
 } from './cases.ts'
-import { figureBlocks, fillFigures, resultChart } from './figures.ts'
-import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { FAMILIES_SECONDS_A_ROUND, measureFamilies } from './families.ts'
-import { LEASES_SECONDS, measureLeases } from './leases.ts'
+import { figureBlocks, fillFigures, resultChart } from './figures.ts'
 import { JUNK_SECONDS_A_ROUND, measureJunk } from './junk.ts'
+import { LEASES_SECONDS, measureLeases } from './leases.ts'
+import { circumstances, estimate, measure, type Plan } from './measure.ts'
 import { measureMicro, MICRO_SECONDS } from './micro.ts'
 import {
   BACKEND_PATH_NAMES,
@@ -33,8 +33,8 @@ import {
   OLD_PATH_NAME,
   PATH_NAMES,
 } from './paths.ts'
-import { measureRestarts, RESTARTS_SECONDS_A_ROUND } from './restarts.ts'
 import { compareTable, textTable } from './report.ts'
+import { measureRestarts, RESTARTS_SECONDS_A_ROUND } from './restarts.ts'
 import type { Part, Result } from './result.ts'
 import { measureWireguardPeers, WIREGUARD_PEERS_SECONDS_A_ROUND } from './wireguard-peers.ts'
 
@@ -159,8 +159,13 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
     const { paths, references } = beside
     const cases = casesNamed(words.length > 1 ? words.slice(1) : beside.cases)
     return BOTH.map((link) => ({
-      ...{ ...common, ends: 'containers', cases, paths: [...paths, ...old, ...peer], references },
-      ...{ name: `${first}, ${link}`, link },
+      ...common,
+      ends: 'containers',
+      cases,
+      paths: [...paths, ...old, ...peer],
+      references,
+      name: `${first}, ${link}`,
+      link,
     }))
   }
   if (words[0] === 'suite') {

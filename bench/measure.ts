@@ -106,8 +106,13 @@ export async function measure(plan: Plan, progress: Progress): Promise<Part> {
   )
   const method = Object.fromEntries(cases.map(([name, each]) => [name, each.method]))
   return {
-    ...{ name: part, link: options.link, ends: options.ends, rounds, seconds },
+    name: part,
+    link: options.link,
+    ends: options.ends,
+    rounds,
+    seconds,
     ...(references ? { references, payloadBytes } : {}),
-    ...{ method, series },
+    method,
+    series,
   }
 }

@@ -14,8 +14,8 @@ import { join, resolve as absolute } from 'node:path'
 import { createInterface } from 'node:readline'
 import { createLab, subnetOfEnv, WIREGUARD_APART, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
 import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
-import { addon } from '../src/host/addon.ts'
 import { WeftError } from '../src/base/errors.ts'
+import { addon } from '../src/host/addon.ts'
 import type { Family } from '../src/net/address.ts'
 import { nativeProgram } from './native.ts'
 
@@ -151,8 +151,21 @@ const nebula: Setup = async (from, to, lab) => {
     const { name } = host
     const [crt, key] = [file(`${name}.crt`), file(`${name}.key`)]
     await certify(
-      ...['sign', '-ca-crt', file('ca.crt'), '-ca-key', file('ca.key'), '-name', name, '-ip', `${own(number)}/24`],
-      ...['-subnets', `10.6.${number}.0/24`, '-out-crt', crt, '-out-key', key],
+      'sign',
+      '-ca-crt',
+      file('ca.crt'),
+      '-ca-key',
+      file('ca.key'),
+      '-name',
+      name,
+      '-ip',
+      `${own(number)}/24`,
+      '-subnets',
+      `10.6.${number}.0/24`,
+      '-out-crt',
+      crt,
+      '-out-key',
+      key,
     )
     const all = [{ port: 'any', proto: 'any', host: 'any' }]
     // JSON is YAML.
@@ -162,7 +175,8 @@ const nebula: Setup = async (from, to, lab) => {
       lighthouse: { am_lighthouse: false, hosts: [] },
       listen: { host: '0.0.0.0', port: 4242 },
       tun: {
-        ...{ dev: 'nebula1', mtu: NEBULA_MTU },
+        dev: 'nebula1',
+        mtu: NEBULA_MTU,
         unsafe_routes: [{ route: `10.6.${other}.0/24`, via: own(other), mtu: NEBULA_MTU }],
       },
       firewall: { outbound: all, inbound: all },

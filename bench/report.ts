@@ -89,7 +89,9 @@ function partTable(part: Part): string {
   const [first = ''] = references
   const isAllowed = part.references !== undefined && part.payloadBytes !== undefined
   const head = [
-    ...['median', 'spread', ...references.map((reference) => `of ${reference}`)],
+    'median',
+    'spread',
+    ...references.map((reference) => `of ${reference}`),
     ...(isAllowed ? ['by headers alone', `of ${first}, headers allowed`] : []),
   ]
   const table: string[][] = []
@@ -99,7 +101,8 @@ function partTable(part: Part): string {
     table.push(
       [heading(series), ...head],
       ...rows(series, references).map(([path = '', ...cells]) => [
-        ...[`  ${path}`, ...cells],
+        `  ${path}`,
+        ...cells,
         ...(isAllowed ? allowanceCells(part, series, path, first) : []),
       ]),
     )

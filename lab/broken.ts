@@ -4,9 +4,9 @@
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { parseEnv } from 'node:util'
+import type { Family } from '../src/net/address.ts'
 import { output } from './command.ts'
 import { startEtcd, type Etcd } from './etcd.ts'
-import type { Family } from '../src/net/address.ts'
 import {
   createLab,
   named,
@@ -132,8 +132,12 @@ const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 
 /** Small packets pass: who asks with long ones knows better. */
 const PATH_NARROW: Expected = {
-  ...{ status: 'narrow?', page: 'red? path-mtu?', doctor: 'path-mtu', explain: 'out:mtu?' },
-  ...{ bench: 'narrow? broken? loss?', alerts: 'WeftPathNarrow?' },
+  status: 'narrow?',
+  page: 'red? path-mtu?',
+  doctor: 'path-mtu',
+  explain: 'out:mtu?',
+  bench: 'narrow? broken? loss?',
+  alerts: 'WeftPathNarrow?',
 }
 const STORE_AWAY: Expected = {
   status: 'by-store store',
@@ -193,7 +197,8 @@ export const FAULTS = {
     make: filter('OUTPUT'),
     there: {
       ...UNREACHED,
-      ...{ page: 'red peer-silent packets-dropped?', doctor: 'port-dropped peer-silent packets-dropped?' },
+      page: 'red peer-silent packets-dropped?',
+      doctor: 'port-dropped peer-silent packets-dropped?',
       explain: 'out:firewall out:peer',
     },
     here: PEER_SILENT,
@@ -274,7 +279,9 @@ export const FAULTS = {
     },
     there: {
       ...PEER_SILENT,
-      ...{ doctor: 'foreign-route peer-silent', explain: 'out:route out:peer', alerts: 'WeftPeersUnreached' },
+      doctor: 'foreign-route peer-silent',
+      explain: 'out:route out:peer',
+      alerts: 'WeftPeersUnreached',
     },
     here: { ...PEER_SILENT, alerts: 'WeftPeersUnreached' },
   },
@@ -326,8 +333,11 @@ export const FAULTS = {
       return () => twin.stop()
     },
     there: {
-      ...{ status: 'by-host', page: 'red address-twice', doctor: 'address-twice' },
-      ...{ alerts: 'WeftHostImpaired', events: 'twin' },
+      status: 'by-host',
+      page: 'red address-twice',
+      doctor: 'address-twice',
+      alerts: 'WeftHostImpaired',
+      events: 'twin',
     },
     here: {},
   },
@@ -362,8 +372,11 @@ export const FAULTS = {
       return async () => rmSync(filler)
     },
     there: {
-      ...{ status: 'by-host repairs', page: 'red', doctor: 'subnet-env-wrong' },
-      ...{ alerts: 'WeftHostImpaired', events: 'repaired not-written' },
+      status: 'by-host repairs',
+      page: 'red',
+      doctor: 'subnet-env-wrong',
+      alerts: 'WeftHostImpaired',
+      events: 'repaired not-written',
     },
     here: {},
   },

@@ -8,6 +8,8 @@ import { connect, createServer } from 'node:net'
 import { dirname, join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { isThere, NEEDS, sayLack } from '../scripts/machine.mjs'
+import { withSystemFolders } from '../src/host/command.ts'
+import { FAMILIES, FAMILY_NAMES, type Family } from '../src/net/address.ts'
 import {
   FAULT_NAMES,
   FAULTS,
@@ -18,6 +20,7 @@ import {
   type Member,
   type Network,
 } from './broken.ts'
+import { causesIn } from './causes.ts'
 import { eavesdrop, TEXT, type Heard } from './eavesdrop.ts'
 import {
   createLab,
@@ -32,11 +35,8 @@ import {
   type Lab,
   type Subnet,
 } from './lab.ts'
-import { causesIn } from './causes.ts'
-import { FAMILIES, FAMILY_NAMES, type Family } from '../src/net/address.ts'
 import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
-import { withSystemFolders } from '../src/host/command.ts'
 
 const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encrypted | --underlay ipv4|ipv6]
                            [--hosts N] [--engine native|dgram|naive]
@@ -401,7 +401,9 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
         ...members.map(({ host, pod }, from) => {
           const { gateway, ipv6Gateway = '' } = subnetOfEnv(host.subnetEnv())
           return [
-            ...[host.name, addressOf(host), networkOf(gateway)],
+            host.name,
+            addressOf(host),
+            networkOf(gateway),
             underlay ? networkOf(ipv6Gateway) : pod.address,
             ...members.map((_, to) => timesText(pings, from, to)),
           ]

@@ -12,7 +12,13 @@ import { EVENT_MS } from './lab.ts'
 
 /** The command line of etcdctl: by itself it gives up a connection after 2 s, a command after 5 s. */
 const ETCDCTL = [
-  ...['env', 'ETCDCTL_API=3', 'etcdctl', '--dial-timeout', `${EVENT_MS}ms`, '--command-timeout', `${EVENT_MS}ms`],
+  'env',
+  'ETCDCTL_API=3',
+  'etcdctl',
+  '--dial-timeout',
+  `${EVENT_MS}ms`,
+  '--command-timeout',
+  `${EVENT_MS}ms`,
 ]
 /** An etcd that is not ready yet is asked again this often. */
 const LOOK_MS = 100
@@ -115,13 +121,29 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
   async function start(): Promise<void> {
     child = await launch(
       [
-        ...['--name', 'test', '--data-dir', data, '--initial-cluster', `test=${peerUrl}`],
-        ...['--listen-client-urls', endpoint, '--advertise-client-urls', endpoint],
-        ...['--listen-peer-urls', peerUrl, '--initial-advertise-peer-urls', peerUrl],
+        '--name',
+        'test',
+        '--data-dir',
+        data,
+        '--initial-cluster',
+        `test=${peerUrl}`,
+        '--listen-client-urls',
+        endpoint,
+        '--advertise-client-urls',
+        endpoint,
+        '--listen-peer-urls',
+        peerUrl,
+        '--initial-advertise-peer-urls',
+        peerUrl,
         ...(shared
           ? [
-              ...['--cert-file', shared.certificate, '--key-file', shared.key],
-              ...['--client-cert-auth', '--trusted-ca-file', shared.certificate],
+              '--cert-file',
+              shared.certificate,
+              '--key-file',
+              shared.key,
+              '--client-cert-auth',
+              '--trusted-ca-file',
+              shared.certificate,
             ]
           : []),
         ...(tls === true ? ['--auto-tls'] : []),
@@ -137,7 +159,10 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
     },
     ctl: (...args) =>
       output([
-        ...[...enter, ...ETCDCTL, '--endpoints', endpoint],
+        ...enter,
+        ...ETCDCTL,
+        '--endpoints',
+        endpoint,
         ...(shared
           ? ['--cert', shared.certificate, '--key', shared.key, '--cacert', shared.certificate]
           : tls
@@ -155,8 +180,18 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
       await etcd.kill()
       rmSync(data, { recursive: true })
       await output([
-        ...[...ETCDCTL, 'snapshot', 'restore', snapshot, '--data-dir', data, '--name', 'test'],
-        ...['--initial-cluster', `test=${peerUrl}`, '--initial-advertise-peer-urls', peerUrl],
+        ...ETCDCTL,
+        'snapshot',
+        'restore',
+        snapshot,
+        '--data-dir',
+        data,
+        '--name',
+        'test',
+        '--initial-cluster',
+        `test=${peerUrl}`,
+        '--initial-advertise-peer-urls',
+        peerUrl,
       ])
       await start()
     },
@@ -217,7 +252,10 @@ export async function startEtcdCluster(
   const ctl: EtcdCluster['ctl'] = (args, through = members) =>
     output([
       ...(sites[members.findIndex((one) => one === through[0])]?.enter ?? []),
-      ...[...ETCDCTL, '--endpoints', through.map(({ endpoint }) => endpoint).join(), ...args],
+      ...ETCDCTL,
+      '--endpoints',
+      through.map(({ endpoint }) => endpoint).join(),
+      ...args,
     ])
 
   /** Resolves when these agree on a leader. */
@@ -232,11 +270,24 @@ export async function startEtcdCluster(
     const others = (): EtcdMember[] => members.filter((_, other) => other !== index)
     const run = async (state: 'new' | 'existing'): Promise<void> => {
       const args = [
-        ...['--name', `m${index}`, '--data-dir', join(folder, `m${index}-${generation}`)],
+        '--name',
+        `m${index}`,
+        '--data-dir',
+        join(folder, `m${index}-${generation}`),
         // The check would refuse a new member for the 5 s after the last one came.
-        ...['--initial-cluster', initial, '--initial-cluster-state', state, '--strict-reconfig-check=false'],
-        ...['--listen-client-urls', endpoint, '--advertise-client-urls', endpoint],
-        ...['--listen-peer-urls', peerUrl, '--initial-advertise-peer-urls', peerUrl],
+        '--initial-cluster',
+        initial,
+        '--initial-cluster-state',
+        state,
+        '--strict-reconfig-check=false',
+        '--listen-client-urls',
+        endpoint,
+        '--advertise-client-urls',
+        endpoint,
+        '--listen-peer-urls',
+        peerUrl,
+        '--initial-advertise-peer-urls',
+        peerUrl,
       ]
       child = await launch(args, enter)
     }

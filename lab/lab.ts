@@ -20,8 +20,8 @@ import {
 } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
-import { fileURLToPath } from 'node:url'
 import { createInterface } from 'node:readline'
+import { fileURLToPath } from 'node:url'
 import { formatNet, netAround, parseAddress, type Family } from '../src/net/address.ts'
 import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
@@ -35,14 +35,22 @@ export const EVENT_MS = 60_000 * PATIENCE
  * wireguard-go names after its device, since all hosts of a lab use the same name.
  */
 export const WIREGUARD_APART: readonly string[] = [
-  ...['unshare', '--mount', 'sh', '-c'],
+  'unshare',
+  '--mount',
+  'sh',
+  '-c',
   'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
   'sh',
 ]
 
 /** For `DaemonArgs.before`: gives the daemon's host this name, for itself alone. */
 export const named = (name: string): readonly string[] => [
-  ...['unshare', '--uts', 'sh', '-c', 'hostname "$0"; exec "$@"', name],
+  'unshare',
+  '--uts',
+  'sh',
+  '-c',
+  'hostname "$0"; exec "$@"',
+  name,
 ]
 
 /** False where the kernel is without IPv6, or has it off in new network namespaces. */
@@ -396,7 +404,8 @@ export async function createLab({
         const ownIpv6 = gateway6 === '' ? '' : formatIpv6((parseIpv6(gateway6) ?? 0n) + 1n + BigInt(before))
         await ip(
           pod,
-          ...['link set lo up', 'link set eth0 up'],
+          'link set lo up',
+          'link set eth0 up',
           ...(ownIpv4 === '' ? [] : [`addr add ${ownIpv4}/${length4} dev eth0`, `route add default via ${gateway4}`]),
           ...(ownIpv6 === ''
             ? []
@@ -416,7 +425,9 @@ export async function createLab({
       const namespace = await addNamespace('switch')
       await ip(
         namespace,
-        ...['link set lo up', `link add br0 mtu ${mtu} type bridge`, `addr add ${SWITCH_ADDRESS}/24 dev br0`],
+        'link set lo up',
+        `link add br0 mtu ${mtu} type bridge`,
+        `addr add ${SWITCH_ADDRESS}/24 dev br0`,
         ...(families.includes('ipv6') ? ['addr add fd77::fe/64 dev br0 nodad'] : []),
         'link set br0 up',
       )

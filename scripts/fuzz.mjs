@@ -104,12 +104,18 @@ function writeSeeds() {
       sealed: Buffer.concat([
         Buffer.from('w'),
         ...batch.map((each, at) => sealed(at, i % 3, each)),
-        ...[sealed(1, i % 3, batch[0]), sealed(i, 128 + (i % 3), batch[0]), sealed(7, 0, Buffer.alloc(0))],
+        sealed(1, i % 3, batch[0]),
+        sealed(i, 128 + (i % 3), batch[0]),
+        sealed(7, 0, Buffer.alloc(0)),
       ]),
       wireguard: Buffer.concat([
         Buffer.from('W'),
-        ...[wireguard(1, 148, 0), wireguard(2, 92, 3), wireguard(3, 64, 3)],
-        ...[wireguard(4, 32, i % 4), wireguard(4, 60 + i, i % 4), wireguard(i, 92, 0)],
+        wireguard(1, 148, 0),
+        wireguard(2, 92, 3),
+        wireguard(3, 64, 3),
+        wireguard(4, 32, i % 4),
+        wireguard(4, 60 + i, i % 4),
+        wireguard(i, 92, 0),
       ]),
       refusals: Buffer.concat([Buffer.from('R'), Buffer.alloc(160).map(() => random.below(256))]),
       sessions: Buffer.concat([Buffer.from('B'), savedSession(random)]),
@@ -139,10 +145,18 @@ const sources = ['native/crypto', 'native/core', 'native/io'].flatMap((room) =>
     .map((name) => join(root, room, name)),
 )
 const build = [
-  ...['-std=c++20', '-g1', '-O1', '-fno-exceptions', '-fno-sanitize-recover=all'],
-  ...[join(root, 'test/native/core_fuzz.cc'), ...sources, '-o', program],
+  '-std=c++20',
+  '-g1',
+  '-O1',
+  '-fno-exceptions',
+  '-fno-sanitize-recover=all',
+  join(root, 'test/native/core_fuzz.cc'),
+  ...sources,
+  '-o',
+  program,
   // What Node would bring along, for WireGuard.
-  ...['-Wl,--no-as-needed', '-l:libcrypto.so.3'],
+  '-Wl,--no-as-needed',
+  '-l:libcrypto.so.3',
 ]
 const building = createProgress('test:fuzz', { total: 1 })
 building.now('build')

@@ -60,9 +60,18 @@ async function build(name, program, tags) {
     `deb-src [signed-by=${KEYRING}] http://deb.debian.org/debian bookworm main\n`,
   )
   const apt = [
-    ...['-o', `Dir::Etc::sourcelist=${join(work, 'sources.list')}`, '-o', 'Dir::Etc::sourceparts=/dev/null'],
-    ...['-o', `Dir::State::lists=${join(work, 'lists')}`, '-o', `Dir::Cache=${join(work, 'cache')}`],
-    ...['-o', 'APT::Sandbox::User=root', '-o', 'APT::Update::Error-Mode=any'],
+    '-o',
+    `Dir::Etc::sourcelist=${join(work, 'sources.list')}`,
+    '-o',
+    'Dir::Etc::sourceparts=/dev/null',
+    '-o',
+    `Dir::State::lists=${join(work, 'lists')}`,
+    '-o',
+    `Dir::Cache=${join(work, 'cache')}`,
+    '-o',
+    'APT::Sandbox::User=root',
+    '-o',
+    'APT::Update::Error-Mode=any',
   ]
   progress.now('package lists', SECONDS.lists)
   await run('apt-get', [...apt, '-q', 'update'])

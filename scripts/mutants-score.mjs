@@ -57,7 +57,11 @@ export function judge(room, mutants, known, { isWhole, mayBeEmpty = true }) {
   const own = known.filter(({ file }) => dirname(file) === `src/${room}` || file === `src/${room}.ts`)
   const percent = mutants.length > 0 ? (100 * killed) / mutants.length : mayBeEmpty ? 100 : 0
   return {
-    ...{ room, total: mutants.length, killed, percent, survivors },
+    room,
+    total: mutants.length,
+    killed,
+    percent,
+    survivors,
     isLow: percent < LEAST_PERCENT,
     unknown: survivors.filter((mutant) => !known.some((entry) => fits(entry, mutant))),
     stale: isWhole ? own.filter((entry) => !survivors.some((mutant) => fits(entry, mutant))) : [],

@@ -79,7 +79,14 @@ async function tryTypescript(room) {
   let progress
   try {
     return await mutateTypescript({
-      ...{ root, folder, room, files: own, tests, hasProse: PROSE.has(room), share, seed: values.seed },
+      root,
+      folder,
+      room,
+      files: own,
+      tests,
+      hasProse: PROSE.has(room),
+      share,
+      seed: values.seed,
       onPlan: (total) => {
         progress = createProgress('test:mutants', { total, pace: 'even' })
         progress.now(room)

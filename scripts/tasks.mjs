@@ -47,8 +47,10 @@ export const TASKS = {
     ],
   },
   'lint:native': {
-    ...{ usage: '[--fix]', accepts: /^--fix$/ },
-    ...{ setup: ['lint'], commands: [script('scripts/lint-native.mjs')] },
+    usage: '[--fix]',
+    accepts: /^--fix$/,
+    setup: ['lint'],
+    commands: [script('scripts/lint-native.mjs')],
   },
   format: {
     ...NO_WORDS,
@@ -59,12 +61,16 @@ export const TASKS = {
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {
-    ...{ usage: '[--again]', accepts: /^--again$/ },
-    ...{ setup: ['test', 'stubborn'], commands: [script('scripts/test-all.mjs')] },
+    usage: '[--again]',
+    accepts: /^--again$/,
+    setup: ['test', 'stubborn'],
+    commands: [script('scripts/test-all.mjs')],
   },
   'test:stubborn': {
     usage: '[N] [FILE...]',
-    ...{ setup: ['test', 'stubborn'], env: ASKED, commands: [script('scripts/stubborn.mjs')] },
+    setup: ['test', 'stubborn'],
+    env: ASKED,
+    commands: [script('scripts/stubborn.mjs')],
   },
   'test:soak': {
     setup: ['test', 'soak'],
@@ -91,7 +97,9 @@ export const TASKS = {
   'test:arch': { ...NO_WORDS, setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
   'test:vm': {
     usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
-    ...{ setup: ['test', 'vm'], env: ASKED, commands: [script('scripts/test-vm.mjs')] },
+    setup: ['test', 'vm'],
+    env: ASKED,
+    commands: [script('scripts/test-vm.mjs')],
   },
   'test:kube': {
     setup: ['test', 'kube'],
@@ -107,7 +115,8 @@ export const TASKS = {
   },
   'test:mutants': {
     usage: '[ROOM...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',
-    ...{ setup: ['mutants'], commands: [script('scripts/mutants.mjs')] },
+    setup: ['mutants'],
+    commands: [script('scripts/mutants.mjs')],
   },
   'test:page': { setup: ['test', 'page'], env: { ...ASKED, WEFT_PAGE: '1' }, commands: [vitest('--project', 'page')] },
   'test:broken': {

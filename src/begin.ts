@@ -5,28 +5,28 @@
 
 import { setMaxListeners } from 'node:events'
 import { version } from './base/assets.ts'
-import { createBackend } from './node/choose.ts'
-import { parseNetworkConfig } from './control/config/network-config.ts'
-import type { Start } from './daemon.ts'
 import { isWeftError, messageOf, WeftError } from './base/errors.ts'
+import { seldom, type Log } from './base/log.ts'
+import { HIDDEN } from './base/secret.ts'
+import { parseNetworkConfig } from './control/config/network-config.ts'
+import { leasesEqual } from './control/lease/lease.ts'
+import type { Start } from './daemon.ts'
 import { createBell } from './host/bell.ts'
 import { run, type Run } from './host/command.ts'
 import { chooseExternalInterface, resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
-import { leasesEqual } from './control/lease/lease.ts'
-import { seldom, type Log } from './base/log.ts'
-import { HIDDEN } from './base/secret.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
+import { createBackend } from './node/choose.ts'
 import type { Forwarding } from './node/loops/data-path.ts'
 import { nextFor, wishesText, writeKnown } from './node/loops/last-known.ts'
 import type { Resumed } from './node/open.ts'
 import { createPossession } from './node/possession.ts'
-import { interfaceWishes, type DaemonOptions } from './options.ts'
 import { createKept, keptName } from './node/restart/kept.ts'
 import { lastKnownFile, readLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
 import { Superseded } from './node/restart/predecessor.ts'
 import { rendezvousAt } from './node/restart/rendezvous.ts'
 import { enterSuccession, type Inheritance, type SuccessionParts } from './node/restart/succession.ts'
+import { interfaceWishes, type DaemonOptions } from './options.ts'
 import { createEvents, type Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
@@ -75,10 +75,13 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
     if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
   }
   return {
-    ...{ log, stopping },
+    log,
+    stopping,
     rendezvous: rendezvousAt(options, (message) => log.warn(message)),
     estate: {
-      ...{ write, lend: () => possession.lend(), release: () => possession.release() },
+      write,
+      lend: () => possession.lend(),
+      release: () => possession.release(),
       about() {
         const { lease, attrs } = start.forwarding ?? {}
         const own = lease && attrs && { key: lease.key, publicIp: addressText(attrs.publicIp) }
@@ -153,14 +156,26 @@ async function resume(
     notifier?.tell({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(options, known.config)
     const forwarding: Forwarding = {
-      ...{ possession, backend, next, log, lease, attrs, view },
+      possession,
+      backend,
+      next,
+      log,
+      lease,
+      attrs,
+      view,
       signal,
-      ...{ unapplied: undefined, ownApplied: undefined, repaired: 0, leaseDoubt: createBell(), learnt: createBell() },
-      ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
+      unapplied: undefined,
+      ownApplied: undefined,
+      repaired: 0,
+      leaseDoubt: createBell(),
+      learnt: createBell(),
+      unprobed: { keys: undefined },
+      unsearched: { keys: undefined },
     }
     let end = lookAfter(forwarding, log)
     return Object.assign(forwarding, {
-      ...{ config, external },
+      config,
+      external,
       hand: () => end(),
       async again() {
         await open().catch((error: unknown) => log.error(`Cannot go on as last known: ${messageOf(error)}`))

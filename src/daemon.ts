@@ -10,8 +10,9 @@
 // The loops are the daemon's and nobody else's; stores and backends are told what to do and start no timer.
 
 import { version } from './base/assets.ts'
-import { createBackend, createSubnetManager } from './node/choose.ts'
 import { describeError, isWeftError, messageOf, prefixed } from './base/errors.ts'
+import { createWinstonWriter } from './base/log-winston.ts'
+import { seldom, type Log, type MovableLog } from './base/log.ts'
 import { addon } from './host/addon.ts'
 import { createBell, pause } from './host/bell.ts'
 import { run } from './host/command.ts'
@@ -19,39 +20,37 @@ import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
 import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { getSysctl } from './host/sysctl.ts'
-import { seldom, type Log, type MovableLog } from './base/log.ts'
-import { createWinstonWriter } from './base/log-winston.ts'
 import { netText, type Nets } from './net/address.ts'
-import { watchConfig } from './node/loops/config.ts'
-import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
+import { networkAsking } from './node/ask-nodes.ts'
+import { createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { earlierLife } from './node/earlier.ts'
 import { endNode } from './node/end.ts'
+import { watchConfig } from './node/loops/config.ts'
+import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
+import { watchForTwins } from './node/loops/duplicate-node.ts'
 import { firewallFor, keepFirewall, raiseOrLate } from './node/loops/firewall.ts'
-import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
-import { networkAsking } from './node/ask-nodes.ts'
-import type { Node, NodeParts } from './node/node.ts'
-import { fitsTo, goesOnWith, openNode, type Before, type Resumed } from './node/open.ts'
-import { clearLeftovers } from './node/loops/leftovers.ts'
-import { keepNames } from './node/loops/names.ts'
-import { tellNetwork } from './node/loops/status-network.ts'
-import { searchPaths } from './node/loops/path-search.ts'
+import { watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
+import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
+import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
+import { clearLeftovers } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
+import { keepNames } from './node/loops/names.ts'
+import { searchPaths } from './node/loops/path-search.ts'
 import { keepPeers } from './node/loops/peers.ts'
-import type { Possession } from './node/possession.ts'
-import { requireRights } from './node/rights.ts'
 import { probePeers } from './node/loops/probes.ts'
 import { keepReady } from './node/loops/ready.ts'
-import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
 import { serveWatchdog, tellManager } from './node/loops/service-manager.ts'
+import { tellNetwork } from './node/loops/status-network.ts'
+import { readPreviousNets, type PreviousNets } from './node/loops/subnet-env-file.ts'
 import { keepSubnetEnv, publish } from './node/loops/subnet-env.ts'
-import { watchForwarding } from './node/loops/forwarding.ts'
-import { chooseUnderlays } from './node/loops/underlays.ts'
 import { watchThreads } from './node/loops/threads.ts'
-import { watchForTwins } from './node/loops/duplicate-node.ts'
-import type { DaemonOptions } from './options.ts'
+import { chooseUnderlays } from './node/loops/underlays.ts'
+import type { Node, NodeParts } from './node/node.ts'
+import { fitsTo, goesOnWith, openNode, type Before, type Resumed } from './node/open.ts'
+import type { Possession } from './node/possession.ts'
+import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
 import {
   lastKnownFile,
   readLastKnown,
@@ -60,13 +59,14 @@ import {
   type LastKnown,
 } from './node/restart/last-known.ts'
 import type { Succession } from './node/restart/succession.ts'
+import { requireRights } from './node/rights.ts'
 import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
+import type { DaemonOptions } from './options.ts'
 import type { Events } from './report/events.ts'
 import { createHealth, type Health } from './report/health.ts'
 import type { Notifier } from './report/notify.ts'
 import { readPage } from './report/page.ts'
 import { serveStatus } from './report/serve.ts'
-import { readPreviousNets, type PreviousNets } from './node/loops/subnet-env-file.ts'
 
 /** Started in this order; each goes on until the signal to stop, and ends by throwing. */
 const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
@@ -208,7 +208,7 @@ async function startNode(
   try {
     const leaseNow = async () => (await succession.predecessor())?.lease
     const known = await knownOf(options)
-    const { earlier, isMine } = earlierLife({ ...{ manager, known, log, signal }, subnet: previous.subnet })
+    const { earlier, isMine } = earlierLife({ manager, known, log, signal, subnet: previous.subnet })
     const before = { earlier, known: () => externalBefore(succession.resumed, known, options) }
     const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, before, tell, log: calm, signal }
     const { config, configText, external } = await waitForNetwork(waiting)
@@ -221,25 +221,32 @@ async function startNode(
     const amend = amendedOnce(manager, log)
     tell('waiting for a lease')
     const parts: NodeParts = {
-      ...{
-        options,
-        manager,
-        config,
-        backend: amend(made),
-        externalName: external.name,
-        isMine,
-        openEcho,
-        readSysctl: getSysctl,
-        giveBackMemory: addon.giveBackMemory,
-      },
+      options,
+      manager,
+      config,
+      backend: amend(made),
+      externalName: external.name,
+      isMine,
+      openEcho,
+      readSysctl: getSysctl,
+      giveBackMemory: addon.giveBackMemory,
       next: nextFor(options, configText, succession.free),
       leftovers: { earlier: previous.subnet, run },
       firewall: firewallFor(config, options, previous, log, signal, succession.free),
-      ...{ log, signal, health, notifier },
+      log,
+      signal,
+      health,
+      notifier,
     }
     const onNode = (node: Node): void => void (start.forwarding = node)
     return await runNode(parts, previous.subnet, stopping, {
-      ...{ possession, succession, store: storeNameOf(options), fits, amend, onNode, permit: requireRights },
+      possession,
+      succession,
+      store: storeNameOf(options),
+      fits,
+      amend,
+      onNode,
+      permit: requireRights,
     })
   } finally {
     await watch.end()

@@ -2,9 +2,9 @@
 
 import { WeftError } from './base/errors.ts'
 import type { Options } from './base/go-flags.ts'
+import { Secret, secretUrls } from './base/secret.ts'
 import { parseIpv4 } from './net/ipv4.ts'
 import { parseIpv6 } from './net/ipv6.ts'
-import { Secret, secretUrls } from './base/secret.ts'
 
 /** flanneld's, by its names and with its defaults. */
 export const FLANNEL_FLAGS = {

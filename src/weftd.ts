@@ -12,6 +12,8 @@ import {
   variableOf,
   type ParsedFlags,
 } from './base/go-flags.ts'
+import type { Log } from './base/log.ts'
+import { printable } from './base/text.ts'
 import {
   checkFeatures,
   checkMargin,
@@ -22,10 +24,8 @@ import {
   WITHOUT_EFFECT,
   type DaemonOptions,
 } from './options.ts'
-import type { Log } from './base/log.ts'
 import type { Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
-import { printable } from './base/text.ts'
 
 const EXIT_FAILED = 1
 /**

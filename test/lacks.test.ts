@@ -23,18 +23,20 @@ it(
       const vitest = join(packageRoot, 'node_modules/vitest/vitest.mjs')
       const { code, stdout, stderr } = await execute(
         [
-          ...[
-            'env',
-            '-i',
-            '-C',
-            packageRoot,
-            `PATH=${folder}`,
-            `HOME=${folder}`,
-            'NO_COLOR=1',
-            '/usr/bin/unshare',
-            '--user',
-          ],
-          ...[process.execPath, vitest, 'run', '--project', 'system'],
+          'env',
+          '-i',
+          '-C',
+          packageRoot,
+          `PATH=${folder}`,
+          `HOME=${folder}`,
+          'NO_COLOR=1',
+          '/usr/bin/unshare',
+          '--user',
+          process.execPath,
+          vitest,
+          'run',
+          '--project',
+          'system',
         ],
         { timeoutMs: LIMIT_MS },
       )

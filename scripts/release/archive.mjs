@@ -11,8 +11,16 @@ export const tarOf = (folder, ...names) =>
   execFileSync(
     'tar',
     [
-      ...['--create', '--sort=name', '--format=gnu', '--owner=0', '--group=0', '--numeric-owner'],
-      ...[`--mtime=@${process.env.SOURCE_DATE_EPOCH}`, '--directory', folder, ...(names.length > 0 ? names : ['.'])],
+      '--create',
+      '--sort=name',
+      '--format=gnu',
+      '--owner=0',
+      '--group=0',
+      '--numeric-owner',
+      `--mtime=@${process.env.SOURCE_DATE_EPOCH}`,
+      '--directory',
+      folder,
+      ...(names.length > 0 ? names : ['.']),
     ],
     { maxBuffer: 2 ** 30 },
   )
@@ -23,7 +31,13 @@ export const tarOf = (folder, ...names) =>
  */
 export const date = (folder) =>
   execFileSync('find', [
-    ...[folder, '-exec', 'touch', '--no-dereference', `--date=@${process.env.SOURCE_DATE_EPOCH}`, '{}', '+'],
+    folder,
+    '-exec',
+    'touch',
+    '--no-dereference',
+    `--date=@${process.env.SOURCE_DATE_EPOCH}`,
+    '{}',
+    '+',
   ])
 
 /** gzip's without a name and a time. */

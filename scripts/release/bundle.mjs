@@ -99,8 +99,12 @@ export async function bundle(root) {
     },
   })
   const { output } = await bundled.generate({
-    ...{ format: 'cjs', codeSplitting: false, strictExecutionOrder: true, sourcemap: true },
-    ...{ comments: false, dir: root }, // the paths of the source map are from there
+    format: 'cjs',
+    codeSplitting: false,
+    strictExecutionOrder: true,
+    sourcemap: true,
+    comments: false,
+    dir: root, // the paths of the source map are from there
   })
   await bundled.close()
   const [chunk] = output

@@ -50,8 +50,14 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
   put(
     'DEBIAN/control',
     [
-      ...['Package: weft', `Version: ${version}`, `Architecture: ${architecture.debian}`, `Installed-Size: ${size}`],
-      ...[`Depends: ${DEPENDS}`, `Recommends: ${RECOMMENDS}`, 'Section: net', 'Priority: optional'],
+      'Package: weft',
+      `Version: ${version}`,
+      `Architecture: ${architecture.debian}`,
+      `Installed-Size: ${size}`,
+      `Depends: ${DEPENDS}`,
+      `Recommends: ${RECOMMENDS}`,
+      'Section: net',
+      'Priority: optional',
       `Maintainer: ${publisher.maintainer}`,
       ...(isPublic(publisher.repository) ? [`Homepage: ${publisher.repository}`] : []),
       'Description: drop-in replacement for flanneld',

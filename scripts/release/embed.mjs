@@ -24,8 +24,13 @@ function segmentsOf(program) {
       Number(program.readBigUInt64LE(at + field)),
     )
     return {
-      ...{ type: program.readUInt32LE(at), flags: program.readUInt32LE(at + 4) },
-      ...{ offset, address, size, memory, alignment },
+      type: program.readUInt32LE(at),
+      flags: program.readUInt32LE(at + 4),
+      offset,
+      address,
+      size,
+      memory,
+      alignment,
     }
   })
 }
@@ -127,9 +132,7 @@ export function embed(node, icu, blob) {
     .filter((segment) => segment !== ofTable)
     .flatMap((segment) => {
       if (segment === ofNotes)
-        return [
-          { ...segment, ...{ offset: offsetOf(noteAt), address: noteAt, size: note.length, memory: note.length } },
-        ]
+        return [{ ...segment, offset: offsetOf(noteAt), address: noteAt, size: note.length, memory: note.length }]
       if (segment !== load) return [moved(segment)]
       const [first, second] = [from - load.address, load.address + load.size - to]
       return [

@@ -25,13 +25,17 @@ export function buildExecutable({ root, work, architecture, version, code, lines
   writeFileSync(join(work, 'lines.json'), lines)
   writeFileSync(join(work, 'version'), version)
   const config = {
-    ...{ main: path('weftd.cjs'), output: path('blob'), disableExperimentalSEAWarning: true },
+    main: path('weftd.cjs'),
+    output: path('blob'),
+    disableExperimentalSEAWarning: true,
     useCodeCache: true, // which that architecture's Node.js alone can make
     execArgv: V8,
     execArgvExtension: 'none', // NODE_OPTIONS is for programs that are known to be Node.js
     assets: {
-      ...{ version: path('version'), 'lines.json': path('lines.json') },
-      ...{ 'weft.node': relative(root, addon), 'page.html': 'dist/src/report/page/page.html' },
+      version: path('version'),
+      'lines.json': path('lines.json'),
+      'weft.node': relative(root, addon),
+      'page.html': 'dist/src/report/page/page.html',
     },
   }
   writeFileSync(join(work, 'config.json'), JSON.stringify(config))

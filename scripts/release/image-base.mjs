@@ -21,8 +21,17 @@ import { made } from './inputs.mjs'
 /** Gets updates until 2030. */
 const DEBIAN = 'trixie'
 const PACKAGES = [
-  ...['base-files', 'busybox', 'ca-certificates', 'iproute2', 'iptables', 'libgcc-s1', 'libstdc++6', 'netbase'],
-  ...['nftables', 'util-linux', 'wireguard-tools'],
+  'base-files',
+  'busybox',
+  'ca-certificates',
+  'iproute2',
+  'iptables',
+  'libgcc-s1',
+  'libstdc++6',
+  'netbase',
+  'nftables',
+  'util-linux',
+  'wireguard-tools',
 ]
 /** What weft and deploy/flanneld.sh run. */
 const PROGRAMS = ['bin/busybox', 'bin/ip', 'bin/setpriv', 'bin/wg', 'sbin/bridge', 'sbin/nft'].concat(
@@ -38,7 +47,10 @@ const TEXTS =
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
 /** Of packages that are there without a program; gcc-14-base has the licences of GCC's libraries. */
 const FOR_OWNERS = [
-  ...['usr/lib/os-release', 'usr/sbin/update-ca-certificates', 'etc/protocols', 'usr/share/doc/gcc-14-base/copyright'],
+  'usr/lib/os-release',
+  'usr/sbin/update-ca-certificates',
+  'etc/protocols',
+  'usr/share/doc/gcc-14-base/copyright',
 ]
 const AUTHORITIES = 'usr/share/ca-certificates/mozilla'
 

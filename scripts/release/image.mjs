@@ -58,7 +58,9 @@ function configOf({ version, publisher, architecture, digests }) {
   const created = new Date(Number(process.env.SOURCE_DATE_EPOCH) * 1000).toISOString()
   const label = (name) => `org.opencontainers.image.${name}`
   return {
-    ...{ created, architecture: architecture.debian, os: 'linux' },
+    created,
+    architecture: architecture.debian,
+    os: 'linux',
     config: {
       // Root without root's powers: it is run with CAP_NET_ADMIN and /dev/net/tun, and with nothing else. /run/flannel is root's on the host.
       Env: [

@@ -1,8 +1,8 @@
 // inputs.mjs - what a release is made of beside this clone and its npm packages: releases of Node.js, and the C library that the
 // addons are linked to. Fetched once, into ~/.cache/weft or $XDG_CACHE_HOME/weft; the network is not needed after that.
 
-import { createHash } from 'node:crypto'
 import { execFileSync } from 'node:child_process'
+import { createHash } from 'node:crypto'
 import {
   chmodSync,
   existsSync,
@@ -29,11 +29,16 @@ export const NODE_VERSION = '24.21.0'
  */
 export const ARCHITECTURES = [
   {
-    ...{ name: 'x64', debian: 'amd64', gnu: 'x86_64-linux-gnu' },
+    name: 'x64',
+    debian: 'amd64',
+    gnu: 'x86_64-linux-gnu',
     integrity: '3nULszZ5X0fciYpG0t6TrdApJzAn8+FlINP6OiMX7V8HrvpATPN936U1LlReOJriLRa4e8yEqQBYCnLyPNAs7Q==',
   },
   {
-    ...{ name: 'arm64', debian: 'arm64', gnu: 'aarch64-linux-gnu', qemu: 'qemu-aarch64-static' },
+    name: 'arm64',
+    debian: 'arm64',
+    gnu: 'aarch64-linux-gnu',
+    qemu: 'qemu-aarch64-static',
     integrity: 'FpJRPEz2OvvTLfjIOlNGFY9JLPMKgl5m+d4oGYBLg24kJ1mmvN1Zl/HPJgF4HDaJ51ISev1l1cRZ/DM+keXW5g==',
   },
 ]

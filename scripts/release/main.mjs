@@ -178,8 +178,13 @@ try {
     ])
   progress.now('what Kubernetes is given')
   buildKubernetes({
-    ...{ root, work: below('kubernetes'), version, image: publisher.image, digest },
-    ...{ manifest: join(out, 'weft.yaml'), chart: join(out, `weft-chart-${version}.tgz`) },
+    root,
+    work: below('kubernetes'),
+    version,
+    image: publisher.image,
+    digest,
+    manifest: join(out, 'weft.yaml'),
+    chart: join(out, `weft-chart-${version}.tgz`),
   })
   progress.now('notes and checksums')
   writeFileSync(join(out, 'LICENCES'), licences(packages))

@@ -11,7 +11,10 @@ const licencesOf = (license) =>
 
 /** A package of npm's. */
 export const library = ({ name, version, license }) => ({
-  ...{ type: 'library', name, version, licenses: licencesOf(license) },
+  type: 'library',
+  name,
+  version,
+  licenses: licencesOf(license),
   purl: `pkg:npm/${name.replace('@', '%40')}@${version}`,
 })
 
@@ -24,7 +27,8 @@ export const runtime = () => [
 /** What an addon holds. */
 export const compiled = () => [
   {
-    ...{ type: 'library', name: 'libstdc++' },
+    type: 'library',
+    name: 'libstdc++',
     version: execFileSync('g++', ['-dumpfullversion'], { encoding: 'utf8' }).trim(),
     description: 'linked into the addon',
   },

@@ -18,7 +18,10 @@ export function dependencies(root) {
   return Object.entries(packages)
     .filter(([folder, { dev, peer }]) => folder !== '' && !dev && !peer && existsSync(join(root, folder)))
     .map(([folder, { version, license }]) => ({
-      ...{ name: folder.slice(folder.lastIndexOf('node_modules/') + 13), version, license, folder },
+      name: folder.slice(folder.lastIndexOf('node_modules/') + 13),
+      version,
+      license,
+      folder,
     }))
 }
 

@@ -59,22 +59,38 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
   writeFileSync(
     spec,
     [
-      ...['Name: weft', `Version: ${version}`, 'Release: 1', 'License: Apache-2.0'],
+      'Name: weft',
+      `Version: ${version}`,
+      'Release: 1',
+      'License: Apache-2.0',
       ...(isPublic(publisher.repository) ? [`URL: ${publisher.repository}`] : []),
-      ...[`Packager: ${publisher.maintainer}`, 'Summary: drop-in replacement for flanneld', 'AutoReqProv: no'],
-      ...[
-        'Requires: glibc >= 2.28, libstdc++, libgcc, util-linux, (iproute or iproute2)',
-        'Recommends: (iptables or nftables)',
-      ],
-      ...['%description', 'Leases a subnet to each container host, and carries packets between hosts inside UDP,'],
-      ...['without vxlan in the kernel.', scripts, '%files', ...files, ''],
+      `Packager: ${publisher.maintainer}`,
+      'Summary: drop-in replacement for flanneld',
+      'AutoReqProv: no',
+      'Requires: glibc >= 2.28, libstdc++, libgcc, util-linux, (iproute or iproute2)',
+      'Recommends: (iptables or nftables)',
+      '%description',
+      'Leases a subnet to each container host, and carries packets between hosts inside UDP,',
+      'without vxlan in the kernel.',
+      scripts,
+      '%files',
+      ...files,
+      '',
     ].join('\n'),
   )
   const macros = {
-    ...{ _topdir: top, buildroot: tree, _rpmdir: out, _rpmfilename: `weft-${version}.${target}.rpm` },
+    _topdir: top,
+    buildroot: tree,
+    _rpmdir: out,
+    _rpmfilename: `weft-${version}.${target}.rpm`,
     // Nothing is stripped, found out or compressed after it was put there.
-    ...{ __os_install_post: '%{nil}', _build_id_links: 'none', debug_package: '%{nil}', _binary_payload: 'w9.zstdio' },
-    ...{ use_source_date_epoch_as_buildtime: '1', clamp_mtime_to_source_date_epoch: '1', _buildhost: 'localhost' },
+    __os_install_post: '%{nil}',
+    _build_id_links: 'none',
+    debug_package: '%{nil}',
+    _binary_payload: 'w9.zstdio',
+    use_source_date_epoch_as_buildtime: '1',
+    clamp_mtime_to_source_date_epoch: '1',
+    _buildhost: 'localhost',
   }
   const defines = Object.entries(macros).flatMap(([name, value]) => ['--define', `${name} ${value}`])
   date(tree)

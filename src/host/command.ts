@@ -6,10 +6,22 @@ import { withoutUser } from '../base/secret.ts'
 
 /** The Debian packages of programs whose package has another name, for the remedies in error messages. */
 const PACKAGES: Readonly<Record<string, string>> = {
-  ...{ ip: 'iproute2', bridge: 'iproute2', tc: 'iproute2', ss: 'iproute2', nstat: 'iproute2' },
-  ...{ nft: 'nftables', wg: 'wireguard-tools', sysctl: 'procps', modprobe: 'kmod', ping: 'iputils-ping' },
-  ...{ setpriv: 'util-linux', unshare: 'util-linux', nsenter: 'util-linux' },
-  ...{ systemctl: 'systemd', journalctl: 'systemd', etcdctl: 'etcd-client' },
+  ip: 'iproute2',
+  bridge: 'iproute2',
+  tc: 'iproute2',
+  ss: 'iproute2',
+  nstat: 'iproute2',
+  nft: 'nftables',
+  wg: 'wireguard-tools',
+  sysctl: 'procps',
+  modprobe: 'kmod',
+  ping: 'iputils-ping',
+  setpriv: 'util-linux',
+  unshare: 'util-linux',
+  nsenter: 'util-linux',
+  systemctl: 'systemd',
+  journalctl: 'systemd',
+  etcdctl: 'etcd-client',
 }
 export const packageOf = (program: string): string =>
   PACKAGES[program] ?? (/^(?:ip6?|x)tables/.test(program) ? 'iptables' : program)

@@ -6,6 +6,7 @@
 // an address that another program adds later, such as a virtual IP, must not become the node's.
 
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
+import type { Log } from '../base/log.ts'
 import {
   ADDRESS_BITS,
   addressText,
@@ -28,7 +29,6 @@ import {
 } from '../net/address.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
-import type { Log } from '../base/log.ts'
 import type { Run } from './command.ts'
 import {
   findLink,
@@ -292,11 +292,14 @@ export async function chooseExternalInterface(
     else log.info(`Using ${formatAddress(other)} as external address`)
   }
   const found: ExternalInterface = {
-    ...{ name: link.name, index: link.index, mtu: link.mtu },
+    name: link.name,
+    index: link.index,
+    mtu: link.mtu,
     address,
     publicIp,
     named: { address: named, publicIp: { ipv4: asked.ipv4 !== undefined, ipv6: asked.ipv6 !== undefined } },
-    ...{ families, hold: new AddressHold(address) },
+    families,
+    hold: new AddressHold(address),
   }
   return pattern === undefined ? found : { ...found, pattern }
 }
@@ -733,7 +736,12 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
     return undefined
   const [ofAddress, ofPublicIp] = isRecord(named) ? [flags(named['address']), flags(named['publicIp'])] : [{}, {}]
   return {
-    ...{ name, mtu, address, publicIp, named: { address: ofAddress, publicIp: ofPublicIp }, families },
+    name,
+    mtu,
+    address,
+    publicIp,
+    named: { address: ofAddress, publicIp: ofPublicIp },
+    families,
     ...(typeof index === 'number' ? { index } : {}),
     ...(typeof pattern === 'string' ? { pattern } : {}),
     hold: new AddressHold({ ...address, ...home }),

@@ -17,8 +17,10 @@ const ON_THE_WAY: Readonly<Record<string, Knocked>> = {
   EACCES: 'prohibited', // of IPv6
 }
 const HERE: Readonly<Record<string, Knocked>> = {
-  ...{ EPERM: 'own-firewall', EACCES: 'own-firewall' },
-  ...{ ENETUNREACH: 'no-route', EHOSTUNREACH: 'no-route' },
+  EPERM: 'own-firewall',
+  EACCES: 'own-firewall',
+  ENETUNREACH: 'no-route',
+  EHOSTUNREACH: 'no-route',
 }
 
 /** Sends an empty datagram and waits for what comes back; undefined when nothing does. Of no port of this host's in particular. */

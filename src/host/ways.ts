@@ -38,7 +38,9 @@ interface JsonWay {
 }
 
 const wordsOf = ({ to, from, iif, mark }: WayQuestion): string[] => [
-  ...['route', 'get', to],
+  'route',
+  'get',
+  to,
   ...(from === undefined || iif === undefined ? [] : ['from', from, 'iif', iif]),
   ...(mark === undefined ? [] : ['mark', mark]),
 ]

@@ -1,4 +1,4 @@
-// network.ts - asks the other nodes how they are, over the network, at the address at which their hosts are probed.
+// ask-nodes.ts - asks the other nodes how they are, over the network, at the address at which their hosts are probed.
 //
 // Whatever another node does costs it a deadline and no more: it is slow, it sends without end, it sends junk.
 
@@ -8,13 +8,13 @@ import { request } from 'node:http'
 import { messageOf } from '../base/errors.ts'
 import { Secret } from '../base/secret.ts'
 import { printable } from '../base/text.ts'
-import { addressText, FAMILIES, formatAddress, netText, type Address, type Family } from '../net/address.ts'
 import type { Lease } from '../control/lease/lease.ts'
+import { addressText, FAMILIES, formatAddress, netText, type Address, type Family } from '../net/address.ts'
 import type { DaemonOptions } from '../options.ts'
 import type { PathPeer } from '../path/contract.ts'
-import { networkReport, type NetworkReport } from '../report/network-view.ts'
-import type { AskedNode } from '../report/network-findings.ts'
 import type { NetworkAsking } from '../report/health.ts'
+import type { AskedNode } from '../report/network-findings.ts'
+import { networkReport, type NetworkReport } from '../report/network-view.ts'
 import type { Status } from '../report/status.ts'
 import { readView, viewOf } from '../report/view.ts'
 import type { Node } from './node.ts'
@@ -91,8 +91,14 @@ export async function askNetwork(
   const token = await readToken(options).catch((error: unknown) => messageOf(error))
   const at = new Date().toISOString()
   const self: AskedNode = {
-    ...{ lease: lease.key, name: null, subnet: netText(lease.subnet), publicIp: addressText(node.attrs.publicIp) },
-    ...{ kind: 'told', why: null, view: viewOf(await own(), at), clock: { aheadMs: 0, uncertainMs: 0 } },
+    lease: lease.key,
+    name: null,
+    subnet: netText(lease.subnet),
+    publicIp: addressText(node.attrs.publicIp),
+    kind: 'told',
+    why: null,
+    view: viewOf(await own(), at),
+    clock: { aheadMs: 0, uncertainMs: 0 },
   }
   const peers = new Map(node.possession.dataPath?.peers().map((peer) => [peer.key, peer]))
   const all = [...view.values()].filter(({ key }) => key !== lease.key)
@@ -104,7 +110,9 @@ export async function askNetwork(
     const done = await takeTurn()
     try {
       const about = {
-        ...{ lease: other.key, subnet: netText(other.subnet), publicIp: addressText(other.attrs.publicIp) },
+        lease: other.key,
+        subnet: netText(other.subnet),
+        publicIp: addressText(other.attrs.publicIp),
         name: names.get(addressText(other.attrs.publicIp)) ?? null,
         otherType: otherTypeOf(other, node.attrs.backendType),
       }
@@ -188,8 +196,13 @@ function ask({ from, to }: Target, port: number, token: Secret | undefined, sign
   return new Promise((resolve) => {
     const [sentAt, sent] = [Date.now(), performance.now()]
     const asking = request({
-      ...{ host: formatAddress(to), port, path: VIEW_PATH, localAddress: formatAddress(from), agent: false },
-      ...{ maxHeaderSize: 8 << 10, headers: token ? { Authorization: bearer(token) } : {} },
+      host: formatAddress(to),
+      port,
+      path: VIEW_PATH,
+      localAddress: formatAddress(from),
+      agent: false,
+      maxHeaderSize: 8 << 10,
+      headers: token ? { Authorization: bearer(token) } : {},
     })
     const end = (answer: Answer): void => {
       clearInterval(timer)

@@ -1,21 +1,21 @@
 // choose.ts - subnet manager, backend and engine by name: all the variants there are. What is not chosen is not loaded.
 
-import type { Backend, BackendParts } from '../path/contract.ts'
-import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
-import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
+import { WeftError } from '../base/errors.ts'
+import type { Log } from '../base/log.ts'
 import { readSettings } from '../control/config/backend-options.ts'
 import { carryIpv4Alone, type NetworkConfig } from '../control/config/network-config.ts'
-import type { Engine, EngineConfig } from '../path/engine/engine.ts'
-import { WeftError } from '../base/errors.ts'
-import { run as runCommand } from '../host/command.ts'
-import { raiseSession } from '../host/session-priority.ts'
-import type { ExternalInterface } from '../host/external-interface.ts'
-import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
-import type { Log } from '../base/log.ts'
-import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
-import type { Inheritance } from './restart/succession.ts'
 import type { Store } from '../control/store/store.ts'
+import { run as runCommand } from '../host/command.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
+import { raiseSession } from '../host/session-priority.ts'
+import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
+import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
+import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../path/catalog.ts'
+import type { Backend, BackendParts } from '../path/contract.ts'
+import type { Engine, EngineConfig } from '../path/engine/engine.ts'
+import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
+import type { Inheritance } from './restart/succession.ts'
 
 /** The subnet manager that the flags name. Does not contact its store, but to find out in a pod which node this is. */
 export async function createSubnetManager(
@@ -26,7 +26,9 @@ export async function createSubnetManager(
   if (options['kube-subnet-mgr']) {
     const { createKubeManager } = await import('../control/kube/kube-manager.ts')
     return createKubeManager({
-      ...{ log, signal, environment: process.env },
+      log,
+      signal,
+      environment: process.env,
       apiUrl: options['kube-api-url'],
       kubeconfig: options['kubeconfig-file'],
       annotationPrefix: options['kube-annotation-prefix'],
@@ -62,7 +64,11 @@ async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
   return createEtcdStore({
-    ...{ endpoints, certFile, keyFile, caFile, log },
+    endpoints,
+    certFile,
+    keyFile,
+    caFile,
+    log,
     prefix: options['etcd-prefix'],
     username: options['etcd-username'],
     password: options['etcd-password'],

@@ -24,15 +24,22 @@ export function dropsReportOf(
   const counts = Object.entries(dataPath?.counters() ?? {}).filter(([name]) => TEXTS.has(name))
   const { packets, next } = dataPath?.drops?.(after) ?? { packets: [], next: [] }
   return {
-    ...{ schema: DROPS_SCHEMA, at: new Date().toISOString() },
-    ...{ device: carrier?.device ?? null, devices: devicesOf(dataPath, config), engine: carrier?.engine ?? null },
+    schema: DROPS_SCHEMA,
+    at: new Date().toISOString(),
+    device: carrier?.device ?? null,
+    devices: devicesOf(dataPath, config),
+    engine: carrier?.engine ?? null,
     reasons: Object.fromEntries(
       counts.map(([name, count]) => [name, { packets: Number(count), means: TEXTS.get(name) ?? '' }]),
     ),
     packets: packets
       .map(({ atUs, reason, packets: number, length, peer, encapBytes, headers }) => ({
-        ...{ atUs, reason, direction: reason.startsWith('tx_') ? ('out' as const) : ('in' as const) },
-        ...{ packets: number, length: length - encapBytes, peer: peer === 0 ? null : formatAddress(peer) },
+        atUs,
+        reason,
+        direction: reason.startsWith('tx_') ? ('out' as const) : ('in' as const),
+        packets: number,
+        length: length - encapBytes,
+        peer: peer === 0 ? null : formatAddress(peer),
         peerName: names.get(formatAddress(peer)) ?? null,
         encap: hex(headers.subarray(0, encapBytes)),
         headers: hex(headers.subarray(encapBytes)),

@@ -1,18 +1,18 @@
 // end.ts - what becomes of the data path, and of the node, when the process ends: it stays for the next process, or nothing of it does.
 
-import type { OpenPath } from '../path/engine/engine.ts'
 import { messageOf } from '../base/errors.ts'
+import type { Log } from '../base/log.ts'
 import { addon } from '../host/addon.ts'
 import { closeAll } from '../host/unix-socket.ts'
-import type { Log } from '../base/log.ts'
-import { keptName } from './restart/kept.ts'
-import { removeLastKnown } from './restart/last-known.ts'
-import { packPaths } from './restart/open-path.ts'
-import { Superseded } from './restart/predecessor.ts'
+import type { OpenPath } from '../path/engine/engine.ts'
 import type { Notifier } from '../report/notify.ts'
 import { writeKnown, type Knowing } from './loops/last-known.ts'
 import type { Node } from './node.ts'
 import type { Possession } from './possession.ts'
+import { keptName } from './restart/kept.ts'
+import { removeLastKnown } from './restart/last-known.ts'
+import { packPaths } from './restart/open-path.ts'
+import { Superseded } from './restart/predecessor.ts'
 
 /** The store may take this long to take the lease back. */
 const RELEASE_MS = 3_000

@@ -1,25 +1,25 @@
 // node.ts - a node in the network: what its loops share.
 
-import type { Backend } from '../path/contract.ts'
+import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
-import type { OtherDaemon } from '../path/device/leftovers.ts'
-import type { Firewall } from '../path/firewall/firewall.ts'
-import { createBell, type Bell } from '../host/bell.ts'
-import type { OpenEcho } from '../host/echo.ts'
-import type { ReadSysctl } from '../host/external-interface.ts'
 import type { PeerView } from '../control/lease/fail-static.ts'
 import type { FollowState } from '../control/lease/follow.ts'
 import type { LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { IsMine, SubnetManager } from '../control/lease/subnet-manager.ts'
-import type { Log } from '../base/log.ts'
+import { createBell, type Bell } from '../host/bell.ts'
 import type { Run } from '../host/command.ts'
+import type { OpenEcho } from '../host/echo.ts'
+import type { ReadSysctl } from '../host/external-interface.ts'
 import type { ByFamily, Family, Nets } from '../net/address.ts'
 import type { DaemonOptions } from '../options.ts'
+import type { Backend } from '../path/contract.ts'
+import type { OtherDaemon } from '../path/device/leftovers.ts'
+import type { Firewall } from '../path/firewall/firewall.ts'
 import type { Health, Memory } from '../report/health.ts'
-import type { PathSearch } from './loops/path-lengths.ts'
-import type { Probes } from './loops/probe-schedule.ts'
 import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
+import type { PathSearch } from './loops/path-lengths.ts'
+import type { Probes } from './loops/probe-schedule.ts'
 import type { Possession } from './possession.ts'
 
 /** A loop checks what it keeps this often when nothing tells it to. */
@@ -182,25 +182,32 @@ export function createNode(
 ): Node {
   return {
     ...parts,
-    ...{ possession, lease, attrs },
-    ...{ view, unapplied: undefined, ownApplied: undefined, repaired: 0 },
-    ...{ lackingSince: new Map(), leftOut: '', published: undefined },
-    ...{ isPublished: false, isReady: false, threads: new Map() },
-    ...{
-      cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
-      probes: undefined,
-      lengths: {},
-      memory: undefined,
-      twin: undefined,
-    },
-    ...{
-      pastPath: [],
-      unforwarded: [],
-      rulesTrouble: undefined,
-      claimed: undefined,
-      mtuAtStart: possession.dataPath?.mtu,
-    },
-    ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined }, written: new Set() },
+    possession,
+    lease,
+    attrs,
+    view,
+    unapplied: undefined,
+    ownApplied: undefined,
+    repaired: 0,
+    lackingSince: new Map(),
+    leftOut: '',
+    published: undefined,
+    isPublished: false,
+    isReady: false,
+    threads: new Map(),
+    cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
+    probes: undefined,
+    lengths: {},
+    memory: undefined,
+    twin: undefined,
+    pastPath: [],
+    unforwarded: [],
+    rulesTrouble: undefined,
+    claimed: undefined,
+    mtuAtStart: possession.dataPath?.mtu,
+    unprobed: { keys: undefined },
+    unsearched: { keys: undefined },
+    written: new Set(),
     following: { listedAt: undefined, failing: false, held: 0, holds: 0 },
     since: performance.now(),
     raising: Promise.resolve(),
@@ -209,6 +216,7 @@ export function createNode(
     isConfigGone: false,
     isConfigOther: false,
     learnt: createBell(),
-    ...{ names: new Map(), newcomers: createBell() },
+    names: new Map(),
+    newcomers: createBell(),
   }
 }

@@ -2,20 +2,20 @@
 
 import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
-import type { Backend } from '../path/contract.ts'
-import { removeIdleTun } from '../path/device/tun-device.ts'
+import type { Log } from '../base/log.ts'
 import { withoutSecrets } from '../control/config/hidden.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../control/config/network-config.ts'
+import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../control/lease/lease.ts'
 import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
 import { isNamedBy } from '../host/links.ts'
-import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../control/lease/lease.ts'
-import type { Log } from '../base/log.ts'
-import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
-import type { Succession } from './restart/succession.ts'
+import type { Backend } from '../path/contract.ts'
+import { removeIdleTun } from '../path/device/tun-device.ts'
 import type { Forwarding } from './loops/data-path.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
 import { untilOurs, type Possession } from './possession.ts'
+import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
+import type { Succession } from './restart/succession.ts'
 
 /** The data path that forwards as last known, and all that it was opened with. */
 export interface Resumed extends Forwarding {

@@ -10,13 +10,13 @@
 //
 // One transition after another: each sees what the one before has left. One that its state does not have changes nothing.
 
-import type { DataPath } from '../path/contract.ts'
-import type { OpenPath } from '../path/engine/engine.ts'
 import { describeError } from '../base/errors.ts'
+import type { Log } from '../base/log.ts'
 import { createBell, type Bell } from '../host/bell.ts'
 import { createTurn } from '../host/turn.ts'
 import { closeAll } from '../host/unix-socket.ts'
-import type { Log } from '../base/log.ts'
+import type { DataPath } from '../path/contract.ts'
+import type { OpenPath } from '../path/engine/engine.ts'
 import { fdsOf } from './restart/open-path.ts'
 
 export type PossessionState =

@@ -2,9 +2,8 @@
 
 import { hostname } from 'node:os'
 import { resolve } from 'node:path'
-import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
-import type { NetworkConfig } from '../control/config/network-config.ts'
 import { isWeftError } from '../base/errors.ts'
+import type { NetworkConfig } from '../control/config/network-config.ts'
 import { encodeLeaseValue, type Lease } from '../control/lease/lease.ts'
 import {
   addressText,
@@ -22,8 +21,7 @@ import {
   type Nets,
 } from '../net/address.ts'
 import { storeKindOf, type DaemonOptions } from '../options.ts'
-import type { PathLength } from './loops/path-lengths.ts'
-import type { Probed } from './loops/probe-schedule.ts'
+import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
 import { isReached, stateOf, summaryOf, troubleInFull, type Snapshot } from '../report/snapshot.ts'
 import type { Beginning } from '../report/states.ts'
 import {
@@ -40,6 +38,8 @@ import {
   type SessionStatus,
 } from '../report/status.ts'
 import { isHung, type Threads } from '../report/threads.ts'
+import type { PathLength } from './loops/path-lengths.ts'
+import type { Probed } from './loops/probe-schedule.ts'
 import type { Node } from './node.ts'
 import type { Possession } from './possession.ts'
 
@@ -49,7 +49,8 @@ const MOST_PATHS = 500
 /** The part of the status that does not change; `version` is weft's. */
 export function daemonStatusOf(options: DaemonOptions, version: string): DaemonStatus {
   return {
-    ...{ version, pid: process.pid },
+    version,
+    pid: process.pid,
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
     leases: leasesOf(options),
@@ -113,13 +114,16 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
     rules: node.rulesTrouble,
     peers: view.size - (view.has(lease.key) ? 1 : 0),
     ...peers,
-    ...{ held: following.held, holds: following.holds, isConfigGone: node.isConfigGone },
+    held: following.held,
+    holds: following.holds,
+    isConfigGone: node.isConfigGone,
     store: manager.name,
     isFailing: following.failing,
     comparedAt: following.listedAt,
     followedSince: node.since,
     repaired: node.repaired,
-    ...{ isReady: node.isReady, isPublished: node.isPublished },
+    isReady: node.isReady,
+    isPublished: node.isPublished,
     subnetFile: options['subnet-file'],
   }
 }
@@ -175,7 +179,9 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       name: snapshot.store,
       reachable: isReached(snapshot),
       comparedSecondsAgo: comparedAt === undefined ? null : seconds(at - comparedAt),
-      ...{ held: following.held, holds: following.holds, configGone: node.isConfigGone },
+      held: following.held,
+      holds: following.holds,
+      configGone: node.isConfigGone,
       configDiffers: node.isConfigOther,
     },
     node: {
@@ -256,17 +262,24 @@ function pathOf(
     families: carriedBy(dataPath, config),
     lacking: { ipv4: dataPath?.lacking?.ipv4 ?? null, ipv6: dataPath?.lacking?.ipv6 ?? null },
     addressGone: { ipv4: dataPath?.gone?.().ipv4 ?? null, ipv6: dataPath?.gone?.().ipv6 ?? null },
-    ...{ mtu: dataPath?.mtu ?? null, mtuAtStart: mtuAtStart ?? null },
+    mtu: dataPath?.mtu ?? null,
+    mtuAtStart: mtuAtStart ?? null,
     devices: devicesOf(dataPath, config),
-    ...{ device: carrier?.device ?? null, engine: carrier?.engine ?? null, features: [...(carrier?.features ?? [])] },
+    device: carrier?.device ?? null,
+    engine: carrier?.engine ?? null,
+    features: [...(carrier?.features ?? [])],
     threads: [...threads].map(([name, thread]) => ({
       name,
       hungSeconds: isHung(thread) ? seconds(at - thread.askedAt) : null,
     })),
-    ...{ counters, drops: dropsOf(counters), recent: memory?.recent.until(counters, at) ?? null },
+    counters,
+    drops: dropsOf(counters),
+    recent: memory?.recent.until(counters, at) ?? null,
     unknownKeys:
       dataPath?.unknownKeys?.().map(({ publicKey, from, at: heardAt }) => ({
-        ...{ publicKey, endpoint: formatEndpoint(from.address, from.port), secondsAgo: seconds(at - heardAt) },
+        publicKey,
+        endpoint: formatEndpoint(from.address, from.port),
+        secondsAgo: seconds(at - heardAt),
       })) ?? null,
   }
 }
@@ -311,9 +324,11 @@ function peersOf(
           }
         : null
     return {
-      ...{ families: { ipv4: side('ipv4'), ipv6: side('ipv6') }, traffic: traffic.get(lease.key) },
+      families: { ipv4: side('ipv4'), ipv6: side('ipv6') },
+      traffic: traffic.get(lease.key),
       name: node.names.get(addressText(lease.attrs.publicIp)) ?? null,
-      ...{ isHeld: held.has(lease.key), cameAt: node.cameAt.get(lease.key) ?? Date.now() },
+      isHeld: held.has(lease.key),
+      cameAt: node.cameAt.get(lease.key) ?? Date.now(),
     }
   }
   return [...view.values()].filter(({ key }) => key !== own.key).map((lease) => peerOf(lease, seenOf(lease), at))
@@ -351,10 +366,13 @@ function sideOf(
   at: number,
 ): PeerSide {
   return {
-    ...{ endpoint: side?.endpoint ?? null, way: side?.way ?? null },
+    endpoint: side?.endpoint ?? null,
+    way: side?.way ?? null,
     state: !side ? 'stored' : probed?.isAnswering ? 'answering' : 'programmed',
-    ...{ roundTripMs: probed?.roundTripMs ?? null, lossPercent: probed?.lossPercent ?? null },
-    ...{ probedSecondsAgo: ago(probed?.at, at), unansweredSeconds: ago(probed?.unansweredSince, at) },
+    roundTripMs: probed?.roundTripMs ?? null,
+    lossPercent: probed?.lossPercent ?? null,
+    probedSecondsAgo: ago(probed?.at, at),
+    unansweredSeconds: ago(probed?.unansweredSince, at),
     pathMtu: pathMtu ?? null,
   }
 }
@@ -378,14 +396,19 @@ function sessionOf(session: PeerSession | undefined): SessionStatus | null {
     // By the clock of the day, as WireGuard's devices tell it: a clock that was set makes it another age.
     handshakeSecondsAgo: ago(handshakeAt, Date.now()),
     ageSeconds: ageMs === undefined ? null : seconds(ageMs),
-    ...{ attempts: attempts ?? null, failure: failure ?? null, stale: stale ?? null },
-    ...{ unconfirmed: unconfirmed ?? null, txBytes: txBytes ?? null, rxBytes: rxBytes ?? null },
+    attempts: attempts ?? null,
+    failure: failure ?? null,
+    stale: stale ?? null,
+    unconfirmed: unconfirmed ?? null,
+    txBytes: txBytes ?? null,
+    rxBytes: rxBytes ?? null,
   }
 }
 
 /** Of a peer that nothing can go to. */
 const NOTHING_KNOWN: PeerSide = {
-  ...{ ...sideOf(undefined, undefined, undefined, 0), ...lengthOf(undefined, undefined, 0) },
+  ...sideOf(undefined, undefined, undefined, 0),
+  ...lengthOf(undefined, undefined, 0),
   session: null,
 }
 
@@ -397,12 +420,20 @@ export function peerOf(
   const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = traffic ?? {}
   const sides = [families.ipv4, families.ipv6].filter((side) => side !== null)
   return {
-    ...{ lease: key, name, subnet: netText(subnet), publicIp: addressText(attrs.publicIp) },
+    lease: key,
+    name,
+    subnet: netText(subnet),
+    publicIp: addressText(attrs.publicIp),
     ...ipv6Of(subnet, attrs.publicIp),
     ...(worstOf(sides) ?? NOTHING_KNOWN),
-    ...{ families, type: attrs.backendType, held: isHeld, since: iso(cameAt) },
-    ...{ txPackets: txPackets ?? null, txBytes: txBytes ?? null },
-    ...{ rxPackets: rxPackets ?? null, rxBytes: rxBytes ?? null },
+    families,
+    type: attrs.backendType,
+    held: isHeld,
+    since: iso(cameAt),
+    txPackets: txPackets ?? null,
+    txBytes: txBytes ?? null,
+    rxPackets: rxPackets ?? null,
+    rxBytes: rxBytes ?? null,
     heardSecondsAgo: ago(heardAt, at),
   }
 }

@@ -2,9 +2,9 @@
 
 import { constants } from 'node:fs'
 import { open, readFile } from 'node:fs/promises'
+import { kindOf } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
 import { noNetAdmin, noTun } from '../path/engine/start-error.ts'
-import { kindOf } from '../path/catalog.ts'
 
 /** CAP_NET_ADMIN's bit (linux/capability.h). */
 const NET_ADMIN = 1n << 12n

@@ -1,9 +1,12 @@
 // start.ts - what a daemon waits for before it is a node: the network configuration and the external interface.
 
 import { isDeepStrictEqual } from 'node:util'
+import { describeError, isWeftError, WeftError } from '../base/errors.ts'
+import { seldom, type Log } from '../base/log.ts'
 import { unknownKeys } from '../control/config/keys.ts'
 import { parseNetworkConfig, requireFamily, type NetworkConfig } from '../control/config/network-config.ts'
-import { describeError, isWeftError, WeftError } from '../base/errors.ts'
+import type { LeaseAttrs } from '../control/lease/lease.ts'
+import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause, type Bell } from '../host/bell.ts'
 import { run } from '../host/command.ts'
 import {
@@ -17,9 +20,6 @@ import {
 } from '../host/external-interface.ts'
 import { routesWithin } from '../host/links.ts'
 import { dotted, FORWARDING, getSysctl } from '../host/sysctl.ts'
-import type { LeaseAttrs } from '../control/lease/lease.ts'
-import type { SubnetManager } from '../control/lease/subnet-manager.ts'
-import { seldom, type Log } from '../base/log.ts'
 import {
   addressText,
   FAMILIES,
@@ -32,8 +32,8 @@ import {
   type Family,
   type Nets,
 } from '../net/address.ts'
-import { askPatiently } from './loops/lease.ts'
 import { interfaceWishes, type DaemonOptions } from '../options.ts'
+import { askPatiently } from './loops/lease.ts'
 
 const CONFIG_RETRY_MS = 1_000
 /** The host is looked at this often though it reports nothing. */

@@ -171,8 +171,11 @@ export const KINDS = {
       /** The MTU of the underlay, in bytes; 0: the external interface's. */
       mtu: { name: 'MTU', kind: 'number', default: 0, most: MOST_MTU },
       psk: {
-        ...{ name: 'PSK', kind: 'secret', isShared: true },
-        ...{ form: WIREGUARD_KEY, remedy: 'give it a key as `wg genpsk` makes it' },
+        name: 'PSK',
+        kind: 'secret',
+        isShared: true,
+        form: WIREGUARD_KEY,
+        remedy: 'give it a key as `wg genpsk` makes it',
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
       /** The carrier of the packets; left out: the kernel if it can, else weftd itself. */

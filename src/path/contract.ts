@@ -1,18 +1,18 @@
-// backend.ts - a backend: how packets travel between the nodes of a network.
+// contract.ts - a backend: how packets travel between the nodes of a network.
 //
 // The daemon calls prepare, acquires the lease with what it returned, then calls open. Backends are told what the
 // peers are and start no timer of their own.
 
+import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
-import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { Run } from '../host/command.ts'
-import type { OpenPath } from './engine/engine.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import type { BackendType, Settings } from './catalog.ts'
-import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
-import type { Log } from '../base/log.ts'
 import type { Address, Addresses, ByFamily, Family } from '../net/address.ts'
+import type { BackendType, Settings } from './catalog.ts'
+import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
+import type { OpenPath } from './engine/engine.ts'
 
 /** The parts that a backend is made of. */
 export interface BackendParts<T extends BackendType = BackendType> {

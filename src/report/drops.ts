@@ -48,16 +48,14 @@ export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
 
 /** The report of a daemon without a node. */
 export const noDrops = (at: string): DropsReport => ({
-  ...{
-    schema: DROPS_SCHEMA,
-    at,
-    device: null,
-    devices: { ipv4: null, ipv6: null },
-    engine: null,
-    reasons: {},
-    packets: [],
-    next: [],
-  },
+  schema: DROPS_SCHEMA,
+  at,
+  device: null,
+  devices: { ipv4: null, ipv6: null },
+  engine: null,
+  reasons: {},
+  packets: [],
+  next: [],
 })
 
 /** `1,2,3`; undefined for what is no such list. */

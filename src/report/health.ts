@@ -197,7 +197,9 @@ async function answerAtSocket(asked: Asked, health: Health): Promise<Answer> {
 }
 
 const json = (value: unknown): Answer => ({
-  ...{ status: 200, type: 'application/json', body: jsonLine(value) },
+  status: 200,
+  type: 'application/json',
+  body: jsonLine(value),
   headers: { 'Cache-Control': 'no-store' },
 })
 /** The text of each status: with thousands of peers making it takes as long as the status itself. */
@@ -239,12 +241,12 @@ export async function serveHealth(
   const refusing = ({ socket, headers }: IncomingMessage, host: string | undefined): Refusal | undefined =>
     refusalOf(
       {
-        ...{ local: socket.localAddress, remote: socket.remoteAddress, host },
-        ...{
-          origin: headers.origin,
-          site: headers['sec-fetch-site']?.toString(),
-          dest: headers['sec-fetch-dest']?.toString(),
-        },
+        local: socket.localAddress,
+        remote: socket.remoteAddress,
+        host,
+        origin: headers.origin,
+        site: headers['sec-fetch-site']?.toString(),
+        dest: headers['sec-fetch-dest']?.toString(),
       },
       statusIp,
       hostname(),
@@ -316,7 +318,8 @@ export async function serveView(
     const { localAddress, remoteAddress } = socket
     if (!audience.isNode(remoteAddress)) return { status: 403, why: 'you are no node of this network' }
     const browser = {
-      ...{ origin: headers.origin, site: headers['sec-fetch-site']?.toString() },
+      origin: headers.origin,
+      site: headers['sec-fetch-site']?.toString(),
       dest: headers['sec-fetch-dest']?.toString(),
     }
     return refusalOf({ local: localAddress, remote: remoteAddress, host, ...browser }, address, '')

@@ -54,8 +54,12 @@ const NODE = ['txBytesPerSecond', 'rxBytesPerSecond', 'dropsPerSecond', 'roundTr
 const PEER = ['txBytesPerSecond', 'rxBytesPerSecond', 'roundTripMs', 'lossPercent'] as const
 
 export const historyReport = (hour: Pick<Hour, 'node' | 'peer'>, at: string, peer: string): HistoryReport => ({
-  ...{ schema: HISTORY_SCHEMA, at, stepSeconds: STEP_MS / 1000, node: hour.node() },
-  ...{ peerStepSeconds: PEER_STEP_MS / 1000, peer: hour.peer(peer) ?? null },
+  schema: HISTORY_SCHEMA,
+  at,
+  stepSeconds: STEP_MS / 1000,
+  node: hour.node(),
+  peerStepSeconds: PEER_STEP_MS / 1000,
+  peer: hour.peer(peer) ?? null,
 })
 
 /**

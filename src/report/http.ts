@@ -35,8 +35,11 @@ export const textAnswer = (status: number, body: string): Answer => ({
  * a byte in either direction. Node.js looks for requests that take too long every two seconds.
  */
 const LIMITS = {
-  ...{ maxHeaderSize: 8 << 10, headersTimeout: 5_000, requestTimeout: 5_000 },
-  ...{ connectionsCheckingInterval: 2_000, keepAliveTimeout: 5_000 },
+  maxHeaderSize: 8 << 10,
+  headersTimeout: 5_000,
+  requestTimeout: 5_000,
+  connectionsCheckingInterval: 2_000,
+  keepAliveTimeout: 5_000,
 }
 const SILENT_MS = 30_000
 const MOST_CONNECTIONS = 128

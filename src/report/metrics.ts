@@ -34,7 +34,9 @@ const gauge = (name: string, help: string, samples: Metric['samples']): Metric =
   samples,
 })
 const counter = (name: string, help: string, samples: Metric['samples']): Metric => ({
-  ...{ name, help, samples },
+  name,
+  help,
+  samples,
   type: 'counter',
 })
 const ofPeers =

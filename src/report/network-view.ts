@@ -1,4 +1,4 @@
-// network.ts - the whole network from what each node tells: who reaches whom, and what is wrong with it, each cause once. Pure.
+// network-view.ts - the whole network from what each node tells: who reaches whom, and what is wrong with it, each cause once. Pure.
 //
 // A node that is dead makes all others see it silent. So what does not work between pairs is laid to the fewest nodes that explain it
 // (a vertex cover, found greedily: the node with the most broken pairs first), and only what is left is told pair by pair.
@@ -74,23 +74,32 @@ export function networkReport(
     const [seenBy = 0, reachedBy = 0] = seen[place] ?? []
     const [others = 0, reaches = 0] = sees[place] ?? []
     return {
-      ...{ lease, name: name ?? view?.hostname ?? null, subnet, publicIp, answer: kind, why },
-      ...{ version: view?.version ?? null, state: view?.state ?? null, trouble: view?.trouble ?? null },
-      ...{ mtu: view?.mtu ?? null, clockAheadMs: clocks[place] ?? null },
-      ...{ seenBy, reachedBy, sees: view ? others : null, reaches: view ? reaches : null },
+      lease,
+      name: name ?? view?.hostname ?? null,
+      subnet,
+      publicIp,
+      answer: kind,
+      why,
+      version: view?.version ?? null,
+      state: view?.state ?? null,
+      trouble: view?.trouble ?? null,
+      mtu: view?.mtu ?? null,
+      clockAheadMs: clocks[place] ?? null,
+      seenBy,
+      reachedBy,
+      sees: view ? others : null,
+      reaches: view ? reaches : null,
     }
   })
   const known = edges.filter(({ sight }) => sight.reach !== 'unknown')
   const reached = known.filter(({ sight }) => sight.reach === 'reached')
   return {
-    ...{
-      schema: NETWORK_SCHEMA,
-      at,
-      tookMs,
-      size: all,
-      whole: known.length === 0 ? 1 : reached.length / known.length,
-      nodes,
-    },
+    schema: NETWORK_SCHEMA,
+    at,
+    tookMs,
+    size: all,
+    whole: known.length === 0 ? 1 : reached.length / known.length,
+    nodes,
     matrix: asked.length > MOST_IN_MATRIX ? null : matrixOf(asked, edges),
     findings: findingsOf(asked, nodes, edges),
   }

@@ -20,8 +20,14 @@ export async function readPage(read = pageText): Promise<Page | undefined> {
       .join(' ')
   // Content Security Policy Level 3: this script and this style and no other, and requests to this origin alone.
   const policy = [
-    ...["default-src 'none'", `script-src ${hashes('script')}`, `style-src ${hashes('style')}`],
-    ...["connect-src 'self'", 'img-src data:', "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"],
+    "default-src 'none'",
+    `script-src ${hashes('script')}`,
+    `style-src ${hashes('style')}`,
+    "connect-src 'self'",
+    'img-src data:',
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
     "require-trusted-types-for 'script'",
   ]
   return {

@@ -150,9 +150,16 @@ function eventOf(fields: Fields | undefined): PeerEvent | undefined {
   if (at === undefined || Number.isNaN(Date.parse(at)) || !peer || publicIp === undefined || !what || !family)
     return undefined
   return {
-    ...{ at, what, peer, publicIp, family },
-    ...{ afterSeconds: number('afterSeconds'), movedFrom: text('movedFrom') ?? null, bytes: number('bytes') },
-    ...{ roundTripMs: number('roundTripMs'), usualMs: number('usualMs') },
+    at,
+    what,
+    peer,
+    publicIp,
+    family,
+    afterSeconds: number('afterSeconds'),
+    movedFrom: text('movedFrom') ?? null,
+    bytes: number('bytes'),
+    roundTripMs: number('roundTripMs'),
+    usualMs: number('usualMs'),
   }
 }
 

@@ -1,8 +1,8 @@
 // serve.ts - where a daemon tells how it is: at a port and at a socket, or as soon as the daemon before it has let go of them.
 
 import { describeError, isWeftError } from '../base/errors.ts'
-import { pause } from '../host/bell.ts'
 import type { Log } from '../base/log.ts'
+import { pause } from '../host/bell.ts'
 import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } from './health.ts'
 
 /** Between two tries to have a port that the daemon before had. */

@@ -92,12 +92,16 @@ function pathTroubles({ at, threads, lacking, gone }: Snapshot): readonly Known[
 
 /** `IPv6 is not carried`. */
 const lackedOf = (family: Family, why: string | undefined): Known => ({
-  ...{ by: 'family', what: `${FAMILY_NAMES[family]} is not carried`, why },
+  by: 'family',
+  what: `${FAMILY_NAMES[family]} is not carried`,
+  why,
 })
 
 /** `IPv6 has no address on the external interface`, and no name of it. */
 const goneOf = (family: Family, why: string | undefined): Known => ({
-  ...{ by: 'host', what: `${FAMILY_NAMES[family]} has no address on the external interface`, why },
+  by: 'host',
+  what: `${FAMILY_NAMES[family]} has no address on the external interface`,
+  why,
 })
 
 function peersText({ peers, silent, unusable, narrow }: Snapshot): readonly string[] {

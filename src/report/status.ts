@@ -259,18 +259,18 @@ export const startingReport = (
   const trouble = beginning.leaving ?? beginning.waitsFor
   const { words } = readingOf(state)
   return {
-    ...{ ...state, trouble, summary: words === trouble ? words : `${words}; ${trouble}` },
+    ...state,
+    trouble,
+    summary: words === trouble ? words : `${words}; ${trouble}`,
     store: { name: store, reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
-    ...{
-      node: null,
-      config: null,
-      lease: null,
-      dataPath,
-      peers: null,
-      peerEvents: null,
-      repairs: 0,
-      subnetFileWritten: false,
-    },
+    node: null,
+    config: null,
+    lease: null,
+    dataPath,
+    peers: null,
+    peerEvents: null,
+    repairs: 0,
+    subnetFileWritten: false,
   }
 }
 
@@ -349,13 +349,12 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
   const narrow = list.filter((peer) => conditionOf(peer) === 'narrow').length
   const part = (some: number, all: number): number => (all === 0 ? 1 : some / all)
   return {
-    ...{ stored, programmed },
-    ...{
-      answering: isProbing ? answering : null,
-      probed: isProbing ? probed : null,
-      narrow: isProbing ? narrow : null,
-      probeSeconds,
-    },
+    stored,
+    programmed,
+    answering: isProbing ? answering : null,
+    probed: isProbing ? probed : null,
+    narrow: isProbing ? narrow : null,
+    probeSeconds,
     whole: part(programmed, stored) * (isProbing ? part(answering, probed) : 1),
     list,
   }

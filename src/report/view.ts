@@ -58,10 +58,16 @@ export function viewOf(status: Status, at: string): NodeView {
   const seen = (peers?.list ?? []).map(sightOf)
   const most = seen.length > MOST_SEEN ? seen.toSorted((a, b) => rankOf(a) - rankOf(b)).slice(0, MOST_SEEN) : seen
   return {
-    ...{ schema: VIEW_SCHEMA, at, version: daemon.version },
-    ...{ hostname: node?.hostname ?? null, lease: lease?.key ?? null },
-    ...{ ...ownState(status), mtu: dataPath?.mtu ?? null },
-    ...{ config: config ? flat(config) : {}, peers: seen.length, seen: most },
+    schema: VIEW_SCHEMA,
+    at,
+    version: daemon.version,
+    hostname: node?.hostname ?? null,
+    lease: lease?.key ?? null,
+    ...ownState(status),
+    mtu: dataPath?.mtu ?? null,
+    config: config ? flat(config) : {},
+    peers: seen.length,
+    seen: most,
   }
 }
 
@@ -122,10 +128,17 @@ export function readView(text: string): NodeView {
   const members = isMembers(config) ? Object.entries(config).slice(0, MOST_MEMBERS) : []
   const sights = Array.isArray(seen) ? seen.slice(0, MOST_SEEN).flatMap((each) => readSight(each) ?? []) : []
   return {
-    ...{ schema: VIEW_SCHEMA, at: told, version: textOr(version) ?? '', hostname: textOr(hostname) },
-    ...{ lease: textOr(lease), state: textOr(state) ?? '', trouble: textOr(trouble), mtu: numberOr(mtu) },
+    schema: VIEW_SCHEMA,
+    at: told,
+    version: textOr(version) ?? '',
+    hostname: textOr(hostname),
+    lease: textOr(lease),
+    state: textOr(state) ?? '',
+    trouble: textOr(trouble),
+    mtu: numberOr(mtu),
     config: Object.fromEntries(members.map(([name, each]) => [name.slice(0, LONGEST), textOr(each) ?? ''])),
-    ...{ peers: numberOr(peers) ?? sights.length, seen: sights },
+    peers: numberOr(peers) ?? sights.length,
+    seen: sights,
   }
 }
 

@@ -10,8 +10,8 @@ import { execute, output } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Lab } from '../../lab/lab.ts'
 import { buildImage, IMAGE, nodeMajor } from '../support/container-image.ts'
-import { exchangeByContainers, isolatePodman, startContainer, type Podman } from '../support/podman.ts'
 import { HOSTS, needs, NODE } from '../support/needs.ts'
+import { exchangeByContainers, isolatePodman, startContainer, type Podman } from '../support/podman.ts'
 
 const MINUTE = 60_000
 const root = (path: string): string => join(packageRoot, path)

@@ -25,9 +25,15 @@ let archive: string
 const nodeOf = (major: number): string => join(debian, `opt/node${major}`)
 /** Runs a program in the Debian, with a release of Node.js and what was installed by it first in its path. */
 const inDebian = (major: number, ...command: readonly string[]): string[] => [
-  ...['chroot', debian, 'env', '-i', 'HOME=/root', `npm_config_prefix=/opt/weft${major}`],
+  'chroot',
+  debian,
+  'env',
+  '-i',
+  'HOME=/root',
+  `npm_config_prefix=/opt/weft${major}`,
   ...(process.env['NODE_EXTRA_CA_CERTS'] ? ['NODE_EXTRA_CA_CERTS=/opt/authority.pem'] : []),
-  ...[`PATH=/opt/weft${major}/bin:/opt/node${major}/bin:/usr/sbin:/usr/bin`, ...command],
+  `PATH=/opt/weft${major}/bin:/opt/node${major}/bin:/usr/sbin:/usr/bin`,
+  ...command,
 ]
 
 beforeAll(async () => {
@@ -117,7 +123,9 @@ describe('the package where no prebuilt addon fits', () => {
     const prefix = join(workshop.folder, 'compiled')
     const node = nodeOf(22)
     const command = [
-      ...['env', `PATH=${prefix}/bin:${node}/bin:${process.env['PATH']}`, `npm_config_prefix=${prefix}`],
+      'env',
+      `PATH=${prefix}/bin:${node}/bin:${process.env['PATH']}`,
+      `npm_config_prefix=${prefix}`,
       `npm_config_nodedir=${node}`, // the headers that node-gyp would download
     ]
     // As on a machine for which nothing was prebuilt: the same package without it.

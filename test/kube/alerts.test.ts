@@ -236,7 +236,12 @@ describe('what goes off', () => {
   it('is tried for each alert that there is', () => {
     const named = new Set([
       ...SCENES.flatMap(([, , fires]) => Object.keys(fires)),
-      ...['WeftAbsent', 'WeftPathNarrow', 'WeftPeerLossy', 'WeftRepairs', 'WeftDropsForRoom', 'WeftPacketsNotLetIn'],
+      'WeftAbsent',
+      'WeftPathNarrow',
+      'WeftPeerLossy',
+      'WeftRepairs',
+      'WeftDropsForRoom',
+      'WeftPacketsNotLetIn',
     ])
     expect(alerts.map(({ alert }) => alert).filter((name) => !named.has(name!))).toEqual([])
   })

@@ -6,11 +6,10 @@ import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { isWeftError } from '../../src/base/errors.ts'
-import { createPeerFilter } from '../../src/path/tunnel/peer-filter.ts'
-import { createKubeClient, type KubeClient } from '../../src/control/kube/api-client.ts'
 import { Secret, secretUrls } from '../../src/base/secret.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
+import { createKubeClient, type KubeClient } from '../../src/control/kube/api-client.ts'
 import { createKubeManager } from '../../src/control/kube/kube-manager.ts'
 import { annotationNames } from '../../src/control/kube/node-lease.ts'
 import { createNodeSource } from '../../src/control/kube/node-source.ts'
@@ -18,12 +17,13 @@ import { createOwnNode } from '../../src/control/kube/own-node.ts'
 import { followLeases, type FollowState } from '../../src/control/lease/follow.ts'
 import type { Lease } from '../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../src/control/lease/subnet-manager.ts'
+import { addressText } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { createPeerFilter } from '../../src/path/tunnel/peer-filter.ts'
 import { eventually } from '../support/event.ts'
 import { WEFT_TOKEN } from '../support/kube-admin.ts'
 import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
-import { addressText } from '../../src/net/address.ts'
 
 /** Between two pieces of a stream, so that they come as two. */
 const PIECES_MS = 10
@@ -73,8 +73,14 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
 `,
     )
     manager = await createKubeManager({
-      ...{ apiUrl: secretUrls(''), kubeconfig: join(folder, 'kubeconfig'), environment: { NODE_NAME: 'node1' } },
-      ...{ annotationPrefix: P, netConfigPath: '', setCondition: true, log, signal: stopping.signal },
+      apiUrl: secretUrls(''),
+      kubeconfig: join(folder, 'kubeconfig'),
+      environment: { NODE_NAME: 'node1' },
+      annotationPrefix: P,
+      netConfigPath: '',
+      setCondition: true,
+      log,
+      signal: stopping.signal,
     })
     await api.admin.addNode('node1', '10.5.1.0/24', flannels('192.168.77.1'))
     await api.admin.addNode('node2', '10.5.2.0/24', flannels('192.168.77.2'))
@@ -367,7 +373,10 @@ describe('junk in each field', () => {
   const JUNK = [undefined, null, true, 0, -1.5, '', 'junk', '9'.repeat(400), [], [null], {}, { a: null }]
   const NODE = {
     metadata: {
-      ...{ name: 'node2', uid: 'u2', resourceVersion: '101', creationTimestamp: '2026-01-02T03:04:05Z' },
+      name: 'node2',
+      uid: 'u2',
+      resourceVersion: '101',
+      creationTimestamp: '2026-01-02T03:04:05Z',
       annotations: { ...flannels('192.168.77.2'), [`${P}/public-ip-overwrite`]: '192.0.2.7' },
     },
     spec: { podCIDR: '10.5.2.0/24', podCIDRs: ['10.5.2.0/24'] },

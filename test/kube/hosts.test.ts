@@ -55,7 +55,8 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     const netConf = join(lab.folder, 'net-conf.json')
     writeFileSync(netConf, JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: backend } }))
     return {
-      ...{ hosts: lab.hosts, admin: api.admin },
+      hosts: lab.hosts,
+      admin: api.admin,
       startDaemon: (host, args = []) =>
         host.startDaemon({
           args: [

@@ -7,21 +7,21 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
-import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { secretUrls } from '../../src/base/secret.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { createKubeManager, type KubeManagerOptions } from '../../src/control/kube/kube-manager.ts'
 import { followLeases, type FollowState } from '../../src/control/lease/follow.ts'
 import type { Lease, LeaseAttrs } from '../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../src/control/lease/subnet-manager.ts'
+import { addressText } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { eventually } from '../support/event.ts'
-import { allow, KUBE_APISERVER, startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { WEFT_TOKEN, type KubeApi } from '../support/kube-admin.ts'
+import { allow, KUBE_APISERVER, startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { manifestObjects, rightsOf } from '../support/kube-manifest.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
-import { addressText } from '../../src/net/address.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const attrs = (publicIp: string, more: Partial<LeaseAttrs> = {}): LeaseAttrs => ({
@@ -90,13 +90,15 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
   }
   async function managerOf(node: string, more: Partial<KubeManagerOptions> = {}): Promise<Required<SubnetManager>> {
     const manager = await createKubeManager({
-      ...{
-        apiUrl: secretUrls(''),
-        kubeconfig: writeKubeconfig(),
-        environment: { NODE_NAME: node },
-        annotationPrefix: P,
-      },
-      ...{ netConfigPath: join(folder, 'net-conf.json'), setCondition: true, log, signal: stopping.signal, ...more },
+      apiUrl: secretUrls(''),
+      kubeconfig: writeKubeconfig(),
+      environment: { NODE_NAME: node },
+      annotationPrefix: P,
+      netConfigPath: join(folder, 'net-conf.json'),
+      setCondition: true,
+      log,
+      signal: stopping.signal,
+      ...more,
     })
     managers.push(manager)
     return manager as Required<SubnetManager>
@@ -166,7 +168,9 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     const condition = async () =>
       (await api.admin.node('node1')).status?.conditions?.find(({ type }) => type === 'NetworkUnavailable')
     expect(await condition()).toMatchObject({
-      ...{ status: 'False', reason: 'FlannelIsUp', message: 'Flannel is running on this node' },
+      status: 'False',
+      reason: 'FlannelIsUp',
+      message: 'Flannel is running on this node',
       lastTransitionTime: expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/),
     })
     const { metadata } = await api.admin.node('node1')
@@ -553,7 +557,8 @@ const RBAC = { apiVersion: 'rbac.authorization.k8s.io/v1', metadata: { name: 'ge
 const GET_PODS = [
   { ...RBAC, kind: 'ClusterRole', rules: [{ apiGroups: [''], resources: ['pods'], verbs: ['get'] }] },
   {
-    ...{ ...RBAC, kind: 'ClusterRoleBinding' },
+    ...RBAC,
+    kind: 'ClusterRoleBinding',
     roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: 'get-pods' },
     subjects: [{ kind: 'ServiceAccount', name: 'flannel', namespace: 'kube-flannel' }],
   },

@@ -8,11 +8,11 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { parse, parseAllDocuments, stringify } from 'yaml'
 import { execute } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
-import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
-import { configSchema } from '../../src/control/config/keys.ts'
-import { KINDS } from '../../src/path/catalog.ts'
 import { applyEnvironment, parseFlags } from '../../src/base/go-flags.ts'
+import { configSchema } from '../../src/control/config/keys.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { checkOptions, FLAGS } from '../../src/options.ts'
+import { KINDS } from '../../src/path/catalog.ts'
 import { ADMIN_TOKEN, kubeconfigText } from '../support/kube-admin.ts'
 import { startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
 import { manifestObjects, rightsOf, type KubeObject } from '../support/kube-manifest.ts'
@@ -149,9 +149,14 @@ describe('deploy/kubernetes/weft.yaml', () => {
   it("has flannel's names, so that it takes the place of flannel's objects", () => {
     const names = objects.map(({ kind, metadata: { name, namespace } }) => `${kind} ${namespace ?? ''}/${name}`)
     expect(names).toEqual([
-      ...['Namespace /kube-flannel', 'ServiceAccount kube-flannel/flannel', 'ClusterRole /flannel'],
-      ...['ClusterRoleBinding /flannel', 'Role default/flannel-events', 'RoleBinding default/flannel-events'],
-      ...['ConfigMap kube-flannel/kube-flannel-cfg', 'DaemonSet kube-flannel/kube-flannel-ds'],
+      'Namespace /kube-flannel',
+      'ServiceAccount kube-flannel/flannel',
+      'ClusterRole /flannel',
+      'ClusterRoleBinding /flannel',
+      'Role default/flannel-events',
+      'RoleBinding default/flannel-events',
+      'ConfigMap kube-flannel/kube-flannel-cfg',
+      'DaemonSet kube-flannel/kube-flannel-ds',
     ])
   })
   it('is all that the kustomization has, whose image is one of it', () => {
@@ -258,7 +263,12 @@ describe('deploy/charts/weft', () => {
   it("takes the values of a release of flannel's chart, which know nothing of ours", () => {
     // As of its chart v0.28.9, with what its comments offer.
     const flannel = {
-      ...{ backend: 'vxlan', backendPort: 4789, vni: 42, mtu: 1400, directRouting: true, GBP: true },
+      backend: 'vxlan',
+      backendPort: 4789,
+      vni: 42,
+      mtu: 1400,
+      directRouting: true,
+      GBP: true,
       nodeSelector: { role: 'worker' },
       tolerations: [],
       skipCNIConfigInstallation: true,
@@ -271,7 +281,8 @@ describe('deploy/charts/weft', () => {
     const objects = render({ global, flannel, podCidr: '10.9.0.0/16', weft: null, netpol: null })
     holds(objects)
     expect(JSON.parse(dataOf(objects)['net-conf.json'])).toEqual({
-      ...{ Network: '10.9.0.0/16', EnableNFTables: true },
+      Network: '10.9.0.0/16',
+      EnableNFTables: true,
       Backend: { Type: 'vxlan', Port: 4789, VNI: 42, MTU: 1400, DirectRouting: true, GBP: true },
     })
     const pod = podOf(objects)
@@ -297,12 +308,17 @@ describe('deploy/charts/weft', () => {
       return (JSON.parse(dataOf(objects)['net-conf.json']) as { Backend: unknown }).Backend
     }
     expect(backendOf({ backend: 'udp', backendPort: 9000 }, { backend: { VerifySource: 'inner' } })).toEqual({
-      ...{ Type: 'udp', Port: 9000, VerifySource: 'inner' },
+      Type: 'udp',
+      Port: 9000,
+      VerifySource: 'inner',
     })
     expect(
       backendOf({ backend: 'wireguard', backendPort: 51821, keepaliveInterval: 25, tunnelMode: 'separate' }),
     ).toEqual({
-      ...{ Type: 'wireguard', ListenPort: 51821, PersistentKeepaliveInterval: 25, Mode: 'separate' },
+      Type: 'wireguard',
+      ListenPort: 51821,
+      PersistentKeepaliveInterval: 25,
+      Mode: 'separate',
     })
     expect(backendOf({ backend: 'host-gw' })).toEqual({ Type: 'host-gw' })
     const open = render({ weft: { statusIp: '0.0.0.0' } })
@@ -359,7 +375,10 @@ describe('deploy/charts/weft', () => {
     const objects = render({
       flannel: { podAnnotations: { 'example.com/a': 'b: "c"' }, resources: { limits: { memory: '1Gi' } } },
       weft: {
-        ...{ env: [{ name: 'FLANNELD_V', value: '1' }], affinity, priorityClassName: 'mine', minReadySeconds: 60 },
+        env: [{ name: 'FLANNELD_V', value: '1' }],
+        affinity,
+        priorityClassName: 'mine',
+        minReadySeconds: 60,
         updateStrategy: { type: 'OnDelete', rollingUpdate: null },
       },
     })
@@ -378,7 +397,8 @@ describe('deploy/charts/weft', () => {
     const livenessProbe = { 'timeout: Seconds': 3, httpGet: { path: '/' } }
     const [probed] = podOf(render({ flannel: { healthz: { port: 8081, livenessProbe } } })).containers
     expect(probed.livenessProbe).toEqual({
-      ...{ ...defaults.flannel.healthz.livenessProbe, 'timeout: Seconds': 3 },
+      ...defaults.flannel.healthz.livenessProbe,
+      'timeout: Seconds': 3,
       httpGet: { path: '/livez', port: 8081 },
     })
     // Without a port nobody asks it, and the pod is told ready by itself all the same.
@@ -406,8 +426,10 @@ describe('deploy/charts/weft', () => {
     expect(find(objects, 'ServiceAccount').metadata).toMatchObject({ annotations: { 'example.com/role': 'arn:1' } })
     expect(pod).toMatchObject({ terminationGracePeriodSeconds: 10 })
     expect(pod.containers[0].startupProbe).toEqual({
-      ...{ exec: { command: ['weft', 'ready', '--wait=50'] }, failureThreshold: 5 },
-      ...{ periodSeconds: 1, timeoutSeconds: 60 },
+      exec: { command: ['weft', 'ready', '--wait=50'] },
+      failureThreshold: 5,
+      periodSeconds: 1,
+      timeoutSeconds: 60,
     })
     for (const weft of [
       { podLabels: { app: 'other' } },
@@ -448,7 +470,8 @@ describe('deploy/charts/weft', () => {
     expect(own.text).not.toMatch(/net-conf|PSK/)
     expect(own.secrets.map(({ metadata }) => metadata.name)).toEqual(['kube-flannel-cfg'])
     expect(JSON.parse(own.secrets[0]!.stringData['net-conf.json']!)).toEqual({
-      ...{ Network: '10.244.0.0/16', Backend: { Type: 'wireguard', PSK: '0"' } },
+      Network: '10.244.0.0/16',
+      Backend: { Type: 'wireguard', PSK: '0"' },
     })
     const digits = parts({ flannel: { ...flannel, psk: 123_456_789 } }).secrets[0]!.stringData['net-conf.json']!
     expect(JSON.parse(digits)).toMatchObject({ Backend: { PSK: '123456789' } })
@@ -472,7 +495,9 @@ describe('deploy/charts/weft', () => {
     expect(both.args).toEqual(['--healthz-ip=::', '--ip-masq', '--kube-subnet-mgr', '--healthz-port=8081'])
     const flannel = { backend: 'wireguard', backendPort: 51822, backendPortv6: 51823 }
     expect(made({ podCidr: '', podCidrv6: 'fd00:244::/56', flannel }).config).toEqual({
-      ...{ EnableIPv4: false, ...ipv6, Backend: { Type: 'wireguard', ListenPort: 51822, ListenPortV6: 51823 } },
+      EnableIPv4: false,
+      ...ipv6,
+      Backend: { Type: 'wireguard', ListenPort: 51822, ListenPortV6: 51823 },
     })
     expect(made({}).args).not.toContain('--healthz-ip=::')
     expect(() => render({ podCidr: '' })).toThrow('set podCidr, podCidrv6 or both')
@@ -525,7 +550,8 @@ describe('a real API server', () => {
     expect(podOf([await daemonSet()]).containers[0].image).toBe('registry.example/weft:0.1.0')
     const map = await api!.admin.call('GET', '/api/v1/namespaces/kube-flannel/configmaps/kube-flannel-cfg')
     expect(JSON.parse(dataOf([map.body as KubeObject])['net-conf.json'])).toEqual({
-      ...{ Network: '10.9.0.0/16', Backend: { Type: 'host-gw' } },
+      Network: '10.9.0.0/16',
+      Backend: { Type: 'host-gw' },
     })
     run('rollback', 'flannel')
     expect(podOf([await daemonSet()]).containers[0].image).toBe('ghcr.io/flannel-io/flannel:v0.28.9')

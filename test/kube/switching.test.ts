@@ -54,9 +54,12 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
     const sh = (script: string, env: Readonly<Record<string, string>>): Promise<string> =>
       output(
         [
-          ...['env', `KUBECONFIG=${join(folder, 'admin')}`],
+          'env',
+          `KUBECONFIG=${join(folder, 'admin')}`,
           ...Object.entries(env).map(([name, value]) => `${name}=${value}`),
-          ...['bash', '-ec', script],
+          'bash',
+          '-ec',
+          script,
         ],
         { timeoutMs: EVENT_MS },
       )
@@ -78,7 +81,8 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
     }
 
     await switchOnAndOff({
-      ...{ hosts, backend: VXLAN },
+      hosts,
+      backend: VXLAN,
       configure: (config) => (kind === 'real' ? configureReal(config) : writeFileSync(netConf, JSON.stringify(config))),
       async prepare(host, daemons) {
         if (kind === 'real') await sh(range!, { NODE: host.name, RANGE: range6Of(host) })
@@ -91,7 +95,9 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
         const number = host.address.at(-1)
         const later = `192.168.77.10${number}`
         await admin.addNode(`later${number}`, `10.5.10${number}.0/24`, {
-          ...{ [`${P}/kube-subnet-manager`]: 'true', [`${P}/public-ip`]: later, [`${P}/backend-type`]: 'vxlan' },
+          [`${P}/kube-subnet-manager`]: 'true',
+          [`${P}/public-ip`]: later,
+          [`${P}/backend-type`]: 'vxlan',
           [`${P}/backend-data`]: `{"VNI":1,"VtepMAC":"02:00:00:00:01:0${number}"}`,
         })
         await Promise.all(

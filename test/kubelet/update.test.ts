@@ -10,11 +10,11 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { createLab, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { buildImage, IMAGE } from '../support/container-image.ts'
-import { isolatePodman } from '../support/podman.ts'
 import { manifestObjects, type KubeObject } from '../support/kube-manifest.ts'
 import { isReady, soon, startKubelet, type Kubelet } from '../support/kubelet.ts'
 import { HOSTS, needs, NODE } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
+import { isolatePodman } from '../support/podman.ts'
 
 const MINUTE = 60_000
 const PROGRAM = process.env['WEFT_KUBELET'] ?? ''
@@ -88,8 +88,10 @@ function podNamed(
     volumes: [...volumes, { name: 'leases', hostPath: { path: leases(), type: 'Directory' } }],
   }
   return {
-    ...{ apiVersion: 'v1', kind: 'Pod', metadata: { ...metadata, name, namespace: 'kube-flannel' } },
-    ...{ spec: change(pod) },
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { ...metadata, name, namespace: 'kube-flannel' },
+    spec: change(pod),
   }
 }
 

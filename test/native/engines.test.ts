@@ -5,16 +5,16 @@ import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
-import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/path/engine/encapsulation.ts'
-import { KINDS } from '../../src/path/catalog.ts'
-import { decrementTtl } from '../../src/path/engine/reference/packet.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { KINDS } from '../../src/path/catalog.ts'
+import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/path/engine/encapsulation.ts'
+import { decrementTtl } from '../../src/path/engine/reference/packet.ts'
 import type { ProbeJob, ProbeResult } from '../support/engine-probe.ts'
 import type { HandoverResult } from '../support/handover-probe.ts'
 import type { LendingResult } from '../support/lending-probe.ts'
-import { ipv4Packet, udpDatagram } from '../support/packets.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { ipv4Packet, udpDatagram } from '../support/packets.ts'
 
 needs(HOSTS)
 
@@ -24,13 +24,23 @@ const NOBODY = parseIpv4('10.5.3.7')!
 
 /** A command in a network namespace that ends with it. */
 const inNamespace = (command: readonly string[]): string[] => [
-  ...['unshare', '--net', '--mount', 'sh', '-c', 'mount -t sysfs sysfs /sys; exec "$@"', 'sh'],
+  'unshare',
+  '--net',
+  '--mount',
+  'sh',
+  '-c',
+  'mount -t sysfs sysfs /sys; exec "$@"',
+  'sh',
   ...command,
 ]
 
 const NOTHING: ProbeJob = {
-  ...{ toTun: [], toUdp: [], fromStranger: [], without: [] },
-  ...{ encapsulation: 'udp', verifySource: 'strict' },
+  toTun: [],
+  toUdp: [],
+  fromStranger: [],
+  without: [],
+  encapsulation: 'udp',
+  verifySource: 'strict',
 }
 
 /** Runs an engine in a namespace of its own. */
@@ -172,7 +182,12 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     // Each is kept as it came to the engine, its TTL lowered by the kernel alone; in the order of each direction.
     const out = [forgedOutward, lost, late, icmpError].map((packet) => forwarded(packet, 1)!)
     const kept = (reason: string, packet: Buffer, peer = '0.0.0.0') => ({
-      ...{ reason, peer, packets: 1, length: packet.length, encapBytes: 0, headers: packet.toString('hex') },
+      reason,
+      peer,
+      packets: 1,
+      length: packet.length,
+      encapBytes: 0,
+      headers: packet.toString('hex'),
     })
     expect(drops).toEqual([
       kept('tx_drop_no_route', out[0]!),
@@ -216,7 +231,10 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
       const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
       const { fromTun, counters, strangers } = await probe(engine, {
-        ...{ encapsulation, verifySource, toUdp, fromStranger: sent(false) },
+        encapsulation,
+        verifySource,
+        toUdp,
+        fromStranger: sent(false),
       })
       const [sender, spoofed, destination] = ['rx_drop_unknown_sender', 'rx_drop_spoofed_source', 'rx_drop_destination']
       const counted = { off: [0, 0, 0], inner: [4, 2, 3], strict: [4, 3, 3] }[verifySource]

@@ -5,9 +5,9 @@ import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../lab/lab.ts'
 import { addon } from '../../src/host/addon.ts'
+import { encodePeers, PEER_RECORD_BYTES } from '../../src/path/engine/peers.ts'
 import { createDropLog } from '../../src/path/engine/reference/drops.ts'
 import { icmpLimit } from '../../src/path/engine/reference/packet.ts'
-import { encodePeers, PEER_RECORD_BYTES } from '../../src/path/engine/peers.ts'
 import { createTrafficSlots, SLOT_NUMBERS } from '../../src/path/engine/traffic.ts'
 
 const { layout } = addon
@@ -16,13 +16,14 @@ describe('a peer record', () => {
   const record = Buffer.from(
     encodePeers([
       {
-        ...{ subnet: { address: 0x0a050203, prefixLength: 24 }, endpoint: 0xc0000201, port: 0x1122, limit: 0x3344 },
-        ...{
-          encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at),
-          slot: 0x00667788,
-          isGone: true,
-          isFromKnownPort: true,
-        },
+        subnet: { address: 0x0a050203, prefixLength: 24 },
+        endpoint: 0xc0000201,
+        port: 0x1122,
+        limit: 0x3344,
+        encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at),
+        slot: 0x00667788,
+        isGone: true,
+        isFromKnownPort: true,
         other: 0xc0000202,
       },
     ]),

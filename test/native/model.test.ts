@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { answersOf, coalesceJob, finishJob, segmentJob } from '../support/core-jobs.ts'
 import { BUILD_MS, buildOnAddon } from '../support/native-program.ts'
+import { needs } from '../support/needs.ts'
 import {
   comparable,
   cut,
@@ -17,7 +18,6 @@ import {
   trimmed,
   type Random,
 } from '../support/packet-model.ts'
-import { needs } from '../support/needs.ts'
 
 const lacks = needs('g++')
 

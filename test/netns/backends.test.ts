@@ -214,7 +214,9 @@ describe('vxlan of the kernel', () => {
   const flannels = async (peers: readonly Host[], family: Family = 'ipv4'): Promise<string[][]> => {
     const each = await Promise.all(
       peers.map(async (peer) => ({
-        ...{ at: baseOf(peer, family), net: subnetIn(peer, family), host: addressOf(peer, family) },
+        at: baseOf(peer, family),
+        net: subnetIn(peer, family),
+        host: addressOf(peer, family),
         mac: (await deviceOf(peer, DEVICE[family])).address,
       })),
     )

@@ -4,9 +4,9 @@ import { closeSync, existsSync, mkdirSync, openSync, readdirSync, readFileSync, 
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute, type Finished } from '../../lab/command.ts'
+import { startEtcd } from '../../lab/etcd.ts'
 import { createLab, packageRoot, type Host, type Lab } from '../../lab/lab.ts'
 import { addon } from '../../src/host/addon.ts'
-import { startEtcd } from '../../lab/etcd.ts'
 import { eventually } from '../support/event.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 

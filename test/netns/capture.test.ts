@@ -40,8 +40,12 @@ async function start(backend: object, ...more: string[]) {
   return daemon
 }
 const weft = (...words: string[]): string[] => [
-  ...[process.execPath, join(packageRoot, 'bin/weft'), 'capture', ...words],
-  ...['--status-socket', host.statusSocket],
+  process.execPath,
+  join(packageRoot, 'bin/weft'),
+  'capture',
+  ...words,
+  '--status-socket',
+  host.statusSocket,
 ]
 const report = async (...words: string[]): Promise<DropsReport> =>
   JSON.parse(await host.output(weft('--json', ...words))) as DropsReport
@@ -75,7 +79,12 @@ it('shows what was dropped, and why', async () => {
     return told
   })
   const about = (reason: string, direction: string, peer: string | null, length: number) => ({
-    ...{ reason, direction, peer, length, packets: 1, encap: '' },
+    reason,
+    direction,
+    peer,
+    length,
+    packets: 1,
+    encap: '',
   })
   expect(all.packets).toEqual([
     expect.objectContaining(about('tx_drop_no_route', 'out', null, 84)),

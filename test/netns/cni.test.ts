@@ -34,8 +34,13 @@ function delegated(env: Env): object {
   const subnets = [...list('FLANNEL_SUBNET'), ...list('FLANNEL_IPV6_SUBNET')]
   const networks = [...list('FLANNEL_NETWORK'), ...list('FLANNEL_IPV6_NETWORK')]
   return {
-    ...{ cniVersion: '0.3.1', name: 'cbr0', type: 'bridge', isGateway: true, ...DELEGATE },
-    ...{ ipMasq: env['FLANNEL_IPMASQ'] !== 'true', mtu: Number(env['FLANNEL_MTU']) },
+    cniVersion: '0.3.1',
+    name: 'cbr0',
+    type: 'bridge',
+    isGateway: true,
+    ...DELEGATE,
+    ipMasq: env['FLANNEL_IPMASQ'] !== 'true',
+    mtu: Number(env['FLANNEL_MTU']),
     ipam: {
       type: 'host-local',
       ranges: subnets.map((subnet) => [{ subnet: networkOf(subnet) }]),
@@ -61,8 +66,11 @@ async function attach(host: Host): Promise<CniResult & { readonly pod: string }>
     ? { cniVersion: '0.3.1', name: 'cbr0', type: 'flannel', subnetFile: host.subnetFile, delegate: DELEGATE }
     : delegated(host.subnetEnv())
   const variables = {
-    ...{ CNI_COMMAND: 'ADD', CNI_CONTAINERID: pod, CNI_IFNAME: 'eth0' },
-    ...{ CNI_NETNS: `/run/netns/${pod}`, CNI_PATH: CNI_FOLDERS.join(':') },
+    CNI_COMMAND: 'ADD',
+    CNI_CONTAINERID: pod,
+    CNI_IFNAME: 'eth0',
+    CNI_NETNS: `/run/netns/${pod}`,
+    CNI_PATH: CNI_FOLDERS.join(':'),
   }
   // What the plugins remember of a host is kept in its folder.
   const kept = join(dirname(host.subnetFile), 'cni')
@@ -70,7 +78,13 @@ async function attach(host: Host): Promise<CniResult & { readonly pod: string }>
   const hidden = 'mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/cni && mount --bind "$0" /var/lib/cni && exec "$@"'
   const answer = await host.output(
     [
-      ...['unshare', '--mount', 'sh', '-c', hidden, kept, 'env'],
+      'unshare',
+      '--mount',
+      'sh',
+      '-c',
+      hidden,
+      kept,
+      'env',
       ...Object.entries(variables).map(([name, value]) => `${name}=${value}`),
       flannel ?? programOf('bridge')!,
     ],

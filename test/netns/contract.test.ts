@@ -133,9 +133,12 @@ describe("flanneld's lines, in its order", () => {
       .slice(before)
       .filter((line) => /^I (watchSubnets: |Subnet )/.test(line))
     expect(told.map((line) => line.replace(/revision \d+$/, 'revision N'))).toEqual([
-      ...['I watchSubnets: got valid subnet event with revision N', 'I Subnet added: SUBNET'],
-      ...['I watchSubnets: got valid subnet event with revision N', 'I Subnet added: SUBNET'],
-      ...['I watchSubnets: got valid subnet event with revision N', 'I Subnet removed: SUBNET'],
+      'I watchSubnets: got valid subnet event with revision N',
+      'I Subnet added: SUBNET',
+      'I watchSubnets: got valid subnet event with revision N',
+      'I Subnet added: SUBNET',
+      'I watchSubnets: got valid subnet event with revision N',
+      'I Subnet removed: SUBNET',
     ])
     // An hour, less up to a tenth of it at random and what the start took.
     await daemon.line(/^I.*\] Waiting for (1h0m0|5\dm\d+)s to renew lease$/)
@@ -186,9 +189,17 @@ describe('exit codes', () => {
   const weftd = join(packageRoot, 'bin/weftd')
   const run = (args: readonly string[], env: Readonly<Record<string, string>> = {}) =>
     host.run([
-      ...['env', ...Object.entries(env).map(([name, value]) => `${name}=${value}`)],
-      ...[process.execPath, weftd, '--etcd-endpoints', etcd.endpoint, '--subnet-file', host.subnetFile],
-      ...['--status-socket', host.statusSocket, ...args],
+      'env',
+      ...Object.entries(env).map(([name, value]) => `${name}=${value}`),
+      process.execPath,
+      weftd,
+      '--etcd-endpoints',
+      etcd.endpoint,
+      '--subnet-file',
+      host.subnetFile,
+      '--status-socket',
+      host.statusSocket,
+      ...args,
     ])
 
   it.each([
@@ -284,11 +295,21 @@ describe('variables', () => {
     rmSync(host.subnetFile, { force: true })
     writeFileSync(file, '')
     const daemon = host.spawn([
-      ...['env', ...Object.entries(env).map(([name, value]) => `${name}=${value}`)],
-      ...[process.execPath, join(packageRoot, 'bin/weftd'), '--status-socket', host.statusSocket],
-      ...['--etcd-endpoints', etcd.endpoint],
+      'env',
+      ...Object.entries(env).map(([name, value]) => `${name}=${value}`),
+      process.execPath,
+      join(packageRoot, 'bin/weftd'),
+      '--status-socket',
+      host.statusSocket,
+      '--etcd-endpoints',
+      etcd.endpoint,
       // A word that is no flag ends the flags; it and all behind it are passed over.
-      ...['-public-ip', '203.0.113.9', `-subnet-file=${file}`, 'word', '--unknown', '-public-ip=192.0.2.1'],
+      '-public-ip',
+      '203.0.113.9',
+      `-subnet-file=${file}`,
+      'word',
+      '--unknown',
+      '-public-ip=192.0.2.1',
     ])
     let log = ''
     daemon.stderr!.on('data', (text: Buffer) => (log += text.toString()))
@@ -311,20 +332,26 @@ describe("etcd's protection", () => {
     const address = '192.168.77.254'
     const [certificate, key] = [join(lab.folder, 'cert.pem'), join(lab.folder, 'key.pem')]
     await host.output([
-      ...[
-        'openssl',
-        'req',
-        '-x509',
-        '-newkey',
-        'ec',
-        '-pkeyopt',
-        'ec_paramgen_curve:prime256v1',
-        '-nodes',
-        '-days',
-        '2',
-      ],
-      ...['-keyout', key, '-out', certificate, '-subj', '/CN=nobody', '-addext', `subjectAltName=IP:${address}`],
-      ...['-addext', 'extendedKeyUsage=serverAuth,clientAuth'],
+      'openssl',
+      'req',
+      '-x509',
+      '-newkey',
+      'ec',
+      '-pkeyopt',
+      'ec_paramgen_curve:prime256v1',
+      '-nodes',
+      '-days',
+      '2',
+      '-keyout',
+      key,
+      '-out',
+      certificate,
+      '-subj',
+      '/CN=nobody',
+      '-addext',
+      `subjectAltName=IP:${address}`,
+      '-addext',
+      'extendedKeyUsage=serverAuth,clientAuth',
     ])
     await etcd.close()
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address, tls: { certificate, key } })

@@ -14,7 +14,11 @@ needs(HOSTS, 'ping', 'iperf3', 'iptables', 'unshare', 'tcpdump')
 
 it('has a line of each network for each host, with the times by each family, and ends by itself', async () => {
   const { code, stdout } = await execute([
-    ...[process.execPath, join(packageRoot, 'dist/lab/demo.js'), '--once', '--hosts', '2'],
+    process.execPath,
+    join(packageRoot, 'dist/lab/demo.js'),
+    '--once',
+    '--hosts',
+    '2',
   ])
   expect({ code, stdout }).toMatchObject({ code: 0 })
   const ms = String.raw`\d+\.\d\d`
@@ -34,7 +38,13 @@ const OVER = [
 ] as const
 it.each(OVER)('has both families in datagrams of one: %s', async (underlay, address, name) => {
   const { code, stdout } = await execute([
-    ...[process.execPath, join(packageRoot, 'dist/lab/demo.js'), '--once', '--hosts', '2', '--underlay', underlay],
+    process.execPath,
+    join(packageRoot, 'dist/lab/demo.js'),
+    '--once',
+    '--hosts',
+    '2',
+    '--underlay',
+    underlay,
   ])
   expect({ code, stdout }).toMatchObject({ code: 0 })
   expect(stdout).toContain(`Both families, in datagrams of ${name} between the hosts.`)
@@ -52,13 +62,19 @@ it.each([
 ])('refuses %s %s %s', async (...words) => {
   const said = words.pop()!
   expect(await execute([process.execPath, join(packageRoot, 'dist/lab/demo.js'), ...words])).toMatchObject({
-    ...{ code: 2, stderr: expect.stringContaining(said) },
+    code: 2,
+    stderr: expect.stringContaining(said),
   })
 })
 
 it('encrypts, and finds nothing on the cable of what it finds in the container', async () => {
   const { code, stdout } = await execute([
-    ...[process.execPath, join(packageRoot, 'dist/lab/demo.js'), '--once', '--hosts', '2', '--encrypted'],
+    process.execPath,
+    join(packageRoot, 'dist/lab/demo.js'),
+    '--once',
+    '--hosts',
+    '2',
+    '--encrypted',
   ])
   expect({ code, stdout }).toMatchObject({ code: 0 })
   expect(stdout).toMatch(/^  in the container +20 +20 +20$/m)
@@ -82,7 +98,12 @@ it.each(FAULTS)(
   'breaks a network, tells what it was, and makes it green again: %s',
   async (name, title, finding, more) => {
     const demo = spawn(process.execPath, [
-      ...[join(packageRoot, 'dist/lab/demo.js'), '--broken', name, '--hosts', '2', ...more],
+      join(packageRoot, 'dist/lab/demo.js'),
+      '--broken',
+      name,
+      '--hosts',
+      '2',
+      ...more,
     ])
     let said = ''
     demo.stdout.setEncoding('utf8').on('data', (text: string) => (said += text))

@@ -8,8 +8,8 @@ import { createInterface } from 'node:readline'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { ended, output } from '../../lab/command.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
-import type { Report } from '../../src/tool/weft/bench-text.ts'
 import { FINDINGS, type FindingName } from '../../src/tool/doctor/findings.ts'
+import type { Report } from '../../src/tool/weft/bench-text.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, tunAddress, weft, weftOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -91,7 +91,9 @@ it('explains what would happen to a packet, out and in', async () => {
   const outward = ['source', 'destination', 'forwarding', 'firewall', 'route', 'data path', 'mtu', 'peer']
   expect(await explain(here, there)).toMatchObject({ code: 0, passes: true, steps: outward, failed: [] })
   expect(await explain(there, here)).toMatchObject({
-    ...{ code: 0, passes: true, failed: [] },
+    code: 0,
+    passes: true,
+    failed: [],
     steps: ['source', 'destination', 'firewall', 'data path', 'forwarding', 'firewall', 'route'],
   })
   // A firewall of nftables, and a table that is asked before the main one, are in its way.
@@ -100,7 +102,8 @@ it('explains what would happen to a packet, out and in', async () => {
   await inShell(first, 'nft delete table inet firewalld')
   await inShell(first, 'ip route add 10.5.0.0/16 via 192.168.77.254 table 52; ip rule add pref 5270 lookup 52')
   expect(await explain(here, there)).toMatchObject({
-    ...{ code: 3, failed: ['route'] },
+    code: 3,
+    failed: ['route'],
     says: expect.arrayContaining([expect.stringContaining('by the rule "5270: from all lookup 52", and not flannel0')]),
   })
   await inShell(first, 'ip rule del pref 5270; ip route flush table 52')
@@ -116,7 +119,8 @@ it('explains what would happen to a packet, out and in', async () => {
 it('measures to a peer outside and inside the tunnel, names what is in the way, and lets no stranger in', async () => {
   const words = ['bench', second.address, '--seconds', '0.05', '--pairs', '1', '--streams', '2']
   expect(await weft(first, words)).toMatchObject({
-    ...{ code: 1, stdout: '' },
+    code: 1,
+    stdout: '',
     stderr: expect.stringMatching(
       /nobody listens at TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
     ),
@@ -132,8 +136,13 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
   const paths = { outside: expect.any(Number) as number, inside: expect.any(Number) as number }
   const inUse = { backendType: 'udp', device: 'flannel0', engine: 'native', mtu: 1472, pathMtu: null }
   expect(report).toMatchObject({
-    ...{ peer: subnetOf(second), outside: second.address, inside: tunAddress(second), isBroken: false },
-    ...{ tcp: { ...paths, ratio: expect.any(Number) }, roundTripMs: paths, udp: { datagramBytes: 1444 } },
+    peer: subnetOf(second),
+    outside: second.address,
+    inside: tunAddress(second),
+    isBroken: false,
+    tcp: { ...paths, ratio: expect.any(Number) },
+    roundTripMs: paths,
+    udp: { datagramBytes: 1444 },
     inUse: { here: { ...inUse, subnet: subnetOf(first) }, there: { ...inUse, subnet: subnetOf(second) } },
     drops: { here: expect.any(Object), there: expect.any(Object) },
   })
@@ -166,7 +175,10 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
   expect(listener.exitCode).toBe(0)
   expect(said).toEqual([
     expect.stringMatching(/^listening at TCP and UDP port 8286.*: weft bench 192\.168\.77\.2$/),
-    ...['192.168.77.1 measures', '192.168.77.1 has ended', '192.168.77.1 measures', '192.168.77.1 has ended'],
+    '192.168.77.1 measures',
+    '192.168.77.1 has ended',
+    '192.168.77.1 measures',
+    '192.168.77.1 has ended',
     expect.stringMatching(/^192\.168\.77\.2 was refused: no peer/),
   ])
 })
@@ -387,7 +399,9 @@ const BROKEN: readonly {
       rules: ['OUTPUT -j DROP', 'INPUT -j DROP'],
     },
   ].map(({ what, detail, rules }) => ({
-    ...{ what, detail, find: ['peer-silent'] as const },
+    what,
+    detail,
+    find: ['peer-silent'] as const,
     break: () => inShell(second, rules.map((rule) => `iptables -A ${rule}`).join('; ')),
     mend: async () => {
       await inShell(second, 'iptables -F INPUT; iptables -F OUTPUT')
@@ -465,18 +479,20 @@ describe.sequential('of a host with', () => {
     expect(statSync(file).mode & 0o777).toBe(0o600)
     const names = (await output(['tar', '-tzf', file])).trim().split('\n')
     expect(names.map((name) => name.replace('weft-doctor/', '')).toSorted()).toEqual([
-      ...[
-        '',
-        'README.txt',
-        'about.txt',
-        'doctor.json',
-        'doctor.txt',
-        'firewall.txt',
-        'kernel.txt',
-        'links.txt',
-        'log.txt',
-      ],
-      ...['net-conf.json', 'routes.txt', 'status.json', 'subnet.env', 'versions.txt'],
+      '',
+      'README.txt',
+      'about.txt',
+      'doctor.json',
+      'doctor.txt',
+      'firewall.txt',
+      'kernel.txt',
+      'links.txt',
+      'log.txt',
+      'net-conf.json',
+      'routes.txt',
+      'status.json',
+      'subnet.env',
+      'versions.txt',
     ])
     const read = (name: string): Promise<string> => output(['tar', '-xzOf', file, `weft-doctor/${name}`])
     expect(JSON.parse(await read('status.json'))).toMatchObject({ node: { subnet: subnetOf(first) } })
@@ -517,7 +533,14 @@ describe.sequential('of a host with', () => {
     const alone = await doctor(first)
     expect(alone.names).toEqual(['daemon-silent', 'forward-dropped', 'foreign-route', 'no-route'])
     expect(alone.checks.filter(({ state }) => state === 'unknown').map(({ check }) => check)).toEqual([
-      ...['neighbours', 'store', 'clock', 'config', 'leases', 'peers', 'handshakes', 'drops'],
+      'neighbours',
+      'store',
+      'clock',
+      'config',
+      'leases',
+      'peers',
+      'handshakes',
+      'drops',
     ])
     const given = await weft(first, ['doctor', '--json', '--subnet-file', first.subnetFile, '--lease-dir', leases()])
     expect(given.stdout).toContain('"name":"store-away"')

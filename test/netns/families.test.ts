@@ -17,8 +17,8 @@ import {
 } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import type { Family } from '../../src/net/address.ts'
-import type { Report } from '../../src/tool/weft/bench-text.ts'
 import type { Step } from '../../src/tool/doctor/explain.ts'
+import type { Report } from '../../src/tool/weft/bench-text.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft, weftOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
@@ -139,8 +139,10 @@ describe.each(KINDS)('%s', (_name, backend, mtus) => {
     const env = a.subnetEnv()
     expect(Object.keys(env)).toEqual([
       ...(which === 'ipv6' ? [] : ['FLANNEL_NETWORK', 'FLANNEL_SUBNET']),
-      ...['FLANNEL_IPV6_NETWORK', 'FLANNEL_IPV6_SUBNET'],
-      ...['FLANNEL_MTU', 'FLANNEL_IPMASQ'],
+      'FLANNEL_IPV6_NETWORK',
+      'FLANNEL_IPV6_SUBNET',
+      'FLANNEL_MTU',
+      'FLANNEL_IPMASQ',
     ])
     expect(env['FLANNEL_MTU']).toBe(String(mtus[which]))
     const [from, to] = [await a.startPod(), await b.startPod()]
@@ -188,7 +190,9 @@ it("has flanneld's devices, entries and routes for both families", async () => {
   expect((await weft(a, ['status'])).stdout).toContain('vxlan by flannel.1 and flannel-v6.1, the kernel, MTU 1430')
   const key = readdirSync(join(lab.folder, 'leases', 'subnets')).find((name) => name.endsWith(`&${subnet}-64`)) ?? ''
   expect(JSON.parse(readFileSync(join(lab.folder, 'leases', 'subnets', key), 'utf8'))).toMatchObject({
-    ...{ PublicIP: b.address, PublicIPv6: 'fd77::2', BackendType: 'vxlan' },
+    PublicIP: b.address,
+    PublicIPv6: 'fd77::2',
+    BackendType: 'vxlan',
     BackendV6Data: { VNI: 1, VtepMAC: mac },
   })
 })
@@ -424,7 +428,8 @@ describe('of two families', () => {
     expect((await explained(a, family, ...pods)).stopped).toEqual(['peer'])
     expect((await explained(a, other!, ...pods)).stopped).toEqual([])
     expect(await doctor(a)).toMatchObject({
-      ...{ code: 3, names: ['family-broken'] },
+      code: 3,
+      names: ['family-broken'],
       details: [expect.stringMatching(new RegExp(`: by ${name} it does not answer$`))],
     })
     expect((await doctor(b)).names).toEqual(['port-dropped', 'family-broken'])

@@ -200,8 +200,11 @@ it.each(OF_BOTH)(
     lab = await createLab({ hosts: 4, families: ['ipv4', 'ipv6'] })
     const [victim, peer, old, attacker] = lab.hosts as [Host, Host, Host, Host]
     configure(backend, {
-      ...{ SubnetMin: '10.5.16.0', SubnetMax: '10.5.239.0' },
-      ...{ EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' },
+      SubnetMin: '10.5.16.0',
+      SubnetMax: '10.5.239.0',
+      EnableIPv6: true,
+      IPv6Network: 'fd00:5::/48',
+      IPv6SubnetMin: 'fd00:5:0:10::',
     })
     // As flanneld's: a node without an IPv6 subnet.
     const isUdp = name !== 'vxlan'
@@ -224,18 +227,21 @@ it.each(OF_BOTH)(
     const tunOf = (host: Host): string => host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::')
     /** Of nobody who sends them. */
     const forged = [
-      ...[
-        peers,
-        tunOf(peer),
-        'fd00:5:0:1::7',
-        ours,
-        tunOf(victim),
-        '2001:db8::7',
-        attacker.ipv6,
-        old.ipv6,
-        victim.ipv6,
-      ],
-      ...['fe80::1', '::', '::1', 'ff02::1', '::ffff:10.5.1.2', '::10.5.1.2'],
+      peers,
+      tunOf(peer),
+      'fd00:5:0:1::7',
+      ours,
+      tunOf(victim),
+      '2001:db8::7',
+      attacker.ipv6,
+      old.ipv6,
+      victim.ipv6,
+      'fe80::1',
+      '::',
+      '::1',
+      'ff02::1',
+      '::ffff:10.5.1.2',
+      '::10.5.1.2',
     ].map((source) => six(source))
     const redirect = Buffer.concat([bytes('89 00 0000 00000000'), Buffer.alloc(32, 0xfd)])
     /** Which nobody may send, the peer neither. */
@@ -326,8 +332,14 @@ it.each(OF_BOTH)(
           .filter((reason) => !reason.endsWith('socket_full'))
           .toSorted(),
       ).toEqual([
-        ...['rx_drop_checksum', 'rx_drop_destination', 'rx_drop_fragment', 'rx_drop_malformed', 'rx_drop_not_ours'],
-        ...['rx_drop_options', 'rx_drop_spoofed_source', 'rx_drop_unknown_sender'],
+        'rx_drop_checksum',
+        'rx_drop_destination',
+        'rx_drop_fragment',
+        'rx_drop_malformed',
+        'rx_drop_not_ours',
+        'rx_drop_options',
+        'rx_drop_spoofed_source',
+        'rx_drop_unknown_sender',
       ])
     for (const address of [inside.address, ours]) await answers(other.namespace, address, PINGS)
     expect((await writtenToAll()) - before).toBe(2 * PINGS)

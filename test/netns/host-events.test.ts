@@ -6,10 +6,10 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { countCalls } from '../support/calls.ts'
 import { isNfTables } from '../../src/host/iptables.ts'
-import { eventually } from '../support/event.ts'
 import type { Family } from '../../src/net/address.ts'
+import { countCalls } from '../support/calls.ts'
+import { eventually } from '../support/event.ts'
 import { answers } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
@@ -174,7 +174,9 @@ describe('the child that listens to the kernel', () => {
   /** `watchHost` by itself, without the daemon's looks every five seconds: a count for each report, and who it listens by. */
   async function watching(families: readonly Family[] = ['ipv4']) {
     const child = host.spawn([
-      ...[process.execPath, '--input-type=module', '-e'],
+      process.execPath,
+      '--input-type=module',
+      '-e',
       `import { changesOf, watchHost } from '${packageRoot}/dist/src/host/events.js'
       const log = { warn: () => {} }
       const watched = changesOf(${JSON.stringify(families)})

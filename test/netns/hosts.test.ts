@@ -7,15 +7,15 @@ import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
+import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
-import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { added, removed, subnetOf, tunAddress } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
-import { freezeThread } from '../support/service-manager.ts'
 import { ipv4Packet, udpDatagram } from '../support/packets.ts'
+import { freezeThread } from '../support/service-manager.ts'
 
 needs(HOSTS, ...ETCD, 'iperf3', 'ping')
 

@@ -19,8 +19,11 @@ afterEach(() => lab?.close())
 
 /** No node draws a subnet above these: there the test's peers are. */
 const NETWORK = {
-  ...{ Network: '10.5.0.0/16', SubnetMax: '10.5.239.0' },
-  ...{ EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMax: 'fd00:5:0:ef00::' },
+  Network: '10.5.0.0/16',
+  SubnetMax: '10.5.239.0',
+  EnableIPv6: true,
+  IPv6Network: 'fd00:5::/48',
+  IPv6SubnetMax: 'fd00:5:0:ef00::',
 }
 const subnets = (): string => join(lab.folder, 'leases/subnets')
 
@@ -205,7 +208,10 @@ describe('wireguard', () => {
       const { port, peers } = await shown('flannel-wg')
       const [end, nets = ''] = peers[0]?.split(' ') ?? []
       expect([port, end, ...nets.split(',').toSorted()]).toEqual([
-        ...['51820', endpoint, '10.5.240.0/24', `${peer.ipv6}/64`],
+        '51820',
+        endpoint,
+        '10.5.240.0/24',
+        `${peer.ipv6}/64`,
       ])
     })
     for (const network of ['10.5.0.0/16', 'fd00:5::/48'])
@@ -224,11 +230,9 @@ it('extension tells its commands of both families, of a peer too', async () => {
     chmodSync(program, 0o755)
     return {
       Type: 'extension',
-      ...{
-        PostStartupCommand: `${program} post`,
-        SubnetAddCommand: `${program} add`,
-        SubnetRemoveCommand: `${program} remove`,
-      },
+      PostStartupCommand: `${program} post`,
+      SubnetAddCommand: `${program} add`,
+      SubnetRemoveCommand: `${program} remove`,
     }
   })
   const calls = (): string[] => readFileSync(`${program}.calls`, 'utf8').trim().split('\n')

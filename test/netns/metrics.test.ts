@@ -75,7 +75,9 @@ it('is scraped by Prometheus, whose alerts find that a peer was killed', async (
     ['kube-flannel', 'install-cni'].map((container) => {
       const pod = { __meta_kubernetes_pod_name: `kube-flannel-ds-${name}`, __meta_kubernetes_pod_node_name: name }
       const meta = {
-        ...{ ...pod, __meta_kubernetes_pod_ip: address, __meta_kubernetes_namespace: 'kube-flannel' },
+        ...pod,
+        __meta_kubernetes_pod_ip: address,
+        __meta_kubernetes_namespace: 'kube-flannel',
         __meta_kubernetes_pod_container_name: container,
       }
       return { targets: [address], labels: meta }
@@ -85,7 +87,8 @@ it('is scraped by Prometheus, whose alerts find that a peer was killed', async (
   writeFileSync(
     config,
     [
-      ...['global: { scrape_interval: 1s, evaluation_interval: 1s }', 'scrape_configs:'],
+      'global: { scrape_interval: 1s, evaluation_interval: 1s }',
+      'scrape_configs:',
       `  - { job_name: podMonitor/kube-flannel/weftd/0, static_configs: ${JSON.stringify(targets)}, relabel_configs: ${relabelings()} }`,
       `rule_files: ['${join(packageRoot, 'deploy/prometheus/weft.rules.yml')}']`,
     ].join('\n'),

@@ -26,8 +26,8 @@ import { iperfServer, reach } from '../../lab/measure.ts'
 import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { eventually } from '../support/event.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
-import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import type { Strikes, Trouble } from '../support/troubled-etcd.ts'
 
 needs(HOSTS, ...ETCD, 'iperf3', 'nft', 'ping')
 
@@ -180,7 +180,9 @@ const troubled =
 
 /** What etcdctl takes to make a peer that nobody has seen. */
 const putPeer = (subnet: string): string[] => [
-  ...['put', `${SUBNETS}/${subnet.replace('/', '-')}`, '{"PublicIP":"198.51.100.1","PublicIPv6":null}'],
+  'put',
+  `${SUBNETS}/${subnet.replace('/', '-')}`,
+  '{"PublicIP":"198.51.100.1","PublicIPv6":null}',
 ]
 
 /** Traffic that only a data path that stops can lose: room for whoever is kept waiting on a busy machine. */
@@ -326,8 +328,16 @@ describe('a daemon', () => {
     const txn = (operations: readonly string[]): Promise<string> =>
       output(
         [
-          ...['ip', 'netns', 'exec', `${lab.id}-switch`, 'env', 'ETCDCTL_API=3'],
-          ...['etcdctl', '--endpoints', etcd.endpoint, 'txn'],
+          'ip',
+          'netns',
+          'exec',
+          `${lab.id}-switch`,
+          'env',
+          'ETCDCTL_API=3',
+          'etcdctl',
+          '--endpoints',
+          etcd.endpoint,
+          'txn',
         ],
         { input: ['', ...operations, '', ''].join('\n') + '\n' },
       )

@@ -14,9 +14,9 @@ import { createLab, EVENT_MS, networkOf, packageRoot, type Host, type Lab } from
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { addon } from '../../src/host/addon.ts'
 import type { Family } from '../../src/net/address.ts'
+import { HOSTS, needs } from '../support/needs.ts'
 import { checkCapture, type Checked } from '../support/pcap.ts'
 import { digestOf } from '../support/stream.ts'
-import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'ethtool', 'iperf3', 'ping', 'tcpdump')
 

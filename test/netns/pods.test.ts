@@ -41,12 +41,27 @@ const socket = (): string => join(own(), 'weftd.sock')
 async function startPod(host: Host, ...more: string[]): Promise<DaemonPod> {
   const daemon = host.startDaemon({
     args: [
-      ...['--lease-dir', leases(), '--status-socket', socket()],
-      ...['--healthz-ip', '127.0.0.1', '--healthz-port', String(HEALTH_PORT), ...more],
+      '--lease-dir',
+      leases(),
+      '--status-socket',
+      socket(),
+      '--healthz-ip',
+      '127.0.0.1',
+      '--healthz-port',
+      String(HEALTH_PORT),
+      ...more,
     ],
     before: [
-      ...['unshare', '--pid', '--fork', '--kill-child', '--mount', '--mount-proc', 'sh', '-c'],
-      ...[`mount -t tmpfs tmpfs ${own()} && exec "$@"`, 'sh'],
+      'unshare',
+      '--pid',
+      '--fork',
+      '--kill-child',
+      '--mount',
+      '--mount-proc',
+      'sh',
+      '-c',
+      `mount -t tmpfs tmpfs ${own()} && exec "$@"`,
+      'sh',
     ],
   })
   await daemon.line(/CLI flags config/)
@@ -195,7 +210,14 @@ it('forwards again when a successor hangs that it cannot end, being of another p
     await connection.receive(new AbortController().signal)
     console.log('told')`
   const hanging = a.spawn([
-    ...['unshare', '--pid', '--fork', '--kill-child', process.execPath, '--input-type=module', '-e', program],
+    'unshare',
+    '--pid',
+    '--fork',
+    '--kill-child',
+    process.execPath,
+    '--input-type=module',
+    '-e',
+    program,
     `${a.subnetFile}.handover`,
   ])
   const told = new Promise<string>((resolve) =>

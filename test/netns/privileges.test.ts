@@ -25,9 +25,20 @@ const ONLY = ['--bounding-set', '-all,+net_admin', '--inh-caps', '-all,+net_admi
 const ROOT = ['setpriv', ...ONLY]
 /** A user who owns nothing; the device is one that everybody may open, as distributions make it. */
 const NOBODY = [
-  ...['unshare', '--mount', 'sh', '-c'],
+  'unshare',
+  '--mount',
+  'sh',
+  '-c',
   'mount -t tmpfs tmpfs /dev/net && mknod -m 666 /dev/net/tun c 10 200 && chmod 666 /dev/net/tun && exec "$@"',
-  ...['sh', 'setpriv', '--reuid', '65534', '--regid', '65534', '--clear-groups', '--ambient-caps', '+net_admin'],
+  'sh',
+  'setpriv',
+  '--reuid',
+  '65534',
+  '--regid',
+  '65534',
+  '--clear-groups',
+  '--ambient-caps',
+  '+net_admin',
   ...ONLY,
 ]
 const NET_ADMIN = 1n << 12n
@@ -132,7 +143,10 @@ describe('with CAP_NET_ADMIN alone', () => {
 
 /** The file system as ProtectSystem=strict and RuntimeDirectory= leave it: `folder` alone can be written. */
 const strict = (folder: string): string[] => [
-  ...['unshare', '--mount', 'sh', '-c'],
+  'unshare',
+  '--mount',
+  'sh',
+  '-c',
   'mount --bind "$0" "$0" && mount -o remount,bind,ro / && ! touch /run/weft-test 2>/dev/null && exec "$@"',
   folder,
 ]

@@ -21,10 +21,10 @@ import { iperfServer, reach } from '../../lab/measure.ts'
 import { closeAll, connect } from '../../src/host/unix-socket.ts'
 import type { Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
-import { pinging } from '../support/pinging.ts'
-import { meet } from '../support/successor.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
+import { pinging } from '../support/pinging.ts'
+import { meet } from '../support/successor.ts'
 
 needs(HOSTS, 'ping', 'iperf3', 'wireguard-go', 'wg')
 

@@ -87,20 +87,16 @@ async function lookAtAll(store: readonly string[]): Promise<void> {
     told.push([path, await host.output(['curl', '-sS', '--unix-socket', host.statusSocket, `http://x/${path}`])])
   const subnet = readdirSync(join(leases(), 'subnets'))[0]!.replace('-', '/')
   for (const words of [
-    ...[
-      ['status'],
-      ['peers'],
-      ['wg'],
-      ['doctor'],
-      ['explain', '10.5.1.2', '10.5.2.2'],
-      ['capture'],
-      ['ping', subnet, '--count', '1'],
-    ],
-    ...[
-      ['lease', 'ls'],
-      ['lease', 'show', subnet],
-      ['config', 'check'],
-    ],
+    ['status'],
+    ['peers'],
+    ['wg'],
+    ['doctor'],
+    ['explain', '10.5.1.2', '10.5.2.2'],
+    ['capture'],
+    ['ping', subnet, '--count', '1'],
+    ['lease', 'ls'],
+    ['lease', 'show', subnet],
+    ['config', 'check'],
   ]) {
     const more = ['lease', 'config'].includes(words[0]!) ? store : []
     for (const json of [[], ['--json']]) await weft(...words, ...onSocket(), ...more, ...json)
@@ -292,7 +288,9 @@ it('a password for etcd and the user of an endpoint are in no line', async () =>
   )
   expect(await away.stop()).toBe(0)
   const byVariable = start(host, [], {
-    ...{ FLANNELD_ETCD_ENDPOINTS: url, FLANNELD_ETCD_USERNAME: 'jo', FLANNELD_ETCD_PASSWORD: CANARY },
+    FLANNELD_ETCD_ENDPOINTS: url,
+    FLANNELD_ETCD_USERNAME: 'jo',
+    FLANNELD_ETCD_PASSWORD: CANARY,
   })
   await byVariable.line(/cannot be reached/)
   expect(await byVariable.stop()).toBe(0)

@@ -7,8 +7,8 @@ import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { tunAddress } from '../support/hosts.ts'
-import { freezeThread, startServiceManager, threadNames, type ServiceManager } from '../support/service-manager.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
+import { freezeThread, startServiceManager, threadNames, type ServiceManager } from '../support/service-manager.ts'
 
 needs(HOSTS, ...ETCD, 'ping', 'python3')
 

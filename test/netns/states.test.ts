@@ -38,9 +38,12 @@ async function readersOf(host: Host) {
   const doctor = JSON.parse((await weft(host, 'doctor', '--json')).stdout) as { findings: { name: string }[] }[]
   const metrics = (await ask('metrics'))[1]
   return {
-    ...{ state, by: impairments.map(({ by }) => by) },
-    ...{ exit: status.code, heading: /^weftd \S+(?: on \S+)?, (.*) \(up /.exec(status.stdout)?.[1] },
-    ...{ livez: (await ask('livez'))[0], readyz: (await ask('readyz'))[0] },
+    state,
+    by: impairments.map(({ by }) => by),
+    exit: status.code,
+    heading: /^weftd \S+(?: on \S+)?, (.*) \(up /.exec(status.stdout)?.[1],
+    livez: (await ask('livez'))[0],
+    readyz: (await ask('readyz'))[0],
     working: Number(/^weft_working (\d)$/m.exec(metrics)?.[1]),
     states: [...metrics.matchAll(/^weft_state\{state="(\w+)"\} 1$/gm)].map(([, name]) => name),
     impaired: [...metrics.matchAll(/^weft_impaired\{by="(\w+)"\} 1$/gm)].map(([, by]) => by),
@@ -54,8 +57,15 @@ async function isTold(host: Host, manager: ServiceManager, state: StateName, ...
   await eventually(async () => {
     const { findings, ...told } = await readersOf(host)
     expect(told).toEqual({
-      ...{ state, by, exit: reading.exit, heading: reading.words, livez: reading.livez },
-      ...{ readyz: reading.readyz === 'written' ? 200 : 503, working: reading.working, states: [state], impaired: by },
+      state,
+      by,
+      exit: reading.exit,
+      heading: reading.words,
+      livez: reading.livez,
+      readyz: reading.readyz === 'written' ? 200 : 503,
+      working: reading.working,
+      states: [state],
+      impaired: by,
     })
     for (const name of reading.findings.length === 0 ? [] : [reading.findings])
       expect(

@@ -1,9 +1,9 @@
 // status.test.ts - real daemons tell how they are, at their sockets and ports.
 
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { writeFileSync } from 'node:fs'
-import { join } from 'node:path'
 import { request } from 'node:http'
+import { join } from 'node:path'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { execute } from '../../lab/command.ts'
 import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import type { Status } from '../../src/report/status.ts'
@@ -55,16 +55,23 @@ it.each(PATHS)('tells what passed to and from each peer: %s engine, %j', async (
     return node
   })
   expect(status).toMatchObject({
-    ...{ schema: 1, state: 'working', subnetFileWritten: true },
+    schema: 1,
+    state: 'working',
+    subnetFileWritten: true,
     node: { subnet: subnetOf(first), publicIp: first.address, externalInterface: 'eth0' },
     dataPath: { open: true, device, engine, mtu },
     peers: { stored: 1, programmed: 1 },
   })
   const [peer] = status.peers!.list
   expect(peer).toMatchObject({
-    ...{ subnet: subnetOf(second), endpoint: `${second.address}:${port}`, way: 'tunnel', state: 'programmed' },
-    ...{ txPackets: status.dataPath!.counters['tx_packets'], rxPackets: status.dataPath!.counters['rx_packets'] },
-    ...{ txBytes: status.dataPath!.counters['tx_bytes'], rxBytes: status.dataPath!.counters['rx_bytes'] },
+    subnet: subnetOf(second),
+    endpoint: `${second.address}:${port}`,
+    way: 'tunnel',
+    state: 'programmed',
+    txPackets: status.dataPath!.counters['tx_packets'],
+    rxPackets: status.dataPath!.counters['rx_packets'],
+    txBytes: status.dataPath!.counters['tx_bytes'],
+    rxBytes: status.dataPath!.counters['rx_bytes'],
   })
   expect(peer!.rxPackets).toBeGreaterThanOrEqual(5)
   // What is for the link alone, as the kernel and mDNS send it into each device, is no loss.

@@ -62,7 +62,8 @@ it.for(KINDS)('no ping is lost, and no IPv4 subnet, with leases in %s and %s', a
   const { hosts, folder } = lab
   let isSet = false
   await switchOnAndOff({
-    ...{ hosts, backend },
+    hosts,
+    backend,
     async configure(config) {
       const file = join(folder, 'new.json')
       writeFileSync(file, JSON.stringify(config))

@@ -7,10 +7,10 @@ import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { watchHandshakes } from '../support/handshakes.ts'
+import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 import { freezeThread } from '../support/service-manager.ts'
 import { bootSystemd, hasSystemd, type Systemd } from '../support/systemd.ts'
-import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, ...ETCD, 'python3', 'tcpdump')
 
@@ -134,16 +134,16 @@ describe('the unit', () => {
 
     // One that was told to leave is not started again for having done so.
     const leaving = a.spawn([
-      ...[
-        'nsenter',
-        '--target',
-        String(await systemd.mainPid()),
-        '--mount',
-        '--pid',
-        '/opt/node',
-        '/opt/weft/bin/weftd',
-      ],
-      ...['--leave', '--subnet-file', '/run/flannel/subnet.env'],
+      'nsenter',
+      '--target',
+      String(await systemd.mainPid()),
+      '--mount',
+      '--pid',
+      '/opt/node',
+      '/opt/weft/bin/weftd',
+      '--leave',
+      '--subnet-file',
+      '/run/flannel/subnet.env',
     ])
     await ended(leaving)
     expect(leaving.exitCode).toBe(0)

@@ -1,9 +1,9 @@
 // vxlan.test.ts - VXLAN by weftd itself, beside hosts whose kernel carries it: the bytes, the traffic, and who is chosen.
 
-import { mkdirSync, readdirSync, readFileSync, writeFileSync, chmodSync, rmSync } from 'node:fs'
-import { createInterface } from 'node:readline'
 import { once } from 'node:events'
+import { mkdirSync, readdirSync, readFileSync, writeFileSync, chmodSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
+import { createInterface } from 'node:readline'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, output } from '../../lab/command.ts'
 import {
@@ -22,10 +22,10 @@ import type { Status } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { answers, statusOf, subnetOf, tunAddress, weft, weftOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { frames, UDP6, udp6IsRight, udpOf } from '../support/pcap.ts'
 import { ipv6Packet } from '../support/packets.ts'
-import { freezeThread, threadNames } from '../support/service-manager.ts'
+import { frames, UDP6, udp6IsRight, udpOf } from '../support/pcap.ts'
 import { pinging } from '../support/pinging.ts'
+import { freezeThread, threadNames } from '../support/service-manager.ts'
 
 needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl', 'ethtool', 'python3')
 
@@ -392,7 +392,9 @@ describe('a cluster of both, of both families', () => {
     }
     expect(daemons.flatMap(({ lines }) => lines.filter((line) => /^[EF]/.test(line)))).toEqual([])
     expect((await statusOf(b)).dataPath).toMatchObject({
-      ...{ engine: 'native', device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } },
+      engine: 'native',
+      device: 'flannel.1',
+      devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' },
       families: ['ipv4', 'ipv6'],
     })
     expect(podA.ipv6).not.toBe(podB.ipv6)

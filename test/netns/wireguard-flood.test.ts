@@ -266,7 +266,9 @@ it.for(LONG ? ['as fast as a host can'] : [])(
     await pings.stop()
     const lines = [idle, ...costs].map(({ what, seconds, received, ...shares }) =>
       [
-        ...[what.padEnd(42), `${seconds.toFixed(1)} s`, `${Math.round(received / seconds)}/s`],
+        what.padEnd(42),
+        `${seconds.toFixed(1)} s`,
+        `${Math.round(received / seconds)}/s`,
         ...Object.entries(shares).map(([of, share]) => `${of} ${(100 * share).toFixed(1)}%`),
       ].join('  '),
     )

@@ -6,8 +6,8 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { output } from '../../lab/command.ts'
 import { EVENT_MS, packageRoot, WIREGUARD_APART } from '../../lab/lab.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
 import type { WireguardResult } from '../support/wireguard-probe.ts'
+import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'wg', 'wireguard-go')
 
@@ -61,7 +61,10 @@ describe.each(['wireguard-go', 'kernel'])('with %s', { timeout: 2 * LIMIT_MS + E
       { ...CROSSED, initiated: [true], hasHandshake: false },
     ])
     expect(await probe('lost answer')).toMatchObject({
-      ...{ ...CROSSED, sent: [2, 2], heard: [1, 1], initiated: [false, false] },
+      ...CROSSED,
+      sent: [2, 2],
+      heard: [1, 1],
+      initiated: [false, false],
       state: FRESH,
     })
   })

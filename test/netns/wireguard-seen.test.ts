@@ -78,20 +78,33 @@ describe.each(['userspace', 'kernel', 'wireguard-go'] as const)('by %s, what is 
     const [peer] = (await statusOf(a)).peers!.list
     const isOurs = carrier === 'userspace'
     expect(peer!.session).toEqual({
-      ...{ publicKey: publicKey(b), handshakeSecondsAgo: expect.any(Number), ageSeconds: expect.any(Number) },
-      ...{ attempts: isOurs ? 0 : null, failure: null, stale: isOurs ? 0 : null, unconfirmed: isOurs ? 0 : null },
-      ...{ txBytes: peer!.txBytes, rxBytes: peer!.rxBytes },
+      publicKey: publicKey(b),
+      handshakeSecondsAgo: expect.any(Number),
+      ageSeconds: expect.any(Number),
+      attempts: isOurs ? 0 : null,
+      failure: null,
+      stale: isOurs ? 0 : null,
+      unconfirmed: isOurs ? 0 : null,
+      txBytes: peer!.txBytes,
+      rxBytes: peer!.rxBytes,
     })
     expect(Math.min(peer!.session!.txBytes!, peer!.session!.rxBytes!)).toBeGreaterThan(0)
     const { code, stdout } = await weft(a, ['wg'])
     expect(code).toBe(0)
     const lines = [
-      ...['interface: flannel-wg', `  public key: ${publicKey(a)}`, '  private key: (hidden)'],
-      ...['  listening port: 51820', '', `peer: ${publicKey(b)}`, '  preshared key: (hidden)'],
-      ...[`  endpoint: ${b.address}:51820`, `  allowed ips: ${subnetOf(b)}`],
+      'interface: flannel-wg',
+      `  public key: ${publicKey(a)}`,
+      '  private key: (hidden)',
+      '  listening port: 51820',
+      '',
+      `peer: ${publicKey(b)}`,
+      '  preshared key: (hidden)',
+      `  endpoint: ${b.address}:51820`,
+      `  allowed ips: ${subnetOf(b)}`,
       expect.stringMatching(/^ {2}latest handshake: (Now|(\d+ minutes?, )?\d+ seconds? ago)$/),
       expect.stringMatching(/^ {2}transfer: [\d.]+ \w+ received, [\d.]+ \w+ sent$/),
-      ...['  persistent keepalive: every 25 seconds', ''],
+      '  persistent keepalive: every 25 seconds',
+      '',
     ]
     expect(stdout.split('\n')).toEqual(lines)
     if (!isOurs) {
@@ -210,7 +223,8 @@ it('weft wg says what to do on a node that encrypts nothing', async () => {
   writeFileSync(join(leases(), 'config'), '{"Network":"10.5.0.0/16"}')
   await host.startDaemon({ args: ['--lease-dir', leases()] }).line(/flannel is ready/)
   expect(await weft(host, ['wg'])).toMatchObject({
-    ...{ code: 1, stdout: '' },
+    code: 1,
+    stdout: '',
     stderr: expect.stringMatching(/this node encrypts nothing: its backend is udp; `weft peers` shows its peers/),
   })
 })

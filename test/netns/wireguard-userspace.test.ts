@@ -9,8 +9,8 @@ import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type L
 import { iperfServer, reach } from '../../lab/measure.ts'
 import { closeAll } from '../../src/host/unix-socket.ts'
 import { eventually } from '../support/event.ts'
-import { statusOf } from '../support/hosts.ts'
 import { watchHandshakes } from '../support/handshakes.ts'
+import { statusOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 import { meet } from '../support/successor.ts'
@@ -304,7 +304,10 @@ describe('a planned restart', () => {
         // The new one has the socket once the old one has let go of it.
         await eventually(async () =>
           expect((await statusOf(host)).dataPath!.counters).toMatchObject({
-            ...{ tx_drop_no_session: 0, rx_drop_no_session: 0, rx_drop_not_authentic: 0, rx_drop_replay: 0 },
+            tx_drop_no_session: 0,
+            rx_drop_no_session: 0,
+            rx_drop_not_authentic: 0,
+            rx_drop_replay: 0,
           }),
         )
     }

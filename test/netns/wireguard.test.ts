@@ -77,7 +77,10 @@ describe('wireguard', () => {
     const [podA, podB] = [await a.startPod(), await b.startPod()]
     await reach(podA.namespace, podB.address)
     const peerOf = (host: Host, fields: string[]): string[] => [
-      ...[publicKey(host), PSK, `${host.address}:51999`, subnetOf(host)],
+      publicKey(host),
+      PSK,
+      `${host.address}:51999`,
+      subnetOf(host),
       ...fields.slice(4, 7),
       '25',
     ]

@@ -10,9 +10,9 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { createLab, named, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { formatIpv4 } from '../../src/net/ipv4.ts'
+import { soundStatus } from '../support/facts.ts'
 import { subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { soundStatus } from '../support/facts.ts'
 import { peerWith, statusWith } from '../support/page-status.ts'
 
 const missing = needs(HOSTS, 'chromium', 'iperf3')
@@ -224,7 +224,11 @@ async function pictures(name: string, page: Page, kinds = ['light', 'dark', 'pho
 async function terminalPicture(name: string, output: string): Promise<void> {
   if (!process.env['WEFT_PICTURES']) return
   const styles: Readonly<Record<string, string>> = {
-    ...{ 1: 'font-weight: bold', 2: 'opacity: 0.6', 31: 'color: #ff7b72', 32: 'color: #56d364', 33: 'color: #e3b341' },
+    1: 'font-weight: bold',
+    2: 'opacity: 0.6',
+    31: 'color: #ff7b72',
+    32: 'color: #56d364',
+    33: 'color: #e3b341',
   }
   const marked = output
     .replaceAll('\r', '')
@@ -249,7 +253,9 @@ describe.each([
 ] as const)('%s', (_name, look) => {
   const troubled = statusWith(
     [
-      ...[peerWith(2), peerWith(3, { state: 'programmed' }), peerWith(4, { state: 'stored' })],
+      peerWith(2),
+      peerWith(3, { state: 'programmed' }),
+      peerWith(4, { state: 'stored' }),
       peerWith(5, { held: true, endpoint: '[2001:db8:1234:5678:9abc:def0:1234:5678]:8285' }),
       peerWith(6, { state: 'programmed', name: 'a-host-whose-name-has-no-place-to-break-in.example.internal' }),
     ],
@@ -265,16 +271,29 @@ describe.each([
     },
   )
   const nodes = [1, 2, 3, 4, 5, 6].map((number) => ({
-    ...{
-      lease: `lease-${number}`,
-      name: `node-${number}.with-a-long-name.example.internal`,
-      subnet: `10.5.${number}.0/24`,
-    },
-    ...{ publicIp: `192.0.2.${number}`, answer: 'told', why: null, version: '1', state: 'working', trouble: null },
-    ...{ mtu: 1472, clockAheadMs: 0, seenBy: 5, reachedBy: 5, sees: 5, reaches: 5 },
+    lease: `lease-${number}`,
+    name: `node-${number}.with-a-long-name.example.internal`,
+    subnet: `10.5.${number}.0/24`,
+    publicIp: `192.0.2.${number}`,
+    answer: 'told',
+    why: null,
+    version: '1',
+    state: 'working',
+    trouble: null,
+    mtu: 1472,
+    clockAheadMs: 0,
+    seenBy: 5,
+    reachedBy: 5,
+    sees: 5,
+    reaches: 5,
   }))
   const network = {
-    ...{ schema: 1, at: '2026-11-22T10:00:00Z', tookMs: 3, size: 6, whole: 1, nodes },
+    schema: 1,
+    at: '2026-11-22T10:00:00Z',
+    tookMs: 3,
+    size: 6,
+    whole: 1,
+    nodes,
     matrix: nodes.map((_node) => nodes.map((_other) => ['reached', 0.31, 0, 1472])),
     findings: [{ name: 'pair-broken', detail: nodes.map(({ name }) => name).join(' and ') }],
   }
@@ -403,7 +422,8 @@ describe('with a status of ten thousand peers', () => {
   it('has no more elements than with a few hundred, and finds one', async () => {
     const list = Array.from({ length: 10_000 }, (_, at) =>
       peerWith(at, {
-        ...{ lease: `lease-${at}`, subnet: `${formatIpv4(0x0a00_0000 + at * 256)}/24` },
+        lease: `lease-${at}`,
+        subnet: `${formatIpv4(0x0a00_0000 + at * 256)}/24`,
         state: at === 7777 ? 'programmed' : 'answering',
       }),
     )
@@ -431,7 +451,9 @@ describe('with a status of ten thousand peers', () => {
     const status = statusWith(
       [peerWith(2, { subnet: evil, lease: evil, publicIp: evil, endpoint: evil, type: evil, state: 'programmed' })],
       {
-        ...{ at: new Date().toISOString(), state: 'impaired', trouble: evil },
+        at: new Date().toISOString(),
+        state: 'impaired',
+        trouble: evil,
         events: [{ at: '2026-11-22T10:00:00Z', level: 'warn', text: evil }],
         node: {
           hostname: evil,

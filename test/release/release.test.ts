@@ -45,8 +45,15 @@ const publisher = JSON.parse(readFileSync(join(packageRoot, 'scripts/release/pub
 const IMAGE = `${publisher.image}:${version}`
 
 const missing = needs(
-  ...[HOSTS, 'mmdebstrap', 'ping', 'dpkg-deb', 'rpmbuild', 'aarch64-linux-gnu-g++', 'qemu-aarch64-static'],
-  ...['podman', 'runc'],
+  HOSTS,
+  'mmdebstrap',
+  'ping',
+  'dpkg-deb',
+  'rpmbuild',
+  'aarch64-linux-gnu-g++',
+  'qemu-aarch64-static',
+  'podman',
+  'runc',
 )
 
 const cacheHome = process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache')
@@ -61,18 +68,16 @@ const executableOf = (architecture: 'x64' | 'arm64'): string => join(workshop.fo
 const debianOf = (name: string): string => join(workshop.folder, name)
 /** With a /proc, as each host has it. */
 const inDebian = (name: string, ...command: readonly string[]): string[] => [
-  ...[
-    'unshare',
-    '--mount',
-    'sh',
-    '-c',
-    'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"',
-    debianOf(name),
-    'env',
-    '-i',
-    'PATH=/usr/sbin:/usr/bin:/sbin:/bin',
-    ...command,
-  ],
+  'unshare',
+  '--mount',
+  'sh',
+  '-c',
+  'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"',
+  debianOf(name),
+  'env',
+  '-i',
+  'PATH=/usr/sbin:/usr/bin:/sbin:/bin',
+  ...command,
 ]
 
 /** A copy of this clone, as it is now. */
@@ -105,7 +110,10 @@ beforeAll(async () => {
   writeFileSync(join(home, '.rpmmacros'), '%vendor Somebody\n%optflags -O0\n')
   again = await releaseOf(
     copyTo("and/a second's, 100%d"),
-    ...['077', `HOME=${home}`, `XDG_CACHE_HOME=${cacheHome}`, 'NODE_OPTIONS=--stack-trace-limit=50'],
+    '077',
+    `HOME=${home}`,
+    `XDG_CACHE_HOME=${cacheHome}`,
+    'NODE_OPTIONS=--stack-trace-limit=50',
   )
   for (const name of RELEASES) {
     tellStep(`a bare Debian, ${name}`)
@@ -155,8 +163,14 @@ describe('a release', () => {
         ...['x64', 'arm64'].flatMap((name) => [`weftd-linux-${name}`, `weftd-linux-${name}.cdx.json`]),
         ...['amd64', 'arm64'].flatMap((name) => [`weft_${version}_${name}.deb`, `weft-image-${name}.cdx.json`]),
         ...['x86_64', 'aarch64'].map((name) => `weft-${version}.${name}.rpm`),
-        ...[NPM, 'weft-npm.cdx.json', `weft-image-${version}.tar`, `weft-chart-${version}.tgz`, 'weft.yaml'],
-        ...['LICENCES', 'NOTES.md', 'SHA256SUMS'],
+        NPM,
+        'weft-npm.cdx.json',
+        `weft-image-${version}.tar`,
+        `weft-chart-${version}.tgz`,
+        'weft.yaml',
+        'LICENCES',
+        'NOTES.md',
+        'SHA256SUMS',
       ].toSorted(),
     )
     await output(['sh', '-c', `cd '${release}' && sha256sum --check --strict SHA256SUMS`])
@@ -411,8 +425,12 @@ describe('the npm package', () => {
   const debian = debianOf.bind(undefined, 'bookworm')
   const byNode = (major: number, ...command: readonly string[]): string[] =>
     inDebian(
-      ...['bookworm', 'env', `npm_config_prefix=/opt/weft${major}`, 'HOME=/root'],
-      ...[`PATH=/opt/weft${major}/bin:/opt/node${major}/bin:/usr/sbin:/usr/bin`, ...command],
+      'bookworm',
+      'env',
+      `npm_config_prefix=/opt/weft${major}`,
+      'HOME=/root',
+      `PATH=/opt/weft${major}/bin:/opt/node${major}/bin:/usr/sbin:/usr/bin`,
+      ...command,
     )
 
   it.each(MAJORS)('is installed by Node %d without a network, a compiler or a script', async (major) => {

@@ -71,8 +71,14 @@ async function simulate(seed: number): Promise<Outcome> {
   const count = (what: string): void => void counts.set(what, (counts.get(what) ?? 0) + 1)
   const store = createVirtualStore(time, random, new Map<Fault, number>(), { isLocked: random.chance(0.3) })
   const hosts = Array.from({ length: HOSTS }, (_, index): Host => ({
-    ...{ number: index + 1, connection: store.connect(), how: random.of(HOWS), lease: undefined },
-    ...{ previous: {}, promised: {}, isReserved: false, lines: [] },
+    number: index + 1,
+    connection: store.connect(),
+    how: random.of(HOWS),
+    lease: undefined,
+    previous: {},
+    promised: {},
+    isReserved: false,
+    lines: [],
   }))
   const world = { store, hosts, time, random, violations, count }
   try {
@@ -205,8 +211,15 @@ function believe(host: Host, lease: OwnLease, { hosts, store, violations, count 
 }
 
 const EVENTS = [
-  ...['crashed', 'IPv4 kept', 'IPv6 kept', 'reservation kept'],
-  ...['IPv6 switched on', 'IPv6 switched off', 'IPv4 switched on', 'IPv4 switched off', 'without IPv6'],
+  'crashed',
+  'IPv4 kept',
+  'IPv6 kept',
+  'reservation kept',
+  'IPv6 switched on',
+  'IPv6 switched off',
+  'IPv4 switched on',
+  'IPv4 switched off',
+  'without IPv6',
 ]
 
 const only = process.env['WEFT_SEED']

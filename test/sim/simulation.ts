@@ -4,19 +4,19 @@
 // the way no subnet may have had two owners, and no peer that lived throughout may have left a table.
 
 import { setMaxListeners } from 'node:events'
-import type { Backend } from '../../src/path/contract.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
-import { runNode } from '../../src/daemon.ts'
 import { decodeLease } from '../../src/control/lease/decode.ts'
 import { parseLeaseKey, type Lease } from '../../src/control/lease/lease.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
+import { runNode } from '../../src/daemon.ts'
+import { addressText, netsOverlap } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import type { Backend } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import { alone } from '../support/alone.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
-import { addressText, netsOverlap } from '../../src/net/address.ts'
 
 const NODES = 5
 /** After the last fault every node has what the store has within the first; what was held back, within the second. */

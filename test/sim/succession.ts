@@ -5,17 +5,15 @@
 // One that stands still (SIGSTOP) forwards nothing, and hears all that came meanwhile when it goes on.
 
 import { setMaxListeners } from 'node:events'
-import type { Backend, DataPath } from '../../src/path/contract.ts'
-import { parseNetworkConfig, type NetworkConfig } from '../../src/control/config/network-config.ts'
-import { runNode } from '../../src/daemon.ts'
-import type { OpenPath } from '../../src/path/engine/engine.ts'
 import { WeftError } from '../../src/base/errors.ts'
-import { createBell, pause } from '../../src/host/bell.ts'
-import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../../src/control/config/network-config.ts'
 import { decodeLease } from '../../src/control/lease/decode.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
-import { keepForwarding, type Forwarding } from '../../src/node/loops/data-path.ts'
+import { runNode } from '../../src/daemon.ts'
+import { createBell, pause } from '../../src/host/bell.ts'
+import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
 import { endDataPath } from '../../src/node/end.ts'
+import { keepForwarding, type Forwarding } from '../../src/node/loops/data-path.ts'
 import type { Resumed } from '../../src/node/open.ts'
 import { createPossession } from '../../src/node/possession.ts'
 import { createKept } from '../../src/node/restart/kept.ts'
@@ -23,6 +21,8 @@ import { Superseded } from '../../src/node/restart/predecessor.ts'
 import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
 import { enterSuccession, type Inheritance } from '../../src/node/restart/succession.ts'
+import type { Backend, DataPath } from '../../src/path/contract.ts'
+import type { OpenPath } from '../../src/path/engine/engine.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -372,7 +372,11 @@ function createWorld(time: VirtualTime, random: Random) {
     lastKnown = 'tun'
     say(process, 'forwards')
     const described = (): OpenPath => ({
-      ...{ tunName: 'flannel0', bindAddress: '192.0.2.1', port: 8285, features: [], without: [] },
+      tunName: 'flannel0',
+      bindAddress: '192.0.2.1',
+      port: 8285,
+      features: [],
+      without: [],
       loops: [{ tun: fds[0]!, socket: fds[1]! }],
     })
     const stop = (): void => {
@@ -434,10 +438,20 @@ function createWorld(time: VirtualTime, random: Random) {
 
   function begin(plan: Plan): Process {
     const process: Process = {
-      ...{ name: `${String.fromCodePoint(65 + (lastPid % 26))}${++lastPid}`, pid: lastPid, machine: time.newMachine() },
-      ...{ stopping: new AbortController(), isDead: false, isFrozen: false, isManaged: plan.isManaged },
-      ...{ isWaiting: false, ends: [], ended: false, isStruck: false, isUnable: plan.failsAt === 'open' },
-      ...{ version: plan.version, plan },
+      name: `${String.fromCodePoint(65 + (lastPid % 26))}${++lastPid}`,
+      pid: lastPid,
+      machine: time.newMachine(),
+      stopping: new AbortController(),
+      isDead: false,
+      isFrozen: false,
+      isManaged: plan.isManaged,
+      isWaiting: false,
+      ends: [],
+      ended: false,
+      isStruck: false,
+      isUnable: plan.failsAt === 'open',
+      version: plan.version,
+      plan,
     }
     setMaxListeners(0, process.stopping.signal)
     processes.push(process)
@@ -524,7 +538,9 @@ function createWorld(time: VirtualTime, random: Random) {
     })
     const config: NetworkConfig = parseNetworkConfig(CONFIG)
     const succession = await enterSuccession<Resumed>({
-      ...{ log: logger, stopping, rendezvous: rendezvousOf(process) },
+      log: logger,
+      stopping,
+      rendezvous: rendezvousOf(process),
       estate: {
         lend: () => possession.lend(),
         release: () => possession.release(),
@@ -559,16 +575,23 @@ function createWorld(time: VirtualTime, random: Random) {
           if (!possession.dataPath) return 'failed'
           logTo('forwards as last known')
           const resumed: Resumed = {
-            ...{ possession, backend, next: undefined, log: logger, signal: until, lease, attrs, view: new Map() },
-            ...{
-              unapplied: undefined,
-              ownApplied: undefined,
-              repaired: 0,
-              leaseDoubt: createBell(),
-              learnt: createBell(),
-            },
-            ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
-            ...{ config, external: undefined as never },
+            possession,
+            backend,
+            next: undefined,
+            log: logger,
+            signal: until,
+            lease,
+            attrs,
+            view: new Map(),
+            unapplied: undefined,
+            ownApplied: undefined,
+            repaired: 0,
+            leaseDoubt: createBell(),
+            learnt: createBell(),
+            unprobed: { keys: undefined },
+            unsearched: { keys: undefined },
+            config,
+            external: undefined as never,
             again: async () => {},
             hand: async () => {
               ended.abort(new Error('a node has it'))
@@ -625,7 +648,9 @@ function createWorld(time: VirtualTime, random: Random) {
         next: undefined,
       }
       return await runNode(parts, {}, stopping, {
-        ...{ possession, succession, amend: (backend) => backend },
+        possession,
+        succession,
+        amend: (backend) => backend,
         store: 'store',
         fits: () => plan.kind === 'tun',
         onNode: (node) => (forwarding = node),

@@ -4,16 +4,16 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { startEtcdCluster, type EtcdCluster, type EtcdMember } from '../../lab/etcd.ts'
 import { EVENT_MS } from '../../lab/lab.ts'
-import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { isWeftError } from '../../src/base/errors.ts'
+import { Secret } from '../../src/base/secret.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { sourceOf } from '../../src/control/lease/decode.ts'
 import type { PeerView } from '../../src/control/lease/fail-static.ts'
 import { followLeases } from '../../src/control/lease/follow.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import type { Store } from '../../src/control/store/store.ts'
-import { Secret } from '../../src/base/secret.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
 import { ETCD, needs } from '../support/needs.ts'
 
@@ -41,7 +41,11 @@ function open(members: readonly EtcdMember[] = cluster.members): Store {
   const store = createEtcdStore({
     endpoints: members.map(({ endpoint }) => endpoint),
     prefix: '/coreos.com/network',
-    ...{ certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
+    certFile: '',
+    keyFile: '',
+    caFile: '',
+    username: '',
+    password: new Secret(''),
   })
   stores.push(store)
   return store

@@ -10,14 +10,14 @@ import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it, vi } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { ownPlace, startEtcd, startEtcdCluster, type Etcd } from '../../lab/etcd.ts'
+import { Secret } from '../../src/base/secret.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { sourceOf } from '../../src/control/lease/decode.ts'
 import { followLeases } from '../../src/control/lease/follow.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import type { Store } from '../../src/control/store/store.ts'
-import { Secret } from '../../src/base/secret.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { startCuttingProxy } from '../support/cutting-proxy.ts'
 import { eventually } from '../support/event.ts'
 import { ETCD, needs } from '../support/needs.ts'
@@ -59,7 +59,13 @@ afterEach(async () => {
 
 function open(endpoints: readonly string[], more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store {
   const store = createEtcdStore({
-    ...{ endpoints, prefix: PREFIX, certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
+    endpoints,
+    prefix: PREFIX,
+    certFile: '',
+    keyFile: '',
+    caFile: '',
+    username: '',
+    password: new Secret(''),
     ...more,
   })
   cleanups.push(() => store.close())

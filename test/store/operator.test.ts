@@ -9,14 +9,14 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { gatherFacts } from '../../src/tool/doctor/facts.ts'
+import { Secret } from '../../src/base/secret.ts'
 import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
-import { Secret } from '../../src/base/secret.ts'
 import { countPeers } from '../../src/report/status.ts'
+import { gatherFacts } from '../../src/tool/doctor/facts.ts'
 import { dualPeer, silentSide, soundDual, soundPeer, soundStatus } from '../support/facts.ts'
-import { weft, type Shown } from '../support/screen.ts'
 import { ETCD, needs } from '../support/needs.ts'
+import { weft, type Shown } from '../support/screen.ts'
 
 const lacks = needs(...ETCD)
 
@@ -156,9 +156,18 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await isReserved('10.5.7.0-24')).toBe(true)
     expect(await json('lease', 'ls')).toEqual([
       {
-        ...{ key: '10.5.7.0-24', subnet: '10.5.7.0/24', publicIp: '192.0.2.7', type: '', reserved: true },
-        ...{ ipv6Subnet: null, publicIpv6: null, value: value('192.0.2.7'), problem: null },
-        ...{ expiresAt: null, nodeState: null, name: null },
+        key: '10.5.7.0-24',
+        subnet: '10.5.7.0/24',
+        publicIp: '192.0.2.7',
+        type: '',
+        reserved: true,
+        ipv6Subnet: null,
+        publicIpv6: null,
+        value: value('192.0.2.7'),
+        problem: null,
+        expiresAt: null,
+        nodeState: null,
+        name: null,
       },
     ])
     expect((await run('lease', 'ls')).out.split('\n')[1]).toBe('-     10.5.7.0/24  192.0.2.7  udp   reserved  never  -')
@@ -187,8 +196,14 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     const store =
       kind === 'etcd'
         ? createEtcdStore({
-            ...{ endpoints: [etcd.endpoint], prefix: `/run${runs - 1}`, ttlMs: 7_200_000 },
-            ...{ certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
+            endpoints: [etcd.endpoint],
+            prefix: `/run${runs - 1}`,
+            ttlMs: 7_200_000,
+            certFile: '',
+            keyFile: '',
+            caFile: '',
+            username: '',
+            password: new Secret(''),
           })
         : createDirectoryStore({ directory: join(folder, `/run${runs - 1}`), ttlMs: 7_200_000 })
     const { signal } = new AbortController()
@@ -259,8 +274,15 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('lease', 'reserve', name, '192.0.2.7,fd77::7')).toMatchObject({ out: `reserved ${name}\n` })
     expect(await isReserved(key)).toBe(true)
     const shown = {
-      ...{ key, subnet: '10.5.7.0/24', ipv6Subnet: 'fd00:5:0:7::/64', publicIp: '192.0.2.7', publicIpv6: 'fd77::7' },
-      ...{ type: '', reserved: true, value: '{"PublicIP":"192.0.2.7","PublicIPv6":"fd77::7"}', problem: null },
+      key,
+      subnet: '10.5.7.0/24',
+      ipv6Subnet: 'fd00:5:0:7::/64',
+      publicIp: '192.0.2.7',
+      publicIpv6: 'fd77::7',
+      type: '',
+      reserved: true,
+      value: '{"PublicIP":"192.0.2.7","PublicIPv6":"fd77::7"}',
+      problem: null,
     }
     for (const each of ['10.5.7.0/24', 'fd00:5:0:7::/64', name, key, '10.5.7.0-24'])
       expect(await json('lease', 'show', each)).toEqual(shown)

@@ -2,8 +2,8 @@
 
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { Secret } from '../../src/base/secret.ts'
+import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { ETCD, needs } from '../support/needs.ts'
 
 let etcd: Etcd
@@ -20,15 +20,13 @@ it.each(['/a/b', '/a/b/', '//a//b//'])('of keys below /a/b may be written %j', a
   await etcd.ctl('put', '/a/b/config', config)
   await etcd.ctl('put', '/a/b/subnets/10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
   const store = createEtcdStore({
-    ...{
-      endpoints: [etcd.endpoint],
-      prefix,
-      certFile: '',
-      keyFile: '',
-      caFile: '',
-      username: '',
-      password: new Secret(''),
-    },
+    endpoints: [etcd.endpoint],
+    prefix,
+    certFile: '',
+    keyFile: '',
+    caFile: '',
+    username: '',
+    password: new Secret(''),
   })
   try {
     const signal = AbortSignal.timeout(60_000)

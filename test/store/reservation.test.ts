@@ -6,8 +6,8 @@ import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { parseIpv4 } from '../../src/net/ipv4.ts'
 
 it('chmod a-w FILE: the next renewal keeps the file, its mode and the lease without an end', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-reservation-'))

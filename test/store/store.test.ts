@@ -19,32 +19,32 @@ import {
 } from 'node:fs'
 import { open as openFile, readFile } from 'node:fs/promises'
 import { createServer, type AddressInfo } from 'node:net'
-import { createInterface } from 'node:readline'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
 import { Etcd3 } from 'etcd3'
 import { afterAll, afterEach, beforeAll, describe, expect, it, vi } from 'vitest'
+import { ended } from '../../lab/command.ts'
+import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
+import { EVENT_MS } from '../../lab/lab.ts'
+import { describeError } from '../../src/base/errors.ts'
+import { Secret } from '../../src/base/secret.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
-import { addon } from '../../src/host/addon.ts'
 import { sourceOf } from '../../src/control/lease/decode.ts'
 import type { PeerView } from '../../src/control/lease/fail-static.ts'
 import { followLeases } from '../../src/control/lease/follow.ts'
 import type { LeaseAttrs } from '../../src/control/lease/lease.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange } from '../../src/control/store/store.ts'
-import { describeError } from '../../src/base/errors.ts'
-import { Secret } from '../../src/base/secret.ts'
+import { addon } from '../../src/host/addon.ts'
+import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { startCuttingProxy, type CuttingProxy } from '../support/cutting-proxy.ts'
 import { eventually } from '../support/event.ts'
-import { startTroubledEtcd } from '../support/troubled-etcd.ts'
-import { ended } from '../../lab/command.ts'
-import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { EVENT_MS } from '../../lab/lab.ts'
 import { ETCD, needs } from '../support/needs.ts'
+import { startTroubledEtcd } from '../support/troubled-etcd.ts'
 
 const lacks = needs(...ETCD)
 
@@ -804,7 +804,12 @@ describe('the etcd store, when things break', () => {
     const put = (last: number, ip: string): Promise<string> => own.ctl('put', `/x/subnets/10.5.${last}.0-24`, value(ip))
     const store = createEtcdStore({
       endpoints: [`http://127.0.0.1:${way.port}`],
-      ...{ prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
+      prefix: '/x',
+      certFile: '',
+      keyFile: '',
+      caFile: '',
+      username: '',
+      password: new Secret(''),
     })
     stores.push(store)
     try {
@@ -872,7 +877,12 @@ describe('the etcd store, when things break', () => {
     const ask = async (endpoint: string): Promise<string> => {
       const store = createEtcdStore({
         endpoints: [endpoint],
-        ...{ prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') },
+        prefix: '/x',
+        certFile: '',
+        keyFile: '',
+        caFile: '',
+        username: '',
+        password: new Secret(''),
       })
       stores.push(store)
       return store.list(signal()).then(() => 'it answers', describeError)
@@ -1214,7 +1224,8 @@ describe('an etcd that is full', () => {
       const before = Date.now()
       const renewed = await renewLease(store, first, { signal: signal() })
       expect(renewed).toMatchObject({
-        ...{ key: lease.key, revision: lease.revision },
+        key: lease.key,
+        revision: lease.revision,
         unwritten: expect.stringMatching(/is full: .*compact and defragment .*--quota-backend-bytes.*alarm disarm/),
       })
       expect(renewed.expiresAt).toBeGreaterThanOrEqual(before + ttlMs)
@@ -1224,7 +1235,8 @@ describe('an etcd that is full', () => {
       // A node that starts again finds itself, or what an operator reserved for it.
       expect(await acquire(store, '1.1.1.1')).toMatchObject({ key: lease.key, unwritten: expect.any(String) })
       expect(await acquire(store, '2.2.2.2')).toMatchObject({
-        ...{ key: reserved, expiresAt: undefined },
+        key: reserved,
+        expiresAt: undefined,
         unwritten: expect.any(String),
       })
       // What has to be written is refused, however often.

@@ -7,10 +7,10 @@
 import { createCipheriv } from 'node:crypto'
 import { createSocket } from 'node:dgram'
 import { output } from '../../lab/command.ts'
+import type { Mail, NativeEngine } from '../../native/addon.d.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseAddress, type Address, type Family } from '../../src/net/address.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
-import type { Mail, NativeEngine } from '../../native/addon.d.ts'
 
 export interface CircleJob {
   readonly encapsulation: string
@@ -52,14 +52,32 @@ interface Net {
 
 const NETS: Readonly<Record<Family, Net>> = {
   ipv4: {
-    ...{ own: '192.168.99.1', outside: '192.168.99.9', network: '10.5.0.0', bits: 16, tun: '10.5.1.0' },
-    ...{ subnets: ['10.5.2.0', '10.5.3.0'], inside: ['10.5.2.9', '10.5.3.9'], container: '10.5.2.5', subnetBits: 24 },
-    ...{ whole: 32, ip: 'ip', ownBits: 24 },
+    own: '192.168.99.1',
+    outside: '192.168.99.9',
+    network: '10.5.0.0',
+    bits: 16,
+    tun: '10.5.1.0',
+    subnets: ['10.5.2.0', '10.5.3.0'],
+    inside: ['10.5.2.9', '10.5.3.9'],
+    container: '10.5.2.5',
+    subnetBits: 24,
+    whole: 32,
+    ip: 'ip',
+    ownBits: 24,
   },
   ipv6: {
-    ...{ own: 'fd99::1', outside: 'fd99::9', network: 'fd00:5::', bits: 48, tun: 'fd00:5:0:1::' },
-    ...{ subnets: ['fd00:5:0:2::', 'fd00:5:0:3::'], inside: ['fd00:5:0:2::9', 'fd00:5:0:3::9'] },
-    ...{ container: 'fd00:5:0:2::5', subnetBits: 64, whole: 128, ip: 'ip6', ownBits: 64 },
+    own: 'fd99::1',
+    outside: 'fd99::9',
+    network: 'fd00:5::',
+    bits: 48,
+    tun: 'fd00:5:0:1::',
+    subnets: ['fd00:5:0:2::', 'fd00:5:0:3::'],
+    inside: ['fd00:5:0:2::9', 'fd00:5:0:3::9'],
+    container: 'fd00:5:0:2::5',
+    subnetBits: 64,
+    whole: 128,
+    ip: 'ip6',
+    ownBits: 64,
   },
 }
 
@@ -100,8 +118,16 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
     const engine = addon.runEngine(
       addon.openDescriptors(options),
       {
-        ...{ encapsulation, ownEnd, mtu, peers, clampMss: false, keepsSessions: false, persistent: false },
-        ...{ naive: false, nice: 0, pollUs: 0 },
+        encapsulation,
+        ownEnd,
+        mtu,
+        peers,
+        clampMss: false,
+        keepsSessions: false,
+        persistent: false,
+        naive: false,
+        nice: 0,
+        pollUs: 0,
         tunAddress: { [family]: addressOf(net.tun) },
         networkAddress: { [family]: addressOf(net.tun) },
         filter: {
@@ -124,8 +150,11 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
     if (encapsulation === 'wireguard') {
       for (const at of ends.keys())
         engine.setKeys(at + 1, {
-          ...{ isInitiator: true, ownIndex: indexOf(at + 1), peerIndex: 77 },
-          ...{ sendKey: new Uint8Array(32).fill(7), receiveKey: new Uint8Array(32).fill(9) },
+          isInitiator: true,
+          ownIndex: indexOf(at + 1),
+          peerIndex: 77,
+          sendKey: new Uint8Array(32).fill(7),
+          receiveKey: new Uint8Array(32).fill(9),
         })
     }
     await between(engine)

@@ -1,30 +1,44 @@
 // facts.ts - a host on which nothing is wrong, as the doctor sees it.
 
-import type { Facts } from '../../src/tool/doctor/facts.ts'
 import type { Link, LinkAddress, Route } from '../../src/host/links.ts'
 import type { Address } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { countPeers, worstOf, type PeerSide, type PeerStatus, type Status } from '../../src/report/status.ts'
+import type { Facts } from '../../src/tool/doctor/facts.ts'
 
 export const soundNow = Date.parse('2026-11-22T10:00:00Z')
 export const soundPeer: PeerStatus = {
-  ...{ lease: '10.5.2.0-24', subnet: '10.5.2.0/24', publicIp: '192.0.2.2', endpoint: '192.0.2.2:8285', type: '' },
-  ...{ ipv6Subnet: null, publicIpv6: null },
-  ...{ state: 'answering', held: false, way: 'tunnel', since: '', txPackets: 1, txBytes: 1, rxPackets: 1, rxBytes: 1 },
-  ...{ heardSecondsAgo: 3, roundTripMs: 1, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null },
+  lease: '10.5.2.0-24',
+  subnet: '10.5.2.0/24',
+  publicIp: '192.0.2.2',
+  endpoint: '192.0.2.2:8285',
+  type: '',
+  ipv6Subnet: null,
+  publicIpv6: null,
+  state: 'answering',
+  held: false,
+  way: 'tunnel',
+  since: '',
+  txPackets: 1,
+  txBytes: 1,
+  rxPackets: 1,
+  rxBytes: 1,
+  heardSecondsAgo: 3,
+  roundTripMs: 1,
+  lossPercent: 0,
+  probedSecondsAgo: 3,
+  pathMtu: null,
 }
 export const soundStatus: Status = {
-  ...{
-    schema: 1,
-    at: '2026-11-22T10:00:00Z',
-    state: 'working',
-    impairments: [],
-    trouble: null,
-    summary: '',
-    repairs: 0,
-    events: [],
-  },
+  schema: 1,
+  at: '2026-11-22T10:00:00Z',
+  state: 'working',
+  impairments: [],
+  trouble: null,
+  summary: '',
+  repairs: 0,
+  events: [],
   daemon: {
     version: '1',
     pid: 1,
@@ -43,25 +57,45 @@ export const soundStatus: Status = {
     twin: null,
   },
   config: {
-    ...{ network: '10.5.0.0/16', ipv6Network: null, subnetLength: 24, subnetMin: '10.5.1.0', subnetMax: '10.5.255.0' },
-    ...{ ipv6SubnetLength: null, ipv6SubnetMin: null, ipv6SubnetMax: null },
-    ...{ backendType: 'udp', backend: {} },
+    network: '10.5.0.0/16',
+    ipv6Network: null,
+    subnetLength: 24,
+    subnetMin: '10.5.1.0',
+    subnetMax: '10.5.255.0',
+    ipv6SubnetLength: null,
+    ipv6SubnetMin: null,
+    ipv6SubnetMax: null,
+    backendType: 'udp',
+    backend: {},
   },
   lease: { key: '10.5.1.0-24', expiresAt: '2026-11-23T09:00:00Z', published: {} },
   dataPath: {
-    ...{ open: true, families: ['ipv4'], mtu: 1472, device: 'flannel0', engine: 'native', features: [] },
-    ...{ threads: [{ name: 'weft-loop0', hungSeconds: null }], counters: { rx_packets: 9, tx_packets: 9 }, drops: {} },
+    open: true,
+    families: ['ipv4'],
+    mtu: 1472,
+    device: 'flannel0',
+    engine: 'native',
+    features: [],
+    threads: [{ name: 'weft-loop0', hungSeconds: null }],
+    counters: { rx_packets: 9, tx_packets: 9 },
+    drops: {},
     recent: { seconds: 60, packets: 18, drops: {} },
   },
   peers: countPeers([soundPeer], 10),
   subnetFileWritten: true,
 }
 export const linkAddress = <A extends Address>(address: A, prefixLength: number): LinkAddress<A> => ({
-  ...{ address, prefixLength, dynamic: false, deprecated: false, secondary: false, temporary: false, tentative: false },
+  address,
+  prefixLength,
+  dynamic: false,
+  deprecated: false,
+  secondary: false,
+  temporary: false,
+  tentative: false,
 })
 const [soundSide4, soundSide6]: readonly [PeerSide, PeerSide] = [
-  { ...{ endpoint: '192.0.2.2:8472', way: 'kernel', state: 'answering' }, ...lastProbes() },
-  { ...{ endpoint: '[2001:db8::2]:8472', way: 'kernel', state: 'answering' }, ...lastProbes() },
+  { endpoint: '192.0.2.2:8472', way: 'kernel', state: 'answering', ...lastProbes() },
+  { endpoint: '[2001:db8::2]:8472', way: 'kernel', state: 'answering', ...lastProbes() },
 ]
 function lastProbes() {
   return { roundTripMs: 1, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null }
@@ -75,27 +109,37 @@ export function dualPeer(known4: Partial<PeerSide> = {}, known6: Partial<PeerSid
 /** One that was asked in vain. */
 export const silentSide = { state: 'programmed', lossPercent: 100, roundTripMs: null } as const
 export const link = (name: string, mtu: number, address: string): Link => ({
-  ...{ index: 1, name, mtu, up: true, loopback: false, queueLength: 0 },
+  index: 1,
+  name,
+  mtu,
+  up: true,
+  loopback: false,
+  queueLength: 0,
   addresses: { ipv4: [linkAddress(parseIpv4(address)!, 24)], ipv6: [] },
 })
 export const route = (destination: string, device: string, gateway?: string): Route => ({
-  ...{ destination, device, gateway, type: 'unicast', metric: 0, source: undefined },
+  destination,
+  device,
+  gateway,
+  type: 'unicast',
+  metric: 0,
+  source: undefined,
 })
 export const sound: Facts = {
-  ...{
-    status: soundStatus,
-    silence: undefined,
-    now: soundNow,
-    isRoot: true,
-    tunProblem: undefined,
-    lacksNetAdmin: false,
-    isForwarding: true,
-    isForwardingIpv6: undefined,
-    defaultRoutes: { ipv4: true },
-  },
+  status: soundStatus,
+  silence: undefined,
+  now: soundNow,
+  isRoot: true,
+  tunProblem: undefined,
+  lacksNetAdmin: false,
+  isForwarding: true,
+  isForwardingIpv6: undefined,
+  defaultRoutes: { ipv4: true },
   links: [link('eth0', 1500, '192.0.2.1'), link('cni0', 1472, '10.5.1.1'), link('docker0', 1500, '172.17.0.1')],
   routes: [route('10.5.0.0/16', 'flannel0'), route('10.5.1.0/24', 'cni0')],
-  ...{ iptables: '-P INPUT ACCEPT\n-P FORWARD ACCEPT', ip6tables: undefined, nft: '' },
+  iptables: '-P INPUT ACCEPT\n-P FORWARD ACCEPT',
+  ip6tables: undefined,
+  nft: '',
   subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1472' },
   storeAheadMs: 300,
   answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: true } }]]),
@@ -109,12 +153,21 @@ const dualStatus = {
   ...soundStatus,
   node: { ...soundStatus.node!, ipv6Subnet: 'fd00:5:0:1::/64', publicIpv6: '2001:db8::1' },
   config: {
-    ...{ ...soundStatus.config!, ipv6Network: 'fd00:5::/48', ipv6SubnetLength: 64, backendType: 'vxlan' },
-    ...{ ipv6SubnetMin: 'fd00:5:0:1::', ipv6SubnetMax: 'fd00:5:0:ffff::' },
+    ...soundStatus.config!,
+    ipv6Network: 'fd00:5::/48',
+    ipv6SubnetLength: 64,
+    backendType: 'vxlan',
+    ipv6SubnetMin: 'fd00:5:0:1::',
+    ipv6SubnetMax: 'fd00:5:0:ffff::',
   },
   dataPath: {
-    ...{ ...soundStatus.dataPath!, families: ['ipv4', 'ipv6'], engine: 'kernel', mtu: 1430 },
-    ...{ device: 'flannel.1', threads: [], counters: {} },
+    ...soundStatus.dataPath!,
+    families: ['ipv4', 'ipv6'],
+    engine: 'kernel',
+    mtu: 1430,
+    device: 'flannel.1',
+    threads: [],
+    counters: {},
   },
   peers: countPeers([dualPeer()], 10),
 } satisfies Status
@@ -124,19 +177,18 @@ const both = (of4: Link, of6: string): Link => ({
 })
 /** The same, of both families, by vxlan of the kernel. */
 export const soundDual = {
-  ...{
-    ...sound,
-    status: dualStatus,
-    isForwardingIpv6: true,
-    defaultRoutes: { ipv4: true, ipv6: true },
-  },
+  ...sound,
+  status: dualStatus,
+  isForwardingIpv6: true,
+  defaultRoutes: { ipv4: true, ipv6: true },
   links: [
     both(link('eth0', 1500, '192.0.2.1'), '2001:db8::1'),
     both(link('cni0', 1430, '10.5.1.1'), 'fd00:5:0:1::1'),
     both(link('docker0', 1500, '172.17.0.1'), 'fd00:17::1'),
   ],
   routes: [
-    ...[route('10.5.1.0/24', 'cni0'), route('10.5.2.0/24', 'flannel.1', '10.5.2.0')],
+    route('10.5.1.0/24', 'cni0'),
+    route('10.5.2.0/24', 'flannel.1', '10.5.2.0'),
     { ...route('fd00:5:0:1::/64', 'cni0'), metric: 256 },
     { ...route('fd00:5:0:1::/128', 'flannel-v6.1'), metric: 256 },
     { ...route('fd00:5:0:2::/64', 'flannel-v6.1', 'fd00:5:0:2::'), metric: 1024 },
@@ -152,13 +204,18 @@ export const soundIpv6: Facts = {
     ...dualStatus,
     node: { ...dualStatus.node, subnet: 'fd00:5:0:1::/64', publicIp: '2001:db8::1' },
     config: {
-      ...{ ...dualStatus.config, network: 'fd00:5::/48', subnetLength: 64 },
-      ...{ subnetMin: 'fd00:5:0:1::', subnetMax: 'fd00:5:0:ffff::' },
+      ...dualStatus.config,
+      network: 'fd00:5::/48',
+      subnetLength: 64,
+      subnetMin: 'fd00:5:0:1::',
+      subnetMax: 'fd00:5:0:ffff::',
     },
     dataPath: { ...dualStatus.dataPath, families: ['ipv6'], device: 'flannel-v6.1' },
     peers: countPeers([peerOfIpv6()], 10),
   },
-  ...{ isForwarding: false, defaultRoutes: { ipv6: true }, iptables: undefined },
+  isForwarding: false,
+  defaultRoutes: { ipv6: true },
+  iptables: undefined,
   routes: soundDual.routes.filter(({ destination }) => destination.includes(':')),
   subnetEnv: { FLANNEL_IPV6_SUBNET: 'fd00:5:0:1::1/64', FLANNEL_MTU: '1430' },
   answers: new Map([[peerOfIpv6().lease, { ipv6: { small: true, large: true } }]]),

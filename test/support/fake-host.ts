@@ -2,8 +2,8 @@
 
 import { beforeEach } from 'vitest'
 import { WeftError } from '../../src/base/errors.ts'
-import type { Run } from '../../src/host/command.ts'
 import type { Log } from '../../src/base/log.ts'
+import type { Run } from '../../src/host/command.ts'
 
 export interface FakeHost {
   commands: string[]

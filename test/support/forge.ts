@@ -36,7 +36,10 @@ export async function buildForge(): Promise<Forge> {
   const program = join(folder, 'forge')
   await buildNative('forge', program, ['-O2'], [])
   const command = (to: Host | string, port: number, count: number, by?: Sender): string[] => [
-    ...[program, typeof to === 'string' ? to : to.address, String(port), String(count)],
+    program,
+    typeof to === 'string' ? to : to.address,
+    String(port),
+    String(count),
     ...(by ? [String(by.port), ...(by.address ? [by.address] : [])] : []),
   ]
   const lines = (datagrams: readonly Buffer[]): string => datagrams.map((each) => `${each.toString('hex')}\n`).join('')

@@ -11,11 +11,11 @@ import { createSocket, type Socket } from 'node:dgram'
 import { once } from 'node:events'
 import { readdirSync, readFileSync } from 'node:fs'
 import { text } from 'node:stream/consumers'
-import type { Descriptors, NativeEngine } from '../../native/addon.d.ts'
 import { output } from '../../lab/command.ts'
-import { encodePeers } from '../../src/path/engine/peers.ts'
+import type { Descriptors, NativeEngine } from '../../native/addon.d.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
 
 export interface HandoverResult {
@@ -49,7 +49,8 @@ function run(descriptors: Descriptors): NativeEngine {
       subnet: { ipv4: parseIpv4Net('10.5.1.0/24')! },
     } as const,
     clampMss: false,
-    ...{ persistent: false, keepsSessions: false },
+    persistent: false,
+    keepsSessions: false,
     naive: false,
     nice: 0,
     pollUs: 0,

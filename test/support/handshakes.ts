@@ -1,7 +1,7 @@
 // handshakes.ts - what of WireGuard is on a host's cable: its datagrams, and how many handshakes are begun.
 
-import { expect } from 'vitest'
 import { createInterface } from 'node:readline'
+import { expect } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import type { Host } from '../../lab/lab.ts'
 import { eventually } from './event.ts'

@@ -6,8 +6,8 @@ import { expect } from 'vitest'
 import { output, type Finished } from '../../lab/command.ts'
 import { EVENT_MS, packageRoot, type Daemon, type Host } from '../../lab/lab.ts'
 import type { Status } from '../../src/report/status.ts'
-import { askStatus } from '../../src/tool/weft/ask.ts'
 import type { FindingName } from '../../src/tool/doctor/findings.ts'
+import { askStatus } from '../../src/tool/weft/ask.ts'
 
 /** The subnet of a host, `10.5.7.0/24`. */
 export const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
@@ -52,7 +52,11 @@ export async function answers(namespace: string, address: string, times = 3): Pr
 
 /** The words to run weft on a host. */
 export const weftOf = (host: Host, words: readonly string[]): string[] => [
-  ...[process.execPath, join(packageRoot, 'bin/weft'), ...words, '--status-socket', host.statusSocket],
+  process.execPath,
+  join(packageRoot, 'bin/weft'),
+  ...words,
+  '--status-socket',
+  host.statusSocket,
 ]
 /** Runs weft on a host, behind `before`. */
 export const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>

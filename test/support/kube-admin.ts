@@ -103,7 +103,8 @@ export function kubeAdmin(api: () => { readonly url: string; readonly caFile: st
     call,
     addNode: async (name, podCIDR, annotations = {}) =>
       void (await must('POST', '/api/v1/nodes', {
-        ...{ apiVersion: 'v1', kind: 'Node' },
+        apiVersion: 'v1',
+        kind: 'Node',
         metadata: { name, annotations: { 'node.alpha.kubernetes.io/ttl': '0', ...annotations } },
         spec: spec(podCIDR),
       })),
@@ -155,15 +156,47 @@ export async function makePki(folder: string): Promise<Pki> {
   const file = (name: string): string => join(folder, name)
   const ec = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2']
   await output([
-    ...['openssl', 'req', '-x509', ...ec, '-subj', '/CN=test-ca', '-keyout', file('ca.key'), '-out', file('ca.crt')],
+    'openssl',
+    'req',
+    '-x509',
+    ...ec,
+    '-subj',
+    '/CN=test-ca',
+    '-keyout',
+    file('ca.key'),
+    '-out',
+    file('ca.crt'),
   ])
   writeFileSync(file('extensions'), 'subjectAltName=DNS:kubernetes,IP:127.0.0.1\n')
   await output([
-    ...['openssl', 'req', ...ec, '-subj', '/CN=kubernetes', '-keyout', file('tls.key'), '-out', file('tls.csr')],
+    'openssl',
+    'req',
+    ...ec,
+    '-subj',
+    '/CN=kubernetes',
+    '-keyout',
+    file('tls.key'),
+    '-out',
+    file('tls.csr'),
   ])
   await output([
-    ...['openssl', 'x509', '-req', '-in', file('tls.csr'), '-CA', file('ca.crt'), '-CAkey', file('ca.key')],
-    ...['-set_serial', String(Date.now()), '-days', '2', '-extfile', file('extensions'), '-out', file('tls.crt')],
+    'openssl',
+    'x509',
+    '-req',
+    '-in',
+    file('tls.csr'),
+    '-CA',
+    file('ca.crt'),
+    '-CAkey',
+    file('ca.key'),
+    '-set_serial',
+    String(Date.now()),
+    '-days',
+    '2',
+    '-extfile',
+    file('extensions'),
+    '-out',
+    file('tls.crt'),
   ])
   return { caFile: file('ca.crt'), certFile: file('tls.crt'), keyFile: file('tls.key') }
 }

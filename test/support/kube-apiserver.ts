@@ -8,8 +8,8 @@ import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { ended, output } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { manifestObjects, type KubeObject } from './kube-manifest.ts'
 import { ADMIN_TOKEN, kubeAdmin, makePki, WEFT_TOKEN, WEFT_USER, type KubeApi } from './kube-admin.ts'
+import { manifestObjects, type KubeObject } from './kube-manifest.ts'
 
 /** The path of the program; empty unless the real server is asked for. */
 export const KUBE_APISERVER = process.env['WEFT_KUBE_APISERVER'] ?? ''
@@ -59,15 +59,43 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
       child = spawn(
         'setpriv',
         [
-          ...['--pdeathsig', 'KILL', KUBE_APISERVER],
-          ...['--etcd-servers', etcd.endpoint, '--secure-port', String(port), '--bind-address', '127.0.0.1'],
-          ...['--tls-cert-file', pki.certFile, '--tls-private-key-file', pki.keyFile, '--cert-dir', file('certs')],
-          ...['--service-account-issuer', 'https://kubernetes', '--service-account-signing-key-file', file('sa.key')],
-          ...['--service-account-key-file', file('sa.pub'), '--service-cluster-ip-range', '10.96.0.0/24'],
-          ...['--token-auth-file', file('tokens'), '--authorization-mode', 'RBAC,Node'],
-          ...['--feature-gates', 'IPv6DualStack=true'], // off by itself before 1.21: a node keeps one pod CIDR
-          ...['--disable-admission-plugins', 'ServiceAccount', '--shutdown-delay-duration', '0s'],
-          ...['--audit-policy-file', file('audit.json'), '--audit-log-path', file('audit.log')],
+          '--pdeathsig',
+          'KILL',
+          KUBE_APISERVER,
+          '--etcd-servers',
+          etcd.endpoint,
+          '--secure-port',
+          String(port),
+          '--bind-address',
+          '127.0.0.1',
+          '--tls-cert-file',
+          pki.certFile,
+          '--tls-private-key-file',
+          pki.keyFile,
+          '--cert-dir',
+          file('certs'),
+          '--service-account-issuer',
+          'https://kubernetes',
+          '--service-account-signing-key-file',
+          file('sa.key'),
+          '--service-account-key-file',
+          file('sa.pub'),
+          '--service-cluster-ip-range',
+          '10.96.0.0/24',
+          '--token-auth-file',
+          file('tokens'),
+          '--authorization-mode',
+          'RBAC,Node',
+          '--feature-gates',
+          'IPv6DualStack=true', // off by itself before 1.21: a node keeps one pod CIDR
+          '--disable-admission-plugins',
+          'ServiceAccount',
+          '--shutdown-delay-duration',
+          '0s',
+          '--audit-policy-file',
+          file('audit.json'),
+          '--audit-log-path',
+          file('audit.log'),
         ],
         { stdio: ['ignore', 'ignore', 'pipe'] },
       )

@@ -3,13 +3,13 @@
 // A Unix socket joins network namespaces: a small program in the switch's listens where hosts reach it and hands on to the
 // socket, and this process hands on to the server.
 
+import { spawn } from 'node:child_process'
 import { writeFileSync } from 'node:fs'
 import { connect, createServer, type Socket } from 'node:net'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { spawn } from 'node:child_process'
-import type { Lab } from '../../lab/lab.ts'
 import { ended } from '../../lab/command.ts'
+import type { Lab } from '../../lab/lab.ts'
 import { kubeconfigText, WEFT_TOKEN, type KubeApi } from './kube-admin.ts'
 
 const ADDRESS = '192.168.77.254'

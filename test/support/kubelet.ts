@@ -73,7 +73,9 @@ async function makePause(folder: string): Promise<string> {
     .digest('hex')
   const architecture = process.arch === 'x64' ? 'amd64' : process.arch
   const config = {
-    ...{ architecture, os: 'linux', config: { Entrypoint: ['/pause'] } },
+    architecture,
+    os: 'linux',
+    config: { Entrypoint: ['/pause'] },
     rootfs: { type: 'layers', diff_ids: [`sha256:${digest}`] },
   }
   writeFileSync(at('config.json'), JSON.stringify(config))
@@ -118,12 +120,20 @@ export async function startKubelet(
   writeFileSync(
     at('kubelet.json'),
     JSON.stringify({
-      ...{ apiVersion: 'kubelet.config.k8s.io/v1beta1', kind: 'KubeletConfiguration' },
-      ...{ staticPodPath: at('pods'), readOnlyPort: PORT, failSwapOn: false, cgroupDriver: 'cgroupfs' },
-      ...{ cgroupsPerQOS: false, enforceNodeAllocatable: [], makeIPTablesUtilChains: false },
-      ...{ authentication: { anonymous: { enabled: true }, webhook: { enabled: false } } },
-      ...{ authorization: { mode: 'AlwaysAllow' }, evictionHard: { 'memory.available': '1Mi' } },
-      ...{ enableControllerAttachDetach: false, registerNode: false },
+      apiVersion: 'kubelet.config.k8s.io/v1beta1',
+      kind: 'KubeletConfiguration',
+      staticPodPath: at('pods'),
+      readOnlyPort: PORT,
+      failSwapOn: false,
+      cgroupDriver: 'cgroupfs',
+      cgroupsPerQOS: false,
+      enforceNodeAllocatable: [],
+      makeIPTablesUtilChains: false,
+      authentication: { anonymous: { enabled: true }, webhook: { enabled: false } },
+      authorization: { mode: 'AlwaysAllow' },
+      evictionHard: { 'memory.available': '1Mi' },
+      enableControllerAttachDetach: false,
+      registerNode: false,
     }),
   )
   // The lab's `ip netns exec` mounts a /sys that has no cgroups.
@@ -145,9 +155,21 @@ export async function startKubelet(
   for (const archive of [await makePause(at('pause')), ...archives]) await ctr('images', 'import', archive)
 
   const kubelet = start([
-    ...[program, '--config', at('kubelet.json'), '--root-dir', at('kubelet'), '--hostname-override', host.name],
-    ...['--container-runtime', 'remote', '--container-runtime-endpoint', `unix://${address}`],
-    ...['--cert-dir', at('certs'), '--v', '2'],
+    program,
+    '--config',
+    at('kubelet.json'),
+    '--root-dir',
+    at('kubelet'),
+    '--hostname-override',
+    host.name,
+    '--container-runtime',
+    'remote',
+    '--container-runtime-endpoint',
+    `unix://${address}`,
+    '--cert-dir',
+    at('certs'),
+    '--v',
+    '2',
   ])
   const ask = (path: string): Promise<string> =>
     host.output(['curl', '--silent', '--fail', `http://127.0.0.1:${PORT}${path}`])

@@ -3,9 +3,9 @@
 // `- <key> <ns>` before it gives it back, by the monotonic clock, which is the same for all processes.
 
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
-import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { encodeLeaseValue } from '../../src/control/lease/lease.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
+import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
 const RENEWALS = 3

@@ -2,13 +2,13 @@
 //
 // Started as a program inside a namespace; a result as JSON on stdout.
 
-import { closeSync, readFileSync } from 'node:fs'
 import { createSocket } from 'node:dgram'
+import { closeSync, readFileSync } from 'node:fs'
+import { output } from '../../lab/command.ts'
+import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import type { Engine, EngineConfig, OpenPath } from '../../src/path/engine/engine.ts'
 import { startNativeEngine } from '../../src/path/engine/native-engine.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
-import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
-import { output } from '../../lab/command.ts'
 import { ipv4Packet } from './packets.ts'
 
 export interface LendingResult {
@@ -39,7 +39,11 @@ const NETWORK = parseIpv4Net('10.5.0.0/16')!
 const SLOT = 1
 const PEER = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 8285, slot: SLOT }
 const config = (port: number): EngineConfig => ({
-  ...{ encapsulation: 'udp', tunName: 'flannel%d', bindAddress: '127.0.0.1', port, mtu: 1472 },
+  encapsulation: 'udp',
+  tunName: 'flannel%d',
+  bindAddress: '127.0.0.1',
+  port,
+  mtu: 1472,
   tunAddress: { ipv4: SUBNET.address },
   networkAddress: { ipv4: NETWORK.address },
   network: { ipv4: NETWORK },
@@ -122,17 +126,15 @@ async function main(): Promise<void> {
   const lentAgain = await isLent(second)
   await second.stop()
   const result: LendingResult = {
-    ...{
-      twice,
-      afterTakingBack,
-      countedOnce,
-      whileStopping,
-      deviceAfterStopping,
-      fault,
-      countedAfterFault,
-      takenBackAtOnce,
-      silentFor,
-    },
+    twice,
+    afterTakingBack,
+    countedOnce,
+    whileStopping,
+    deviceAfterStopping,
+    fault,
+    countedAfterFault,
+    takenBackAtOnce,
+    silentFor,
     afterFault: [lentAgain, true],
   }
   process.stdout.write(JSON.stringify(result), () => process.exit(0))

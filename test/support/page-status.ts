@@ -7,9 +7,16 @@ import { soundPeer, soundStatus } from './facts.ts'
 export function peerWith(number: number, known: Partial<PeerStatus> = {}): PeerStatus {
   const lossPercent = { stored: null, programmed: 100, answering: 0 }[known.state ?? 'answering']
   return {
-    ...{ ...soundPeer, lossPercent, txBytes: 1000, rxBytes: 2000 },
-    ...{ lease: `10.5.${number}.0-24`, subnet: `10.5.${number}.0/24`, publicIp: `192.168.77.${number}` },
-    ...{ endpoint: `192.168.77.${number}:8285`, way: 'tunnel', ...known },
+    ...soundPeer,
+    lossPercent,
+    txBytes: 1000,
+    rxBytes: 2000,
+    lease: `10.5.${number}.0-24`,
+    subnet: `10.5.${number}.0/24`,
+    publicIp: `192.168.77.${number}`,
+    endpoint: `192.168.77.${number}:8285`,
+    way: 'tunnel',
+    ...known,
   }
 }
 

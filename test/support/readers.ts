@@ -2,10 +2,10 @@
 // those that are expected.
 
 import { once } from 'node:events'
+import { mkdirSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { mkdirSync, writeFileSync } from 'node:fs'
 import { type Member, type Network, type Reader } from '../../lab/broken.ts'
 import { packageRoot, type Place } from '../../lab/lab.ts'
 import { verdictOf } from '../../src/report/page/model.ts'
@@ -56,7 +56,8 @@ interface Looking {
 }
 
 const beforeOf = ({ network, me }: Looking): string[] => [
-  ...['env', ...Object.entries(network.envOf(me.host)).map(([name, value]) => `${name}=${value}`)],
+  'env',
+  ...Object.entries(network.envOf(me.host)).map(([name, value]) => `${name}=${value}`),
 ]
 const run = (looking: Looking, words: readonly string[]) => weft(looking.me.host, words, beforeOf(looking))
 

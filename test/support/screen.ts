@@ -1,7 +1,7 @@
 // screen.ts - runs weft in this process and keeps what it writes.
 
-import { main } from '../../src/tool/weft/weft.ts'
 import { createScreen } from '../../src/tool/weft/look.ts'
+import { main } from '../../src/tool/weft/weft.ts'
 
 export interface Shown {
   readonly code: number

@@ -96,8 +96,19 @@ export const bootDebian = (host: Host, debian: string, folder: string): Promise<
 async function boot(host: Host, script: string, ...given: readonly string[]): Promise<Systemd> {
   const cgroup = host.namespace
   const child = host.spawn([
-    ...['unshare', '--mount', '--pid', '--uts', '--ipc', '--fork', '--kill-child'],
-    ...['sh', '-ec', ENTER, cgroup, script, ...given],
+    'unshare',
+    '--mount',
+    '--pid',
+    '--uts',
+    '--ipc',
+    '--fork',
+    '--kill-child',
+    'sh',
+    '-ec',
+    ENTER,
+    cgroup,
+    script,
+    ...given,
   ])
   child.stdout?.resume()
   child.stderr?.pipe(process.stderr)

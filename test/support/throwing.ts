@@ -6,8 +6,8 @@ import fs from 'node:fs'
 import http from 'node:http'
 import http2 from 'node:http2'
 import { createRequire, syncBuiltinESMExports } from 'node:module'
-import type * as Addon from '../../native/addon.d.ts'
 import { packageRoot } from '../../lab/lab.ts'
+import type * as Addon from '../../native/addon.d.ts'
 
 type Function_ = (...args: never[]) => unknown
 type Emitter = { readonly emit: (event: string, ...args: unknown[]) => boolean }

@@ -5,7 +5,12 @@ import { waysToAsk, type KernelWays } from '../../src/tool/doctor/way-questions.
 import { sound } from './facts.ts'
 
 export const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
-  ...{ priority, table: undefined, action: undefined, iif: undefined, mark: undefined, mask: 0xff_ff_ff_ff },
+  priority,
+  table: undefined,
+  action: undefined,
+  iif: undefined,
+  mark: undefined,
+  mask: 0xff_ff_ff_ff,
   text: `${priority}: from all`,
   ...part,
 })
@@ -24,7 +29,9 @@ export function waysBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 
   const ways = waysToAsk(sound.status!, sound.links, ['0x1']).map((way) => {
     const name = way.question.mark === undefined ? way.direction : 'marked'
     const right: Way = {
-      ...{ gateway: undefined, type: 'unicast', table: undefined },
+      gateway: undefined,
+      type: 'unicast',
+      table: undefined,
       device: way.direction === 'in' ? 'cni0' : 'flannel0',
     }
     const answer = changed[name]

@@ -14,6 +14,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
+import { output } from '../../lab/command.ts'
 import { SecretBytes } from '../../src/base/secret.ts'
 import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
 import { macKeysOf, writeMacs } from '../../src/path/backends/wireguard/cookie.ts'
@@ -25,7 +26,6 @@ import {
   type Handshakes,
   type HandshakeState,
 } from '../../src/path/backends/wireguard/handshakes.ts'
-import { output } from '../../lab/command.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
 
 /** What came of it; a scenario tells what it is about. */
@@ -248,8 +248,14 @@ async function begin({
   const tell = async (): Promise<void> => {
     await wg('set', 'wg0', 'peer', ourName, 'remove')
     await wg(
-      ...['set', 'wg0', 'peer', ourName, 'allowed-ips', `${OWN_INNER}/32`],
-      ...['endpoint', `${formatIpv4(HERE)}:${socket.address().port}`],
+      'set',
+      'wg0',
+      'peer',
+      ourName,
+      'allowed-ips',
+      `${OWN_INNER}/32`,
+      'endpoint',
+      `${formatIpv4(HERE)}:${socket.address().port}`,
       ...(otherPsk ? ['preshared-key', fileOf('psk', otherPsk)] : []),
     )
   }
@@ -277,7 +283,16 @@ async function begin({
     })
   const textsIn = (): string[] => inner.map((packet) => packet.subarray(28, packet.readUInt16BE(2)).toString())
   const world: World = {
-    ...{ handshakes, sessions, roamed, sent, heard, proved, inner, until, wg, tell },
+    handshakes,
+    sessions,
+    roamed,
+    sent,
+    heard,
+    proved,
+    inner,
+    until,
+    wg,
+    tell,
     flooder: await bound(),
     before: () => {},
     loseSent: (type) => void lostSent.add(type),

@@ -95,9 +95,16 @@ export function createSessions(
       if ([current, previous, next].some((pair) => pair?.ownIndex === ownIndex))
         throw new Error('an index of two pairs')
       const pair = {
-        ...{ isInitiator, ownIndex, peerIndex, sendKey: send, receiveKey: receive },
-        ...{ since: clock(), nonce: -1, received: new Set<number>() },
-        ...{ number: (pairs += 1), used: 0 },
+        isInitiator,
+        ownIndex,
+        peerIndex,
+        sendKey: send,
+        receiveKey: receive,
+        since: clock(),
+        nonce: -1,
+        received: new Set<number>(),
+        number: (pairs += 1),
+        used: 0,
       }
       if (!isInitiator) {
         next = pair

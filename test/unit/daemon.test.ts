@@ -26,7 +26,10 @@ it('leases, opens, writes subnet.env and says so, in this order', async () => {
   const [first] = dataPaths
   expect(first!.subnet).toBe(own())
   expect(lines.filter((line) => /Allocated|Wrote|ready|Running/.test(line)).map((line) => line.slice(0, 14))).toEqual([
-    ...['I Allocated le', 'I Wrote subnet', 'I flannel is r', 'I Running back'],
+    'I Allocated le',
+    'I Wrote subnet',
+    'I flannel is r',
+    'I Running back',
   ])
   const address = own().replace(/(\d+)-26$/, (_text, last) => String(Number(last) + 1))
   expect(readFileSync(subnetFile(), 'utf8')).toBe(

@@ -2,7 +2,6 @@
 
 import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'
-import { usage } from '../../src/weftd.ts'
 import { applyEnvironment, parseFlags, type FlagValue } from '../../src/base/go-flags.ts'
 import { Secret, secretUrls } from '../../src/base/secret.ts'
 import {
@@ -14,6 +13,7 @@ import {
   interfaceWishes,
   WEFT_FLAGS,
 } from '../../src/options.ts'
+import { usage } from '../../src/weftd.ts'
 
 const parse = (...args: string[]) => parseFlags(FLAGS, args)
 const bad = (): void => {}
@@ -170,8 +170,10 @@ describe("flanneld's flags, and ours", () => {
 
   it('say of a secret no more than that it is there, and of URLs all but the user', () => {
     const { options } = parse(
-      ...['--etcd-password=sesame', '--etcd-endpoints', 'http://jo:sesame@h:1,jo:sesame@h:2'],
-      ...['--kube-api-url=https://jo:sesame@h'],
+      '--etcd-password=sesame',
+      '--etcd-endpoints',
+      'http://jo:sesame@h:1,jo:sesame@h:2',
+      '--kube-api-url=https://jo:sesame@h',
     )
     expect(inspect(options) + JSON.stringify(options)).not.toContain('sesame')
     expect(String(options['etcd-endpoints'])).toBe('http://h:1,h:2')
@@ -226,7 +228,8 @@ describe('checkOptions and checkMargin', () => {
   ])('refuses %j, and says what it may be', (args, message) => {
     expect(() => check(...args)).toThrow(
       expect.objectContaining({
-        ...{ code: 'USAGE', message: expect.stringContaining(message) },
+        code: 'USAGE',
+        message: expect.stringContaining(message),
         remedy: expect.stringMatching(/^(give it .*\d|choose one of native, dgram, naive$|leave one out$)/),
       }),
     )
@@ -277,21 +280,17 @@ it('say of the external interface all that was asked for', () => {
     publicIp: { ipv4: '', ipv6: '' },
   })
   const { options } = parse(
-    ...[
-      '-iface=eth0',
-      '-iface=eth1',
-      '-iface-regex=^eth',
-      '-iface-can-reach=192.0.2.1',
-      '-public-ip=198.51.100.1',
-      '-public-ipv6=fc00::1',
-    ],
+    '-iface=eth0',
+    '-iface=eth1',
+    '-iface-regex=^eth',
+    '-iface-can-reach=192.0.2.1',
+    '-public-ip=198.51.100.1',
+    '-public-ipv6=fc00::1',
   )
   expect(interfaceWishes(options)).toEqual({
-    ...{
-      ifaces: ['eth0', 'eth1'],
-      patterns: ['^eth'],
-      canReach: '192.0.2.1',
-      publicIp: { ipv4: '198.51.100.1', ipv6: 'fc00::1' },
-    },
+    ifaces: ['eth0', 'eth1'],
+    patterns: ['^eth'],
+    canReach: '192.0.2.1',
+    publicIp: { ipv4: '198.51.100.1', ipv6: 'fc00::1' },
   })
 })

@@ -1,8 +1,8 @@
 // start-patience.test.ts - a start that forwards as last known is as patient as a running node: what a running node survives ends neither.
 
 import { expect, it, vi } from 'vitest'
-import { whileForwarding } from '../../src/daemon.ts'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
+import { whileForwarding } from '../../src/daemon.ts'
 import { createPossession } from '../../src/node/possession.ts'
 import type { DataPath } from '../../src/path/contract.ts'
 import {

@@ -2,8 +2,8 @@
 // a clear refusal.
 
 import { WeftError } from '../../base/errors.ts'
-import { KINDS, type BackendType, type Option, type Options, type Settings } from '../../path/catalog.ts'
 import { Secret } from '../../base/secret.ts'
+import { KINDS, type BackendType, type Option, type Options, type Settings } from '../../path/catalog.ts'
 
 type Given = Readonly<Record<string, unknown>>
 

@@ -29,7 +29,9 @@ export const HEAD = {
     does: 'The IPv4 network that the subnets of all nodes are parts of, such as 10.5.0.0/16.',
   },
   SubnetLen: {
-    ...{ type: 'integer', least: 0, most: 30 },
+    type: 'integer',
+    least: 0,
+    most: 30,
     does: 'The prefix length of the subnet of a node; 24 where it is left out, or 0, and the network is large enough.',
   },
   SubnetMin: {
@@ -42,7 +44,9 @@ export const HEAD = {
   },
   IPv6Network: { type: 'string', does: 'The IPv6 network, such as fd00:5::/48; asked for where EnableIPv6 is true.' },
   IPv6SubnetLen: {
-    ...{ type: 'integer', least: 0, most: 126 },
+    type: 'integer',
+    least: 0,
+    most: 126,
     does: 'As SubnetLen, of IPv6; 64 where it is left out.',
   },
   IPv6SubnetMin: { type: 'string', does: 'As SubnetMin, of IPv6.' },
@@ -63,7 +67,8 @@ export const optionsOf = (options: Options): readonly Option[] =>
 const ofWindows = (type: BackendType): readonly string[] => kindOf(type)?.ofWindows ?? []
 
 const namesOf = (type: BackendType): readonly string[] => [
-  ...[TYPE, ...optionsOf(KINDS[type].options).map(({ name }) => name)],
+  TYPE,
+  ...optionsOf(KINDS[type].options).map(({ name }) => name),
   ...ofWindows(type),
 ]
 
@@ -153,7 +158,8 @@ export function configSchema(): object {
     Object.entries<Key>(HEAD).map(([name, { type, least, most, does }]) => [
       name,
       {
-        ...{ type, description: does },
+        type,
+        description: does,
         ...(least === undefined ? {} : { minimum: least }),
         ...(most === undefined ? {} : { maximum: most }),
       },

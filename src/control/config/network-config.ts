@@ -2,11 +2,11 @@
 // (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../../base/errors.ts'
-import { DEFAULT_TYPE } from '../../path/catalog.ts'
 import type { Log } from '../../base/log.ts'
 import { formatAddress, formatNet, netContains, netSize, type ByFamily, type Net } from '../../net/address.ts'
 import { parseIpv4, parseIpv4Net, type Ipv4Net } from '../../net/ipv4.ts'
 import { parseIpv6, parseIpv6Net, type Ipv6Net } from '../../net/ipv6.ts'
+import { DEFAULT_TYPE } from '../../path/catalog.ts'
 import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
 import { hideSecrets, parseJson } from './hidden.ts'
 import type { HeadKey } from './keys.ts'

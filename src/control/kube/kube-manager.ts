@@ -2,9 +2,9 @@
 
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
 import type { SubnetManager } from '../lease/subnet-manager.ts'
-import { seldom, type Log } from '../../base/log.ts'
 import { readAccess, type AccessOptions } from './access.ts'
 import { createKubeClient, type KubeClient } from './api-client.ts'
 import { annotationNames } from './node-lease.ts'

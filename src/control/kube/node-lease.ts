@@ -4,11 +4,7 @@
 // nobody change it). All else are annotations, in flannel's names and bytes (pkg/subnet/kube/annotations.go and kube.go), of each family
 // that the node is reached by; those of another family are taken away, or peers would send to where nobody is.
 
-import { parseJson } from '../config/hidden.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
-import { shortened } from '../lease/host-name.ts'
-import { goJsonText, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
-import type { Entry } from '../lease/subnet-manager.ts'
 import {
   isLinkLocal,
   isOneHost,
@@ -20,6 +16,10 @@ import {
 } from '../../net/address.ts'
 import { formatIpv4, parseIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../../net/ipv6.ts'
+import { parseJson } from '../config/hidden.ts'
+import { shortened } from '../lease/host-name.ts'
+import { goJsonText, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
+import type { Entry } from '../lease/subnet-manager.ts'
 
 /** The members of a node that weft reads. */
 export interface NodeObject {
@@ -46,7 +46,9 @@ export function nodeOf(value: unknown): NodeObject {
   const { podCIDR, podCIDRs } = membersOf(spec)
   return {
     metadata: {
-      ...{ name: textOf(name), uid: textOf(uid), resourceVersion: textOf(resourceVersion) },
+      name: textOf(name),
+      uid: textOf(uid),
+      resourceVersion: textOf(resourceVersion),
       creationTimestamp: textOf(creationTimestamp),
       annotations: Object.fromEntries(
         Object.entries(membersOf(annotations)).filter((each): each is [string, string] => isText(each[1])),

@@ -3,12 +3,10 @@
 // Nobody else writes its annotations, so that a patch of what differs is enough and no version is compared. The subnet is a
 // controller's to give: it is waited for, and when another comes, by the node being made anew, the lease is lost.
 
-import type { NetworkConfig } from '../config/network-config.ts'
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
-import { pause } from '../../host/bell.ts'
-import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
-import type { LeaseHolder } from '../lease/subnet-manager.ts'
 import type { Log } from '../../base/log.ts'
+import { printable } from '../../base/text.ts'
+import { pause } from '../../host/bell.ts'
 import {
   familiesOf,
   formatAddress,
@@ -18,7 +16,9 @@ import {
   type Address,
   type Addresses,
 } from '../../net/address.ts'
-import { printable } from '../../base/text.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
+import type { LeaseAttrs, OwnLease } from '../lease/lease.ts'
+import type { LeaseHolder } from '../lease/subnet-manager.ts'
 import type { KubeClient } from './api-client.ts'
 import {
   annotationsPatch,
@@ -93,8 +93,13 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       metadata: { generateName: `${name}.`, namespace: 'default' },
       // kubelet's uid of a node in events is its name, and `kubectl describe node` looks for that.
       involvedObject: { kind: 'Node', apiVersion: 'v1', name, uid: name },
-      ...{ reason, message: printable(message), type: 'Warning', count: 1 },
-      ...{ firstTimestamp: time, lastTimestamp: time, source: { component: 'weftd', host: name } },
+      reason,
+      message: printable(message),
+      type: 'Warning',
+      count: 1,
+      firstTimestamp: time,
+      lastTimestamp: time,
+      source: { component: 'weftd', host: name },
     }
     try {
       const ask = { method: 'POST', path: '/api/v1/namespaces/default/events', body, isDispensable: true } as const
@@ -264,8 +269,12 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       if (uid === told) return
       const time = goSeconds()
       const condition = {
-        ...{ type: 'NetworkUnavailable', status: 'False', lastHeartbeatTime: time, lastTransitionTime: time },
-        ...{ reason: 'FlannelIsUp', message: 'Flannel is running on this node' },
+        type: 'NetworkUnavailable',
+        status: 'False',
+        lastHeartbeatTime: time,
+        lastTransitionTime: time,
+        reason: 'FlannelIsUp',
+        message: 'Flannel is running on this node',
       }
       const body = { status: { conditions: [condition] } }
       await client.ask({ method: 'PATCH', path: `${path}/status`, contentType: PATCH, body }, signal)

@@ -1,7 +1,7 @@
 // allocate.ts - which subnets a new lease may take (upstream pkg/subnet/etcd/local_manager.go).
 
-import type { SubnetRange } from '../config/network-config.ts'
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
+import type { SubnetRange } from '../config/network-config.ts'
 
 /** The number of free subnets from which one is drawn, as upstream. */
 export const CANDIDATES = 100

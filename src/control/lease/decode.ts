@@ -2,11 +2,11 @@
 //
 // Pure: whoever asks the source makes the store do I/O.
 
-import { jsonKind, readGoJsonObject } from '../config/go-json.ts'
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { parseIpv4 } from '../../net/ipv4.ts'
 import { parseIpv6 } from '../../net/ipv6.ts'
+import { jsonKind, readGoJsonObject } from '../config/go-json.ts'
 import type { Store, StoreChange, StoreEntry } from '../store/store.ts'
 import { parseLeaseKey, type Lease } from './lease.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'

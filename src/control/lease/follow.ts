@@ -9,8 +9,8 @@
 // Listing and watch are errands that run by themselves; one loop takes what they bring, and rests until there is more.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
-import { pause } from '../../host/bell.ts'
 import { seldom, type Log } from '../../base/log.ts'
+import { pause } from '../../host/bell.ts'
 import { LeaseView, type PeerView, type ViewChange } from './fail-static.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 

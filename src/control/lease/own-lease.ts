@@ -3,7 +3,6 @@
 // Every write is conditional on what was read before it, so that two nodes can never both believe that a subnet is
 // theirs; the loser of a race reads again and goes on.
 
-import type { NetworkConfig, SubnetRange } from '../config/network-config.ts'
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import {
@@ -19,6 +18,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import type { NetworkConfig, SubnetRange } from '../config/network-config.ts'
 import type { Store, StoreEntry, Written } from '../store/store.ts'
 import { isCompatible, pickSubnet } from './allocate.ts'
 import {

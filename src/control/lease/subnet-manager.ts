@@ -3,9 +3,9 @@
 // Above a compare-and-set store (store-manager.ts), or any other place from which a node has its subnet. All methods reject
 // with WeftError: STORE_UNAVAILABLE when trying again may help, STORE when an operator must act.
 
-import type { NetworkConfig } from '../config/network-config.ts'
 import type { Log } from '../../base/log.ts'
 import type { Address, Addresses, Nets } from '../../net/address.ts'
+import type { NetworkConfig } from '../config/network-config.ts'
 import type { Claims } from '../store/store.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
 

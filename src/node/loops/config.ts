@@ -1,9 +1,9 @@
 // config.ts - keeps an eye on the network configuration: one that is no longer the one in use is named.
 
 import { isDeepStrictEqual } from 'node:util'
+import { describeError, isWeftError } from '../../base/errors.ts'
 import { withoutSecrets } from '../../control/config/hidden.ts'
 import { parseNetworkConfig } from '../../control/config/network-config.ts'
-import { describeError, isWeftError } from '../../base/errors.ts'
 import type { Node } from '../node.ts'
 
 const COMPARE_MS = 60_000

@@ -2,17 +2,17 @@
 // died or the node moved.
 
 import { describeError, messageOf } from '../../base/errors.ts'
-import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
-import type { DataPath } from '../../path/contract.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
 import { pause, tellingLate } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
-import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
-import { seldom, type Log } from '../../base/log.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
+import type { DataPath } from '../../path/contract.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
-import { applyPeers } from './peers.ts'
 import { untilOurs } from '../possession.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
 import { clearLeftovers } from './leftovers.ts'
+import { applyPeers } from './peers.ts'
 import { publish } from './subnet-env.ts'
 
 const REOPEN_RETRY_MS = 1_000

@@ -8,8 +8,8 @@
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
 import { isWeftError } from '../../base/errors.ts'
-import { pause } from '../../host/bell.ts'
 import { claimText, hostNameIn, shortened } from '../../control/lease/host-name.ts'
+import { pause } from '../../host/bell.ts'
 import { addressText } from '../../net/address.ts'
 import type { Node } from '../node.ts'
 

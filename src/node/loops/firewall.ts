@@ -1,18 +1,18 @@
 // firewall.ts - keeps the firewall's rules: sets them at the start, restores them if other programs remove or reorder them, and moves them
 // with the node to another subnet. Packets to peers do not need them, so the start waits for them only briefly.
 
-import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
-import { createFirewall } from '../../path/firewall/firewall.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import { printable } from '../../base/text.ts'
+import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { limited, pause, tellingLate } from '../../host/bell.ts'
 import { run, type Run } from '../../host/command.ts'
-import { printable } from '../../base/text.ts'
 import { xtablesLockHolder } from '../../host/xtables-lock.ts'
-import { seldom, type Log } from '../../base/log.ts'
 import type { DaemonOptions } from '../../options.ts'
-import type { PreviousNets } from './subnet-env-file.ts'
+import { createFirewall } from '../../path/firewall/firewall.ts'
 import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
+import type { PreviousNets } from './subnet-env-file.ts'
 
 /** How long this process leaves the rules to a successor that is starting. */
 const STAND_BY_MS = 60_000

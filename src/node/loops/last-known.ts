@@ -1,12 +1,12 @@
 // last-known.ts - keeps the file of what this node knows, for the process after it.
 
-import { withoutSecrets } from '../../control/config/hidden.ts'
 import { messageOf } from '../../base/errors.ts'
-import { pause } from '../../host/bell.ts'
 import { seldom } from '../../base/log.ts'
+import { withoutSecrets } from '../../control/config/hidden.ts'
+import { pause } from '../../host/bell.ts'
 import { eventsFile, interfaceWishes, type DaemonOptions } from '../../options.ts'
-import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
 import type { Next, Node } from '../node.ts'
+import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
 
 /** Between two writes, and for each lease besides: with 10,000 peers the file has a megabyte, and some of them always change. */
 const REST_MS = 200
@@ -54,7 +54,12 @@ async function write(
   if (tunNames === undefined) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
-    ...{ store, config, wishes, tunNames, paths, others: dataPath.underlays?.others() },
+    store,
+    config,
+    wishes,
+    tunNames,
+    paths,
+    others: dataPath.underlays?.others(),
     external: backend?.external,
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,

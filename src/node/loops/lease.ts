@@ -1,11 +1,11 @@
 // lease.ts - keeps this node's own lease: renewed before it ends, and taken again when it was lost.
 
-import type { Backend } from '../../path/contract.ts'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
-import { limited, pause } from '../../host/bell.ts'
-import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
+import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import { limited, pause } from '../../host/bell.ts'
 import { FAMILIES, formatNet, listed, netsText, type Addresses, type Family, type Nets } from '../../net/address.ts'
+import type { Backend } from '../../path/contract.ts'
 import type { Node, NodeParts } from '../node.ts'
 
 /** The wait is this long at most, and half of it at least: nodes that lost one store are not to come back together. */

@@ -2,8 +2,8 @@
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
-import { limited } from '../../host/bell.ts'
 import type { Lease } from '../../control/lease/lease.ts'
+import { limited } from '../../host/bell.ts'
 import {
   findDiverted,
   findLeftovers,

@@ -2,8 +2,8 @@
 //
 // Where the source of the leases tells a node's name with its lease, as Kubernetes does, nothing is asked. A flanneld writes no name.
 
-import { hostNameIn } from '../../control/lease/host-name.ts'
 import { isWeftError } from '../../base/errors.ts'
+import { hostNameIn } from '../../control/lease/host-name.ts'
 import { pause } from '../../host/bell.ts'
 import type { Node } from '../node.ts'
 

@@ -1,14 +1,14 @@
 // path-search.ts - asks each peer now and then, by each family, with a packet as long as containers may send, and finds the longest
 // that reaches it where that does not. A data path that asks for it goes by what is found: routers may drop longer ones and say nothing.
 
-import type { DataPath, PathPeer } from '../../path/contract.ts'
-import { createPathSearch, type PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { messageOf } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, type Address, type Family } from '../../net/address.ts'
 import { isBackendType, overheadBy } from '../../path/catalog.ts'
+import type { DataPath, PathPeer } from '../../path/contract.ts'
 import { takeUnseen, type Node } from '../node.ts'
+import { createPathSearch, type PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
 
 /** Between two looks at who is due. */

@@ -74,7 +74,12 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
       silent: sinceOf(['silent', 'back'], 'silent'),
       narrow: sinceOf(['narrow', 'whole'], 'narrow'),
       isOneWay: false,
-      ...{ silentHere: undefined, probed: undefined, usualMs: 0, learnt: 0, doubts: 0, slow: undefined },
+      silentHere: undefined,
+      probed: undefined,
+      usualMs: 0,
+      learnt: 0,
+      doubts: 0,
+      slow: undefined,
     }
   }
 

@@ -3,8 +3,8 @@
 import { describeError } from '../../base/errors.ts'
 import { followLeases } from '../../control/lease/follow.ts'
 import { isOfOneNode, leasesEqual, type Lease } from '../../control/lease/lease.ts'
-import { addressText, netsOverlap, netText } from '../../net/address.ts'
 import { tellingLate } from '../../host/bell.ts'
+import { addressText, netsOverlap, netText } from '../../net/address.ts'
 import { LATE_MS, touch, type Node } from '../node.ts'
 
 const WORDS = {

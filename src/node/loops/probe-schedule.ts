@@ -151,7 +151,7 @@ export function createProbes(
   /** Called when this peer is back. Makes the peers due for a probe that fell silent at about the same time. */
   function wakeOthers({ unansweredSince }: Known, now: number): void {
     if (unansweredSince === undefined) return
-    for (const other of [...atRest])
+    for (const other of Array.from(atRest))
       if (Math.abs((other.unansweredSince ?? -Infinity) - unansweredSince) < ONE_OUTAGE_MS) wake(other.key, now)
   }
   function forget(key: string): void {

@@ -1,13 +1,13 @@
 // probes.ts - asks the peers whether they answer, by each family that there is a way for: an echo request to each by way of the data
 // path, as `ping` would. Stock flannel's hosts answer too, since their kernels do.
 
-import type { DataPath, PathPeer } from '../../path/contract.ts'
 import { messageOf } from '../../base/errors.ts'
 import { createBell, pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, listed, type Address, type Family } from '../../net/address.ts'
-import { createProbes, MOST_SILENT_MS, type Probes } from './probe-schedule.ts'
+import type { DataPath, PathPeer } from '../../path/contract.ts'
 import { takeUnseen, type Node } from '../node.ts'
+import { createProbes, MOST_SILENT_MS, type Probes } from './probe-schedule.ts'
 
 /** Between two looks at who is due. */
 const TICK_MS = 1_000

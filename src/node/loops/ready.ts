@@ -1,8 +1,8 @@
 // ready.ts - keeps the subnet manager told that this node is in the network.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
-import { pause } from '../../host/bell.ts'
 import { seldom } from '../../base/log.ts'
+import { pause } from '../../host/bell.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
 /** flanneld says it once, at its start, whether it is heard or not. */

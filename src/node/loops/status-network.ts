@@ -1,8 +1,8 @@
 // status-network.ts - keeps this node's view told to the other nodes, at its own addresses in the network and nowhere else.
 
 import { messageOf } from '../../base/errors.ts'
-import { pause } from '../../host/bell.ts'
 import { seldom } from '../../base/log.ts'
+import { pause } from '../../host/bell.ts'
 import { familyOf, formatAddress, listed, parseAddress, type Address } from '../../net/address.ts'
 import { serveView, type ViewServer } from '../../report/health.ts'
 import { readToken, showsToken } from '../ask-nodes.ts'

@@ -7,10 +7,10 @@ import { dirname } from 'node:path'
 import { parseEnv } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
+import { replaceFile } from '../../host/replace-file.ts'
 import type { Net, Nets } from '../../net/address.ts'
 import { formatIpv4, formatIpv4Net, parseIpv4Net } from '../../net/ipv4.ts'
 import { formatIpv6, formatIpv6Net, parseIpv6Net } from '../../net/ipv6.ts'
-import { replaceFile } from '../../host/replace-file.ts'
 
 export interface SubnetEnv {
   readonly network: Nets

@@ -1,14 +1,14 @@
 // subnet-env.ts - keeps subnet.env: written when the node is ready, and again when somebody removed or changed it.
 
 import { describeError } from '../../base/errors.ts'
-import { pause } from '../../host/bell.ts'
 import { seldom } from '../../base/log.ts'
+import { pause } from '../../host/bell.ts'
 import { FAMILIES, FAMILY_NAMES, netsOf, type Family } from '../../net/address.ts'
 import type { DataPath } from '../../path/contract.ts'
 import { LEAST_MTU } from '../../path/device/tun-device.ts'
-import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
+import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
 
 /** How long a family may be missing before the file omits it. A shorter fault must not leave new containers without an address for good. */
 const LACKING_MS = 10_000

@@ -118,7 +118,10 @@ export function createUnderlayChoices(intervalMs: () => number): UnderlayChoices
 }
 
 const begin = (): State => ({
-  ...{ by: 'first', since: { first: undefined, other: undefined }, steadyMs: 0, backAt: -Infinity },
+  by: 'first',
+  since: { first: undefined, other: undefined },
+  steadyMs: 0,
+  backAt: -Infinity,
 })
 
 /** True of a peer whose last request was answered. */

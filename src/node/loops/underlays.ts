@@ -1,10 +1,10 @@
 // underlays.ts - has each peer reached by a family of the network between the hosts by which it answers: asks all that can be reached by
 // both, by either, whichever packets go by, and changes the family of those that do not answer (underlay-choice.ts).
 
-import type { DataPath, PathPeer, Underlays } from '../../path/contract.ts'
 import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, FAMILY_NAMES, familyOf, formatAddress, formatNet, type Address } from '../../net/address.ts'
+import type { DataPath, PathPeer, Underlays } from '../../path/contract.ts'
 import { touch, type Node } from '../node.ts'
 import type { Probes, Target } from './probe-schedule.ts'
 import { forGood } from './probes.ts'
@@ -142,7 +142,15 @@ function tell(key: string, underlays: Underlays, by: Underlay, { log, view, memo
         'the hosts',
     )
   memory?.events.add({
-    ...{ at: new Date().toISOString(), what: 'rerouted', peer, publicIp, family, movedFrom },
-    ...{ afterSeconds: null, bytes: null, roundTripMs: null, usualMs: null },
+    at: new Date().toISOString(),
+    what: 'rerouted',
+    peer,
+    publicIp,
+    family,
+    movedFrom,
+    afterSeconds: null,
+    bytes: null,
+    roundTripMs: null,
+    usualMs: null,
   })
 }

@@ -1,9 +1,9 @@
 // kept.ts - what a daemon that has ended left open in the service manager's keeping (sd_notify(3), FDSTORE; the other side is
 // report/notify.ts), and what was last known of it.
 
-import type { OpenPath } from '../../path/engine/engine.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import type { Nets } from '../../net/address.ts'
+import type { OpenPath } from '../../path/engine/engine.ts'
 import type { LastKnown } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 

@@ -1,7 +1,7 @@
 // predecessor.ts - the end of a hand-over that forwards: it serves its successor, and forwards again should that one go away or stand still.
 
-import type { OpenPath } from '../../path/engine/engine.ts'
 import { closeAll, type Connection, type Listener, type Parcel } from '../../host/unix-socket.ts'
+import type { OpenPath } from '../../path/engine/engine.ts'
 import { packPaths } from './open-path.ts'
 import {
   KILL_MS,

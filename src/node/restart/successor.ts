@@ -1,8 +1,8 @@
 // successor.ts - the end of a hand-over that takes over: the daemon that still runs, and what is asked of it.
 
-import type { OpenPath } from '../../path/engine/engine.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
+import type { OpenPath } from '../../path/engine/engine.ts'
 import { unpackPaths } from './open-path.ts'
 import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type Heard } from './protocol.ts'
 

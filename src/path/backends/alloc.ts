@@ -2,8 +2,8 @@
 //
 // As flanneld's (pkg/backend/alloc).
 
-import { currentExternal } from '../../host/external-interface.ts'
 import type { Lease } from '../../control/lease/lease.ts'
+import { currentExternal } from '../../host/external-interface.ts'
 import { FAMILIES, formatAddress } from '../../net/address.ts'
 import type { Backend, BackendParts } from '../contract.ts'
 import { watchExternal } from '../device/external-watch.ts'

@@ -6,11 +6,11 @@
 // an argument that it did not ask for.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
-import { currentExternal } from '../../host/external-interface.ts'
-import type { Settings } from '../catalog.ts'
-import { hasFamily, leasesEqual, sideOf, type Lease, type LeaseAttrs } from '../../control/lease/lease.ts'
-import { familiesOf, formatAddress, formatNet, netText } from '../../net/address.ts'
 import { withoutUser } from '../../base/secret.ts'
+import { hasFamily, leasesEqual, sideOf, type Lease, type LeaseAttrs } from '../../control/lease/lease.ts'
+import { currentExternal } from '../../host/external-interface.ts'
+import { familiesOf, formatAddress, formatNet, netText } from '../../net/address.ts'
+import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'

@@ -3,14 +3,14 @@
 // Routes, lease and refusals are flanneld's (pkg/backend/hostgw, pkg/backend/route_network.go).
 
 import { WeftError } from '../../base/errors.ts'
-import { currentExternal } from '../../host/external-interface.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
+import { createRouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { createPeerFilter } from '../tunnel/peer-filter.ts'
-import { createRouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
 
 const TYPE = 'host-gw'
 const PUBLIC_FLAG: Readonly<Record<Family, string>> = { ipv4: '--public-ip', ipv6: '--public-ipv6' }

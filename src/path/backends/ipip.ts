@@ -3,21 +3,21 @@
 // Device, routes, lease and refusals are flanneld's (pkg/backend/ipip). There is no port and no checksum: a fabric has to let
 // protocol 4 pass.
 
-import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import { WeftError } from '../../base/errors.ts'
+import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
+import type { Ipv4Lease, LeaseAttrs } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { addDevice, findLink, ipJson } from '../../host/links.ts'
-import { KINDS } from '../catalog.ts'
-import type { Ipv4Lease, LeaseAttrs } from '../../control/lease/lease.ts'
 import { formatIpv4, formatIpv4Net } from '../../net/ipv4.ts'
+import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState } from '../device/device-state.ts'
 import { watchExternal } from '../device/external-watch.ts'
-import { inTurn } from '../in-turn.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
-import { createDirectHops } from '../tunnel/direct-routing.ts'
 import { createRouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
+import { inTurn } from '../in-turn.ts'
+import { createDirectHops } from '../tunnel/direct-routing.ts'
+import { createPeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'ipip'
 const NEEDS = `the ${TYPE} backend`
@@ -90,7 +90,8 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined
       let applied: readonly Ipv4Lease[] = []
       const hopOf = (peer: Ipv4Lease): NextHop => ({
-        ...{ gateway: formatIpv4(peer.attrs.publicIp.ipv4), device: NAME },
+        gateway: formatIpv4(peer.attrs.publicIp.ipv4),
+        device: NAME,
         onlink: true,
       })
       const route = (): Promise<void> => {

@@ -5,11 +5,11 @@
 // that fails is left for the other: so containers are told of what fits both.
 
 import { WeftError } from '../../base/errors.ts'
-import { currentExternal } from '../../host/external-interface.ts'
-import { KINDS, overheadBy, underlaysOf } from '../catalog.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
-import type { Backend } from '../contract.ts'
+import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal, type Address, type Family } from '../../net/address.ts'
+import { KINDS, overheadBy, underlaysOf } from '../catalog.ts'
+import type { Backend } from '../contract.ts'
 import { checkNetwork, openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
 
 const { outside, devices, options: OPTIONS } = KINDS.udp

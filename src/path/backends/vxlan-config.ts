@@ -1,10 +1,10 @@
 // vxlan-config.ts - what a lease of a vxlan network says of a host, as flanneld's (pkg/backend/vxlan), and what both ways of carrying
 // it are given.
 
-import type { ExternalInterface } from '../../host/external-interface.ts'
-import { KINDS, type Settings } from '../catalog.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import type { ExternalInterface } from '../../host/external-interface.ts'
 import type { ByFamily, Family } from '../../net/address.ts'
+import { KINDS, type Settings } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
 
 export const TYPE = 'vxlan'

@@ -6,14 +6,14 @@
 import { randomBytes } from 'node:crypto'
 import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
 import { addDevice, findLink, findLinkAgain, ipFlag, ipJson, parseList } from '../../host/links.ts'
-import type { Log } from '../../base/log.ts'
 import { formatAddress, type Address, type Net } from '../../net/address.ts'
+import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
-import { KINDS } from '../catalog.ts'
 
 export interface VxlanOptions {
   readonly name: string

@@ -2,15 +2,15 @@
 //
 // Devices, entries and routes are flanneld's (pkg/backend/vxlan).
 
-import { entriesOf } from '../../host/events.ts'
 import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
+import { entriesOf } from '../../host/events.ts'
 import { familiesOf, formatAddress, formatEndpoint, formatNet, listed, type Family } from '../../net/address.ts'
 import type { DataPath } from '../contract.ts'
-import { inTurn } from '../in-turn.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
-import { createDirectHops } from '../tunnel/direct-routing.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
 import { createRouteSync, type NextHop } from '../device/route-sync.ts'
+import { inTurn } from '../in-turn.ts'
+import { openFamilies } from '../tunnel/both-families.ts'
+import { createDirectHops } from '../tunnel/direct-routing.ts'
+import { createPeerFilter } from '../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../tunnel/tunnel.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import {
@@ -44,7 +44,11 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(entries).some((each) => isAsWanted(line, each()))
       return openFamilies({
-        ...{ of: config, lease, watched: { ...watched, matters: isNews }, run, log },
+        of: config,
+        lease,
+        watched: { ...watched, matters: isNews },
+        run,
+        log,
         mtu: Math.min(...families.map((family) => mtus[family])),
         external: () => setup().external,
         open: (family, own) => openFamily(family, setup(), parts, own, (wanted) => (entries[family] = wanted)),
@@ -73,7 +77,9 @@ async function openFamily(
   const routes = createRouteSync({ network, ownDevice: name, run, log })
   const direct = directRouting ? createDirectHops(run, family) : undefined
   const identity = {
-    ...{ name: 'MAC', own: mac, of: ({ attrs }: Lease) => vtepMacOf(attrs, family) },
+    name: 'MAC',
+    own: mac,
+    of: ({ attrs }: Lease) => vtepMacOf(attrs, family),
     remedy: `if both hosts exist, delete ${name} on one of the two and restart its daemon`,
   }
   const isOneOfTwo = familiesOf(config).length === 2

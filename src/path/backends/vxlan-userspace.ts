@@ -2,10 +2,10 @@
 // that a kernel's device sends and takes.
 
 import { messageOf } from '../../base/errors.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { findLink, ipJson } from '../../host/links.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, listed, type Family } from '../../net/address.ts'
 import { overheadBy } from '../catalog.ts'
-import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import type { DataPath } from '../contract.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
@@ -29,7 +29,12 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
     async open(lease, leases) {
       const { mtus } = setup()
       const opened = await openFamilies({
-        ...{ of: config, lease, leases, isUnnamed: true, run, log },
+        of: config,
+        lease,
+        leases,
+        isUnnamed: true,
+        run,
+        log,
         mtu: Math.min(...families.map((family) => mtus[family])),
         external: () => setup().external,
         open: (family, own, known) => openFamily(family, setup(), options, own, known),
@@ -56,7 +61,9 @@ async function openFamily(
     await run('ip', ['link', 'del', tunName])
   }
   const ends = {
-    ...{ ownEnd: ownEnd(mac, vni), endOf: (peer: Lease) => endOf(peer, family), filter: peersOf(family) },
+    ownEnd: ownEnd(mac, vni),
+    endOf: (peer: Lease) => endOf(peer, family),
+    filter: peersOf(family),
   }
   const carried = { families: [family], outer: family, overhead: overheadBy(TYPE, family), mtu: mtus[family] }
   const kind = { encapsulation: 'vxlan', ...carried, ...ends, tunName, port, directRouting, clear } as const

@@ -9,16 +9,16 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { Readable } from 'node:stream'
-import type { PeerSession } from '../contract.ts'
-import type { PeerTraffic } from '../engine/engine.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import type { Secret } from '../../base/secret.ts'
 import { pause } from '../../host/bell.ts'
 import { childEnvironment, type Run } from '../../host/command.ts'
 import { addDevice, findLink } from '../../host/links.ts'
-import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { KINDS, REJECT_AFTER_MS, WIREGUARD_KEY } from '../catalog.ts'
-import type { Log } from '../../base/log.ts'
-import type { Secret } from '../../base/secret.ts'
+import type { PeerSession } from '../contract.ts'
+import { sayingWhoHasIt } from '../device/device-refusal.ts'
+import type { PeerTraffic } from '../engine/engine.ts'
 
 type Child = ChildProcessByStdio<null, Readable, Readable>
 
@@ -267,8 +267,15 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
         await withPsk((shared) =>
           set(
             wrong.map(({ publicKey, endpoint, allowedIps }) => [
-              ...['peer', publicKey, 'endpoint', endpoint, 'allowed-ips', allowedIps.join(',')],
-              ...['persistent-keepalive', String(keepalive), ...shared],
+              'peer',
+              publicKey,
+              'endpoint',
+              endpoint,
+              'allowed-ips',
+              allowedIps.join(','),
+              'persistent-keepalive',
+              String(keepalive),
+              ...shared,
             ]),
           ),
         )
@@ -289,7 +296,9 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
           // It is told in whole seconds.
           const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
           const traffic = {
-            ...{ txPackets: undefined, rxPackets: undefined, ...counted },
+            txPackets: undefined,
+            rxPackets: undefined,
+            ...counted,
             endpoint: endpoint === '(none)' ? undefined : endpoint,
             heardAt: handshakeAt === undefined ? undefined : at + handshakeAt,
             session: { publicKey, handshakeAt, ageMs: ageMs < REJECT_AFTER_MS ? ageMs : undefined, ...counted },

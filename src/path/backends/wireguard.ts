@@ -4,12 +4,11 @@
 // Options, devices, routes, key file and lease are flanneld's (pkg/backend/wireguard). The devices go with the daemon; the key stays.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
-import { currentExternal } from '../../host/external-interface.ts'
-import { addDevice, findLink } from '../../host/links.ts'
 import { seldom } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
-import { KINDS, type Settings } from '../catalog.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import { currentExternal } from '../../host/external-interface.ts'
+import { addDevice, findLink } from '../../host/links.ts'
 import {
   FAMILIES,
   familiesOf,
@@ -24,17 +23,18 @@ import {
 } from '../../net/address.ts'
 import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
 import type { Ipv6 } from '../../net/ipv6.ts'
+import { KINDS, type Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer, PathSide, PathTraffic } from '../contract.ts'
+import { sayingWhoHasIt } from '../device/device-refusal.ts'
+import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { createPeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
-import { sayingWhoHasIt } from '../device/device-refusal.ts'
-import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import type { TunnelOptions } from '../tunnel/tunnel.ts'
 import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
-import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
 import type { KeeperPeer } from './wireguard/keeper.ts'
+import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
 import { lackingPrimitives } from './wireguard/primitives.ts'
 
 const TYPE = 'wireguard'
@@ -198,17 +198,26 @@ export function createWireguardBackend(options: Parts): Backend {
       const isOurs = carrier === 'userspace'
       if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
       const parts = {
-        ...{ lease, leases, mtu: mtuNow(), external: () => external, isUnbound: !isOurs, isUnnamed: true },
-        ...{ signal, run, log },
+        lease,
+        leases,
+        mtu: mtuNow(),
+        external: () => external,
+        isUnbound: !isOurs,
+        isUnnamed: true,
+        signal,
+        run,
+        log,
       }
       const first = families.find((family) => lease.subnet[family])
       return isOneDevice && first
         ? openFamilies({
-            ...{ ...parts, of: onlyOf([first], config) },
+            ...parts,
+            of: onlyOf([first], config),
             open: (_family, own) => openDevice(NAME, port, families, own, signal),
           })
         : openFamilies({
-            ...{ ...parts, of: config },
+            ...parts,
+            of: config,
             open: (family, own, known) =>
               isOurs
                 ? openByUs(nameIn(family), ports[family], [family], own, known)
@@ -283,7 +292,9 @@ export function createWireguardBackend(options: Parts): Backend {
         unusableReason(peer, lease, outerOf(peer, family)) ??
         (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
       identity: {
-        ...{ name: 'key', own: publicKey, of: (peer: Lease) => endIn(peer, family)?.publicKey },
+        name: 'key',
+        own: publicKey,
+        of: (peer: Lease) => endIn(peer, family)?.publicKey,
         remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
       },
     }
@@ -303,9 +314,17 @@ export function createWireguardBackend(options: Parts): Backend {
     return openUserspace(
       {
         parts: { ...options, external },
-        ...{ name, families: carried, outers: outersOf(family), port: listenPort, mtu: mtuNow() },
+        name,
+        families: carried,
+        outers: outersOf(family),
+        port: listenPort,
+        mtu: mtuNow(),
         awaited: mode === 'auto' ? families.find((each) => external.address[each] === undefined) : undefined,
-        ...{ privateKey: own.privateKey, psk, keepalive, stampFile: `${keyFile}-${name}.time`, log: calm },
+        privateKey: own.privateKey,
+        psk,
+        keepalive,
+        stampFile: `${keyFile}-${name}.time`,
+        log: calm,
         hasLanes,
         peerOf: (peer) => placeOf(peer, outerOf(peer, family), isOneDevice, ports),
         filter: peersIn(family, lease, own),
@@ -354,8 +373,15 @@ export function createWireguardBackend(options: Parts): Backend {
     for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
     const opened = await openWireguardDevice(
       {
-        ...{ name, keyFile, privateKey: own.privateKey, ownKey: own.publicKey, port: listenPort },
-        ...{ psk, keepalive, run, log: calm },
+        name,
+        keyFile,
+        privateKey: own.privateKey,
+        ownKey: own.publicKey,
+        port: listenPort,
+        psk,
+        keepalive,
+        run,
+        log: calm,
         byWireguardGo: carrier === 'wireguard-go',
       },
       signal,
@@ -364,9 +390,14 @@ export function createWireguardBackend(options: Parts): Backend {
     const parts = sides.map(({ family, network, subnet }) => ({
       device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
       filter: createPeerFilter({
-        ...{ ...peersIn(family, lease, own), lease, network, isOneOfTwo: families.length === 2, log },
+        ...peersIn(family, lease, own),
+        lease,
+        network,
+        isOneOfTwo: families.length === 2,
+        log,
       }),
-      ...{ family, subnet },
+      family,
+      subnet,
     }))
     try {
       const listens = { number: listenPort, option: (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name }
@@ -416,7 +447,9 @@ export function createWireguardBackend(options: Parts): Backend {
         return others > 0 ? [...mended, `${others} settings of ${name} were not as they had been set`] : mended
       },
       carrier: () => ({
-        ...{ device: name, engine: 'kernel', features: [] },
+        device: name,
+        engine: 'kernel',
+        features: [],
         devices: Object.fromEntries(parts.map(({ family }) => [family, name])),
       }),
       probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),

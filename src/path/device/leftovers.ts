@@ -7,6 +7,7 @@
 import { readFile } from 'node:fs/promises'
 import { parseEnv } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
+import type { Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
 import {
@@ -20,7 +21,6 @@ import {
   type Link,
   type Route,
 } from '../../host/links.ts'
-import type { Lease } from '../../control/lease/lease.ts'
 import {
   familiesOf,
   familyOf,
@@ -153,7 +153,8 @@ export async function findLeftovers(
         const owner = routeOwnerOf(route, side, await (running ??= others()))
         if (owner)
           held.push({
-            ...{ device: words, by: `${owner.name} runs (pid ${owner.pid})` },
+            device: words,
+            by: `${owner.name} runs (pid ${owner.pid})`,
             command: ['ip', ...command].join(' '),
           })
         else leftovers.push({ what: `the route ${words}`, command })
@@ -187,7 +188,11 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
     hosts.set(formatNet(net), lease.attrs.publicIp[family])
   }
   return {
-    ...{ family, network, subnet, peers, hosts },
+    family,
+    network,
+    subnet,
+    peers,
+    hosts,
     addresses: new Set([...hosts.values()].filter((each) => each !== undefined)),
   }
 }
@@ -338,7 +343,10 @@ function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined)
 
 /** Returns the arguments with which `ip route del` matches exactly this route. */
 const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family): string[] => [
-  ...[destination, ...(gateway === undefined ? [] : ['via', gateway]), 'dev', device],
+  destination,
+  ...(gateway === undefined ? [] : ['via', gateway]),
+  'dev',
+  device,
   ...(metric === USUAL_METRIC[family] ? [] : ['metric', String(metric)]),
 ]
 

@@ -4,11 +4,11 @@
 // ours, also those of an earlier process; by another device only those are that we made: nothing tells the rest from an operator's.
 
 import { messageOf } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import type { Lease } from '../../control/lease/lease.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
 import { routesExactly, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
-import type { Lease } from '../../control/lease/lease.ts'
-import type { Log } from '../../base/log.ts'
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /** This many of the routes that the kernel refuses are each tried alone, to hear why; this many strange ones are named. */
@@ -48,7 +48,9 @@ export interface RouteSync {
 const say = (destination: string, { gateway, device }: NextHop): string => `${destination} via ${gateway} dev ${device}`
 const isSame = (a: NextHop | undefined, b: NextHop): boolean => a?.gateway === b.gateway && a.device === b.device
 const wordsFor = (destination: string, hop: NextHop): string[] => [
-  ...['route', 'replace', ...say(destination, hop).split(' ')],
+  'route',
+  'replace',
+  ...say(destination, hop).split(' '),
   ...(hop.onlink ? ['onlink'] : []),
 ]
 

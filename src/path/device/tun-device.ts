@@ -4,6 +4,7 @@
 // Device, address, MTU and route are flanneld's (pkg/backend/udp, pkg/backend/wireguard).
 
 import { WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
 import {
   findLink,
@@ -16,7 +17,6 @@ import {
   type Link,
   type Route,
 } from '../../host/links.ts'
-import type { Log } from '../../base/log.ts'
 import {
   familyOf,
   FAMILY_NAMES,

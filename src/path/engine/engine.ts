@@ -1,8 +1,8 @@
 // engine.ts - what a data path offers, whichever way it moves the packets.
 
 import type { Descriptors, Drops, Mail, SessionKeys, UdpEndpoint } from '../../../native/addon.d.ts'
-import type { TunnelSettings } from '../catalog.ts'
 import type { Address, Addresses, Nets } from '../../net/address.ts'
+import type { TunnelSettings } from '../catalog.ts'
 import type { EncapsulationName } from './encapsulation.ts'
 import type { Stranger } from './filter.ts'
 

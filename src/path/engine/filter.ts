@@ -1,7 +1,7 @@
 // filter.ts - which packets from peers are let in: those that say truly whose they are, and are for us; as native/core/filter.h.
 
-import type { TunnelSettings } from '../catalog.ts'
 import { familyOf, isLinkLocal, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
+import type { TunnelSettings } from '../catalog.ts'
 import type { PeerTable } from './peers.ts'
 
 export interface FilterOptions {

@@ -95,8 +95,10 @@ export function createTrafficSlots(
           return [
             key,
             {
-              ...{ txPackets: tx - tx0, txBytes: txBytes - txBytes0 },
-              ...{ rxPackets: rx - rx0, rxBytes: rxBytes - rxBytes0 },
+              txPackets: tx - tx0,
+              txBytes: txBytes - txBytes0,
+              rxPackets: rx - rx0,
+              rxBytes: rxBytes - rxBytes0,
               heardAt: isHeard ? Math.max(since, at - silentMs) : undefined,
             },
           ]

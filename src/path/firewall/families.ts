@@ -1,8 +1,8 @@
 // families.ts - what a firewall has of each family, and how what one of them cannot do is kept from the other.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
-import type { Run } from '../../host/command.ts'
 import type { Log } from '../../base/log.ts'
+import type { Run } from '../../host/command.ts'
 import { FAMILIES, formatNet, type Family, type Net, type Nets } from '../../net/address.ts'
 import type { FirewallWish } from './rules.ts'
 

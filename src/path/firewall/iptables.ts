@@ -2,9 +2,9 @@
 
 import { access } from 'node:fs/promises'
 import { describeError, isWeftError, prefixed } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
-import type { Log } from '../../base/log.ts'
 import { FAMILIES, formatNet, type Family, type Net, type Nets } from '../../net/address.ts'
 import { ensureEach, partsOf, type Firewall, type FirewallOptions, type Part } from './families.ts'
 import {
@@ -71,7 +71,8 @@ export function createIptables(options: FirewallOptions): Firewall {
 async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   const listings = await Promise.all(
     FAMILIES.map(async (family) => ({
-      ...{ family, ours: parts.find((part) => part.family === family)?.ours ?? new Set<string>() },
+      family,
+      ours: parts.find((part) => part.family === family)?.ours ?? new Set<string>(),
       text: await listNftTable(run, family),
     })),
   )

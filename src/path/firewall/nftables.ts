@@ -1,8 +1,8 @@
 // nftables.ts - the rules by nft: a table of each family, in a transaction of its own.
 
 import { describeError, isWeftError, prefixed, type WeftError } from '../../base/errors.ts'
-import { isRefusal, type Run } from '../../host/command.ts'
 import type { Log } from '../../base/log.ts'
+import { isRefusal, type Run } from '../../host/command.ts'
 import { FAMILIES, formatNet, type Nets } from '../../net/address.ts'
 import { ensureEach, partsOf, type FamilyWish, type Firewall, type FirewallOptions, type Part } from './families.ts'
 import { WORDS } from './flannel-rules.ts'

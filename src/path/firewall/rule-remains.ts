@@ -4,6 +4,7 @@ import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { notInstalled, type Run } from '../../host/command.ts'
 import { isIptables162, isNfTables, WAIT } from '../../host/iptables.ts'
+import type { Remains } from '../remains.ts'
 import {
   findFlannelNftRules,
   findFlannelRules,
@@ -14,7 +15,6 @@ import {
   WORDS,
   type Tables,
 } from './flannel-rules.ts'
-import type { Remains } from '../remains.ts'
 
 export interface Search {
   readonly remains: readonly Remains[]

@@ -2,8 +2,8 @@
 //
 // Pure. The rules are flannel's (pkg/trafficmngr/iptables/iptables.go and nftables/nftables.go), chain by chain.
 
-import { FORWARD, isAnothers, MASQ, WORDS, type IptablesChain } from './flannel-rules.ts'
 import { familyOf, formatNet, type Family, type Net } from '../../net/address.ts'
+import { FORWARD, isAnothers, MASQ, WORDS, type IptablesChain } from './flannel-rules.ts'
 
 /** The rules that one family is to have. */
 export interface FirewallWish {

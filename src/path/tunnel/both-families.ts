@@ -6,7 +6,7 @@
 import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
-import { FAMILIES, familiesOf, FAMILY_NAMES, listed, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import type { Watched } from '../../host/events.ts'
 import {
@@ -18,7 +18,7 @@ import {
   type ExternalInterface,
 } from '../../host/external-interface.ts'
 import { createTurn } from '../../host/turn.ts'
-import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, listed, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 import type { DataPath, PathPeer, PathSearching, PathTraffic } from '../contract.ts'
 import { checkMtu } from '../device/tun-device.ts'
 import type { Engine, OpenPath } from '../engine/engine.ts'

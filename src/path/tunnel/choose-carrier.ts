@@ -1,10 +1,10 @@
 // choose-carrier.ts - the ways by which packets of a family travel to peers, in order: each takes the peers that it can and leaves the rest to the
 // next. The last takes all that are left.
 
-import type { PeerTraffic } from '../engine/engine.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Family } from '../../net/address.ts'
 import type { PathSide } from '../contract.ts'
+import type { PeerTraffic } from '../engine/engine.ts'
 
 type Peers = ReadonlyMap<string, Lease>
 /** The peers that were before, by each key whose peer came, changed or went. */

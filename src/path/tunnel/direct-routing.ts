@@ -1,10 +1,10 @@
-// direct-way.ts - direct routing: to peers that are reached without a router packets are routed as host-gw does, past any tunnel.
+// direct-routing.ts - direct routing: to peers that are reached without a router packets are routed as host-gw does, past any tunnel.
 
 import { isDeepStrictEqual } from 'node:util'
+import type { Log } from '../../base/log.ts'
+import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { routesFor } from '../../host/links.ts'
-import { sideOf, type Lease } from '../../control/lease/lease.ts'
-import type { Log } from '../../base/log.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
 import type { Way } from './choose-carrier.ts'

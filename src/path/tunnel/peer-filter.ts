@@ -3,6 +3,7 @@
 // Which of the leases that cannot be used beside each other counts depends on these leases and on no order in which they came. So
 // only those are judged again that may differ, and those that they are in the way of, and the outcome is that of judging all.
 
+import type { Log } from '../../base/log.ts'
 import {
   hasFamily,
   isOfOneNode,
@@ -12,7 +13,6 @@ import {
   type Lease,
   type OwnLease,
 } from '../../control/lease/lease.ts'
-import type { Log } from '../../base/log.ts'
 import {
   familiesOf,
   FAMILY_NAMES,

@@ -1,16 +1,12 @@
 // tunnel.ts - a tunnel that the engine carries: a TUN device on one side, UDP sockets on the other, for each encapsulation.
 
 import { describeError, messageOf, WeftError } from '../../base/errors.ts'
-import type { NetworkConfig } from '../../control/config/network-config.ts'
-import type { EncapsulationName } from '../engine/encapsulation.ts'
-import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
-import { encodePeers, type Peer } from '../engine/peers.ts'
-import { createTrafficSlots } from '../engine/traffic.ts'
-import { addon } from '../../host/addon.ts'
-import { findLink, isNamedBy } from '../../host/links.ts'
-import type { BackendType, Settings, TunnelSettings } from '../catalog.ts'
-import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { seldom, type Log } from '../../base/log.ts'
+import type { NetworkConfig } from '../../control/config/network-config.ts'
+import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import { addon } from '../../host/addon.ts'
+import type { ExternalInterface } from '../../host/external-interface.ts'
+import { findLink, isNamedBy } from '../../host/links.ts'
 import {
   byFamily,
   FAMILIES,
@@ -32,6 +28,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import type { BackendType, Settings, TunnelSettings } from '../catalog.ts'
 import type {
   BackendParts,
   DataPath,
@@ -42,11 +39,7 @@ import type {
   Underlays,
   UnknownKey,
 } from '../contract.ts'
-import type { ExternalInterface } from '../../host/external-interface.ts'
 import { watchExternal } from '../device/external-watch.ts'
-import { inTurn } from '../in-turn.ts'
-import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
-import { createStrangerLog } from './unknown-senders.ts'
 import {
   adoptTun,
   checkMtu,
@@ -56,7 +49,14 @@ import {
   refuseSharedTun,
   removeFamilies,
 } from '../device/tun-device.ts'
+import type { EncapsulationName } from '../engine/encapsulation.ts'
+import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
+import { encodePeers, type Peer } from '../engine/peers.ts'
+import { createTrafficSlots } from '../engine/traffic.ts'
+import { inTurn } from '../in-turn.ts'
 import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './choose-carrier.ts'
+import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
+import { createStrangerLog } from './unknown-senders.ts'
 
 /** The features of the engine that join received packets, each with its protocol. */
 const JOINING = [
@@ -264,7 +264,12 @@ export async function openTunnel(
     const [network, subnet] = [config[family]?.network, lease.subnet[family]]
     if (!network || !subnet) continue
     const filter = createPeerFilter<Net>({
-      ...{ ...kind.filter, lease: own, network, outers, isOneOfTwo: kind.families.length > 1, log },
+      ...kind.filter,
+      lease: own,
+      network,
+      outers,
+      isOneOfTwo: kind.families.length > 1,
+      log,
     })
     // Loaded by those alone that ask for it: packets wait for a start.
     const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
@@ -358,7 +363,8 @@ export async function openTunnel(
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
     tunName: adopted ?? tunName,
-    ...{ inherited, keepsSessions },
+    inherited,
+    keepsSessions,
     persistent: persist,
     ...(kind.keeper ? { onMail: () => kind.keeper?.onMail() } : {}),
     peers: () => encodePeers(ends()),
@@ -392,7 +398,7 @@ export async function openTunnel(
   }
   // What was chosen before is of no use without sockets of that family, and nobody chooses again then.
   if (!engine.hasOther)
-    for (const key of [...chosen.keys()]) {
+    for (const key of Array.from(chosen.keys())) {
       chosen.delete(key)
       redirect(key)
     }

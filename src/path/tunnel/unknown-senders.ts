@@ -1,9 +1,9 @@
-// strangers.ts - says whose packets the engine does not let in, each once, and what to do.
+// unknown-senders.ts - says whose packets the engine does not let in, each once, and what to do.
 
-import { reasonToDrop, type FilterOptions, type Stranger } from '../engine/filter.ts'
-import { createPeerTable, type Peer, type PeerTable } from '../engine/peers.ts'
 import type { Log } from '../../base/log.ts'
 import { formatAddress, netsText } from '../../net/address.ts'
+import { reasonToDrop, type FilterOptions, type Stranger } from '../engine/filter.ts'
+import { createPeerTable, type Peer, type PeerTable } from '../engine/peers.ts'
 
 /** Strangers that are remembered as named. */
 const MOST_NAMED = 1024

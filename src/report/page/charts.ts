@@ -134,8 +134,11 @@ function createChart(place: HTMLElement, lookOf: (colour: (name: string) => stri
       ticks: { show: false },
     }
     const options: uPlot.Options = {
-      ...{ ...sizeOf(), padding: [8, LABEL_HALF_PX, 0, 0], series },
-      ...{ legend: { show: false }, cursor: { show: false } },
+      ...sizeOf(),
+      padding: [8, LABEL_HALF_PX, 0, 0],
+      series,
+      legend: { show: false },
+      cursor: { show: false },
       scales: { y: { range: (_chart, low, high) => range(low ?? 0, high ?? 0) } },
       axes: [
         { ...axis, grid: { show: false }, values: '{HH}:{mm}:{ss}', space: 80, size: 28 },

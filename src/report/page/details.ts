@@ -1,10 +1,10 @@
 // details.ts - all that is known of one peer, in a dialog that stays right while it is open.
 
 import { publishers } from '../../path/catalog.ts'
+import { titleOf } from '../status.ts'
 import { byId, createFacts, elementOf, setAttribute, setText } from './dom.ts'
 import { bitRate, bothOf, bytes, count, dayText, duration, or } from './format.ts'
 import type { History } from './history.ts'
-import { titleOf } from '../status.ts'
 import { factsOf, LOOKS, type Peer } from './model.ts'
 
 export function createDetails(history: History) {

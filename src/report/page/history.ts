@@ -1,8 +1,7 @@
 // history.ts - rates from counts: what passed between one status and the next, for the charts and for each peer. Pure.
 
-import type { Status } from '../status.ts'
-
 import type { HistoryReport } from '../hour.ts'
+import type { Status } from '../status.ts'
 
 /** Five minutes at a status a second. */
 const KEPT = 300

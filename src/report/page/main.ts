@@ -1,15 +1,15 @@
 // main.ts - the page that weftd serves: asks /status.json of its own origin, and now and then what it remembers, and shows what it says. It changes nothing.
 
+import { parseToShow } from '../../base/text.ts'
 import { HISTORY_SCHEMA, type HistoryReport } from '../hour.ts'
 import { EVENTS_SCHEMA, type EventsReport } from '../peer-events.ts'
 import { STATUS_SCHEMA, type Status } from '../status.ts'
-import { parseToShow } from '../../base/text.ts'
 import { createCharts } from './charts.ts'
 import { createDetails } from './details.ts'
 import { byId, setAttribute, setText } from './dom.ts'
 import { createEventList } from './events.ts'
-import { clockText } from './format.ts'
 import { createFindings } from './findings.ts'
+import { clockText } from './format.ts'
 import { createHistory } from './history.ts'
 import { createMap } from './map.ts'
 import { changesOf, linesOf, pauseAfter, peersOf, type Peer } from './model.ts'

@@ -1,9 +1,9 @@
 // map.ts - the map of peers: around this node while they are few, else as a field in the order of their subnets.
 
+import { briefly } from '../status.ts'
 import { byId, createList, h, setAttribute, setText } from './dom.ts'
 import { bitRate, count, milliseconds } from './format.ts'
 import type { History } from './history.ts'
-import { briefly } from '../status.ts'
 import { around, countsOf, countsText, LOOKS, placesOf, type Peer, type Place } from './model.ts'
 
 /** The number of places that have room around a node. */
@@ -38,8 +38,12 @@ export function createMap(history: History, actions: MapActions) {
     const top = all[0]?.offsetTop
     const inRow = map.dataset['layout'] === 'field' ? all.filter(({ offsetTop }) => offsetTop === top).length : 1
     const steps: Readonly<Record<string, number>> = {
-      ...{ ArrowLeft: -1, ArrowRight: 1, ArrowUp: -inRow, ArrowDown: inRow },
-      ...{ Home: -all.length, End: all.length },
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -inRow,
+      ArrowDown: inRow,
+      Home: -all.length,
+      End: all.length,
     }
     const step = steps[event.key]
     if (step === undefined) return

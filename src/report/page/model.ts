@@ -12,6 +12,9 @@ import {
   parseNet,
   type Net,
 } from '../../net/address.ts'
+import { packetsText } from '../effects.ts'
+import { peerEventText, type PeerEvent } from '../peer-events.ts'
+import { readingOf } from '../states.ts'
 import {
   conditionOf,
   conditionText,
@@ -23,9 +26,6 @@ import {
   type Status,
   type StatusEvent,
 } from '../status.ts'
-import { peerEventText, type PeerEvent } from '../peer-events.ts'
-import { packetsText } from '../effects.ts'
-import { readingOf } from '../states.ts'
 import { count, duration, milliseconds, or, percent } from './format.ts'
 
 /** How a peer can be: the order in which a person is to look at them. */
@@ -233,8 +233,15 @@ export function medianOf(peers: readonly Peer[]): number | undefined {
 }
 
 const LEVELS: Readonly<Record<PeerEvent['what'], StatusEvent['level']>> = {
-  ...{ silent: 'error', 'one-way': 'error', narrow: 'error', moved: 'warn', rerouted: 'warn', slow: 'warn' },
-  ...{ back: 'info', whole: 'info', usual: 'info' },
+  silent: 'error',
+  'one-way': 'error',
+  narrow: 'error',
+  moved: 'warn',
+  rerouted: 'warn',
+  slow: 'warn',
+  back: 'info',
+  whole: 'info',
+  usual: 'info',
 }
 
 /** Lines of the log and what befell the peers, in the order of time. */

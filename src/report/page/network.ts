@@ -1,8 +1,8 @@
 // network.ts - what all nodes say of the network, where they tell one another: asked for while a person has it open.
 
 import { parseToShow } from '../../base/text.ts'
-import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../network-view.ts'
 import { NETWORK_FINDINGS, type NetworkNode } from '../network-findings.ts'
+import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../network-view.ts'
 import { briefly, type Status } from '../status.ts'
 import { byId, elementOf, h, proseOf, setText, type Child } from './dom.ts'
 import { count, milliseconds, percent } from './format.ts'

@@ -1,9 +1,9 @@
 // table.ts - all peers as a table: found by text and condition, a page at a time, so that ten thousand are no more work than fifty.
 
+import { titleOf, type Condition } from '../status.ts'
 import { byId, createList, elementOf, h, setAttribute, setText } from './dom.ts'
 import { bitRate, duration, milliseconds, or } from './format.ts'
 import type { History } from './history.ts'
-import { titleOf, type Condition } from '../status.ts'
 import { byNeed, LOOKS, matching, type Peer } from './model.ts'
 
 const ON_A_PAGE = 50

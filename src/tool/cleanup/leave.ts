@@ -1,14 +1,14 @@
 // leave.ts - `weftd --leave`: ends the daemon that runs for a subnet file and removes all that this node is in its network.
 
-import { findDaemons, findRunning } from './running.ts'
-import { removeRemains } from './cleanup.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { run } from '../../host/command.ts'
 import type { Connection } from '../../host/unix-socket.ts'
-import type { Log } from '../../base/log.ts'
-import type { DaemonOptions } from '../../options.ts'
 import { rendezvousAt } from '../../node/restart/rendezvous.ts'
 import { predecessorAt } from '../../node/restart/successor.ts'
+import type { DaemonOptions } from '../../options.ts'
+import { removeRemains } from './cleanup.ts'
+import { findDaemons, findRunning } from './running.ts'
 
 /** Returns true when nothing is left on the host. Throws WeftError DEVICE when a daemon hangs, or another one runs. */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {

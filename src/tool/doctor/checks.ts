@@ -2,18 +2,18 @@
 //
 // A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
 
-import { kindOf, publishers } from '../../path/catalog.ts'
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
+import { kindOf, publishers } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
+import { checkHandshakes } from './handshakes.ts'
 import { checkWays } from './kernel-ways.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkNeighbours } from './neighbours.ts'
 import { checkLeases, checkPeers } from './peers.ts'
 import { checkRoutes } from './routes.ts'
-import { checkHandshakes } from './handshakes.ts'
 import { networksOf } from './sides.ts'
 import { whyUnknown } from './unknowns.ts'
 
@@ -280,22 +280,35 @@ export const diagnose = (facts: Facts): readonly Diagnosis[] =>
 
 /** Checks that need no more than what the daemon says of itself; the rest need the host's own tools. */
 const BY_STATUS = [
-  ...[checkDaemon, checkFamilies, checkStore, checkClock, checkLeases, peersByStatus, checkHandshakes, checkMtu],
+  checkDaemon,
+  checkFamilies,
+  checkStore,
+  checkClock,
+  checkLeases,
+  peersByStatus,
+  checkHandshakes,
+  checkMtu,
   checkDrops,
 ]
 const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {
-  ...{
-    silence: undefined,
-    isRoot: true,
-    tunProblem: undefined,
-    lacksNetAdmin: false,
-    isForwarding: true,
-    links: [],
-    routes: [],
-  },
-  ...{ isForwardingIpv6: undefined, defaultRoutes: {} },
-  ...{ iptables: undefined, ip6tables: undefined, nft: undefined, subnetEnv: undefined, storeAheadMs: undefined },
-  ...{ answers: new Map(), unasked: undefined, reaches: new Map(), store: undefined },
+  silence: undefined,
+  isRoot: true,
+  tunProblem: undefined,
+  lacksNetAdmin: false,
+  isForwarding: true,
+  links: [],
+  routes: [],
+  isForwardingIpv6: undefined,
+  defaultRoutes: {},
+  iptables: undefined,
+  ip6tables: undefined,
+  nft: undefined,
+  subnetEnv: undefined,
+  storeAheadMs: undefined,
+  answers: new Map(),
+  unasked: undefined,
+  reaches: new Map(),
+  store: undefined,
 }
 
 /** The findings of a status alone, as the page for browsers shows them. */

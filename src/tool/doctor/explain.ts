@@ -1,5 +1,6 @@
 // explain.ts - what would happen to a packet from one address to another, step by step, as this host sees it. Pure.
 
+import type { Route } from '../../host/links.ts'
 import {
   familyOf,
   FAMILY_NAMES,
@@ -14,9 +15,8 @@ import {
 } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
-import type { Route } from '../../host/links.ts'
-import type { Facts } from './facts.ts'
 import type { FilteredPacket, Verdict } from './chain-walk.ts'
+import type { Facts } from './facts.ts'
 import { walkFilter } from './filter-walk.ts'
 import { portPacket, sentBack } from './firewall.ts'
 import { readRuleset } from './nft-walk.ts'

@@ -6,8 +6,8 @@ import { get as httpsGet } from 'node:https'
 import { parseEnv } from 'node:util'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { knock, type Knocked } from '../../host/knock.ts'
+import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
 import { getSysctl } from '../../host/sysctl.ts'
 import { askWays, policyRules } from '../../host/ways.ts'
@@ -169,10 +169,30 @@ export async function gatherFacts({
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
   ])
   return {
-    ...{ status, silence, isForbidden, now: Date.now(), isRoot, tunProblem: tun, links },
-    ...{ routes: routes.flat(), defaultRoutes: Object.fromEntries(defaults), iptables, ip6tables, nft },
-    ...{ isForwarding: forwarding !== '0', subnetEnv, storeAheadMs: ahead, ...asked, reaches },
-    ...{ store, storeUnasked, bridgeFilter, unit, kernelWays, neighbours, lacksNetAdmin },
+    status,
+    silence,
+    isForbidden,
+    now: Date.now(),
+    isRoot,
+    tunProblem: tun,
+    links,
+    routes: routes.flat(),
+    defaultRoutes: Object.fromEntries(defaults),
+    iptables,
+    ip6tables,
+    nft,
+    isForwarding: forwarding !== '0',
+    subnetEnv,
+    storeAheadMs: ahead,
+    ...asked,
+    reaches,
+    store,
+    storeUnasked,
+    bridgeFilter,
+    unit,
+    kernelWays,
+    neighbours,
+    lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
 }

@@ -42,7 +42,16 @@ export function walkFilter(text: string, packet: FilteredPacket): Verdict {
 
 /** The matches whose options are evaluated below; for all others it is not known whether they hold. */
 const READ_MATCHES = new Set([
-  ...['comment', 'udp', 'tcp', 'icmp', 'icmp6', 'multiport', 'conntrack', 'state', 'iprange', 'addrtype'],
+  'comment',
+  'udp',
+  'tcp',
+  'icmp',
+  'icmp6',
+  'multiport',
+  'conntrack',
+  'state',
+  'iprange',
+  'addrtype',
 ])
 const DECIDED: Readonly<Record<string, Target>> = {
   ACCEPT: { to: 'accept' },

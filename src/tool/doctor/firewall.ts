@@ -1,9 +1,9 @@
 // firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by walking such packets
 // through the rules of iptables and nftables. Also checks whether weft's rules exist for one family only. Pure.
 
+import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
 import { WORDS } from '../../path/firewall/flannel-rules.ts'
-import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { placeIn, type PeerStatus, type Status } from '../../report/status.ts'
 import { echoOf, type FilteredPacket, type Verdict } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
@@ -118,7 +118,11 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   )
   const device = isDirect ? undefined : ownDevice(side, walking.facts)
   const probe: FilteredPacket = {
-    ...{ chain: 'INPUT', protocol: echoOf(family), source: there.address, destination: subnet.address, state: 'new' },
+    chain: 'INPUT',
+    protocol: echoOf(family),
+    source: there.address,
+    destination: subnet.address,
+    state: 'new',
     ...(device === undefined ? {} : { from: device }),
   }
   return [
@@ -251,7 +255,9 @@ export function portPacket(
 export function sentBack({ source, destination, from, ...packet }: FilteredPacket): FilteredPacket {
   return {
     ...packet,
-    ...{ chain: 'OUTPUT', source: destination, destination: source },
+    chain: 'OUTPUT',
+    source: destination,
+    destination: source,
     ...(from === undefined ? {} : { to: from }),
   }
 }

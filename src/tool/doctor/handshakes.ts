@@ -3,10 +3,10 @@
 // Of a peer that answers nothing is said: it has keys. A packet that was lost, or sent again, makes one attempt more, or one that is stale:
 // only what came twice is told.
 
+import { titleOf, type SessionStatus, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { seenSides, sideText, type SeenSide } from './sides.ts'
-import { titleOf, type SessionStatus, type Status } from '../../report/status.ts'
 
 const TWICE = 2
 /** As old as keys may be: of a handshake of longer ago there is nothing left. */

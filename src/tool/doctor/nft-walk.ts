@@ -147,14 +147,28 @@ const listOf = (text: string): readonly string[] =>
     .filter((each) => each !== '')
 
 const TARGETS: Readonly<Record<string, Target>> = {
-  ...{ accept: { to: 'accept' }, drop: { to: 'drop' }, reject: { to: 'drop' }, return: { to: 'return' } },
+  accept: { to: 'accept' },
+  drop: { to: 'drop' },
+  reject: { to: 'drop' },
+  return: { to: 'return' },
   // The packet continues with another address; these statements do not drop it.
-  ...{ masquerade: { to: 'accept' }, snat: { to: 'accept' }, dnat: { to: 'accept' }, redirect: { to: 'accept' } },
+  masquerade: { to: 'accept' },
+  snat: { to: 'accept' },
+  dnat: { to: 'accept' },
+  redirect: { to: 'accept' },
 }
 /** Statements after which a packet continues to the next rule, with the number of words that belong to them. */
 const STATEMENTS: Readonly<Record<string, number>> = {
-  ...{ log: 0, prefix: 1, group: 1, snaplen: 1, level: 1, flags: 1, comment: 1 },
-  ...{ notrack: 0, continue: 0, 'queue-threshold': 1 },
+  log: 0,
+  prefix: 1,
+  group: 1,
+  snaplen: 1,
+  level: 1,
+  flags: 1,
+  comment: 1,
+  notrack: 0,
+  continue: 0,
+  'queue-threshold': 1,
 }
 
 /** Returns the number of words of a statement without a comparison; 0 if there is no such statement at this place. */

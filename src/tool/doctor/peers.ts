@@ -126,7 +126,8 @@ export function checkPeers(
       (side) => `${sideText(side)}${side.peer.type === '' ? '' : `, of type ${side.peer.type}`}`,
     ),
     ...unreached(isSilent).map((side): Finding => ({
-      ...{ name: 'peer-silent', detail: `${sideText(side)}: ${heard(side)}` },
+      name: 'peer-silent',
+      detail: `${sideText(side)}: ${heard(side)}`,
       fix: silentFix(status, side),
     })),
     ...each(

@@ -1,7 +1,6 @@
 // sides.ts - the nodes of a network by family, as the doctor sees them: what the daemon says of a peer, and what it answered now. Pure.
 
 import type { Link } from '../../host/links.ts'
-import { kindOf, outersOf } from '../../path/catalog.ts'
 import {
   ADDRESS_BITS,
   FAMILIES,
@@ -18,6 +17,7 @@ import {
 } from '../../net/address.ts'
 import { parseIpv4Net } from '../../net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
+import { kindOf, outersOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
 /** True for each of two packets that came back: a small one, and one as large as the data path takes. */

@@ -1,7 +1,7 @@
 // unknowns.ts - explains why a check was not possible. Pure.
 
-import { ownSides } from './sides.ts'
 import type { Facts } from './facts.ts'
+import { ownSides } from './sides.ts'
 
 type Reason = (facts: Facts) => string | undefined
 

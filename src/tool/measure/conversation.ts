@@ -134,8 +134,12 @@ function readInUse(value: unknown): InUse | null {
   const { subnet, backendType, device, engine, mtu, pathMtu, features } = value as Fields
   const orNull = (text: unknown): string | null => (typeof text === 'string' ? shown(text) : null)
   return {
-    ...{ subnet: shown(subnet), backendType: shown(backendType), device: orNull(device), engine: orNull(engine) },
-    ...{ mtu: isAmount(mtu) ? mtu : null, pathMtu: isAmount(pathMtu) ? pathMtu : null },
+    subnet: shown(subnet),
+    backendType: shown(backendType),
+    device: orNull(device),
+    engine: orNull(engine),
+    mtu: isAmount(mtu) ? mtu : null,
+    pathMtu: isAmount(pathMtu) ? pathMtu : null,
     features: Array.isArray(features) ? features.map(shown) : [],
   }
 }

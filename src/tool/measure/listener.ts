@@ -7,6 +7,7 @@ import { existsSync, readFileSync } from 'node:fs'
 import { createServer, type Server, type Socket } from 'node:net'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { createBell } from '../../host/bell.ts'
+import { busyClock } from './busy-clock.ts'
 import {
   LIMITS,
   lineOf,
@@ -20,7 +21,6 @@ import {
   type Received,
   type Request,
 } from './conversation.ts'
-import { busyClock } from './busy-clock.ts'
 import { readLine } from './lines.ts'
 import { increase } from './result.ts'
 
@@ -109,8 +109,11 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
 
   async function lead(socket: Socket, address: string, inside: string): Promise<void> {
     const run: Run = {
-      ...{ mark: randomBytes(8).toString('hex'), addresses: new Set([address, inside]) },
-      ...{ sockets: new Set(), onStream: () => {}, onDatagram: () => {} },
+      mark: randomBytes(8).toString('hex'),
+      addresses: new Set([address, inside]),
+      sockets: new Set(),
+      onStream: () => {},
+      onDatagram: () => {},
     }
     now.run = run
     news.ring()

@@ -96,8 +96,11 @@ export function resultOf(samples: Samples, beside: Beside = {}): Result {
     .filter((ratio) => Number.isFinite(ratio))
   const [outside, inside] = PATHS.map((path) => median(rates[path]) ?? 0) as [number, number]
   const tcp = {
-    ...{ outside, inside, ratio: median(ratios) ?? null },
-    ...{ leastRatio: orNull(Math.min(...ratios)), mostRatio: orNull(Math.max(...ratios)) },
+    outside,
+    inside,
+    ratio: median(ratios) ?? null,
+    leastRatio: orNull(Math.min(...ratios)),
+    mostRatio: orNull(Math.max(...ratios)),
   }
   const udp = {
     ...forBoth((path) => totalOf(samples.udp[path], samples.datagramBytes)),
@@ -149,7 +152,10 @@ function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   const lost = sum((sample) => Math.max(0, sample.sent - sample.datagrams - sample.overflowed))
   const seconds = sum((sample) => sample.seconds)
   return {
-    ...{ sent, lost, overflowed, reordered: sum(({ reordered }) => reordered) },
+    sent,
+    lost,
+    overflowed,
+    reordered: sum(({ reordered }) => reordered),
     sentBitsPerSecond: seconds > 0 ? (sent * bytes * 8) / seconds : 0,
     lossPercent: sent > 0 ? (100 * lost) / sent : 0,
   }

@@ -6,6 +6,7 @@ import { once } from 'node:events'
 import { isIPv6, type Socket } from 'node:net'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
+import { busyClock } from './busy-clock.ts'
 import {
   isReady,
   LIMITS,
@@ -20,7 +21,6 @@ import {
   type InUse,
   type Refusal,
 } from './conversation.ts'
-import { busyClock } from './busy-clock.ts'
 import { connectTo, readLine, type Way } from './lines.ts'
 import { datagramRate, orderOf, PATHS, type Both, type PathName, type Plan } from './plan.ts'
 import { median, type Samples, type TcpSample, type UdpSample } from './result.ts'
@@ -152,7 +152,13 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
         await ask({ ask: 'udp', first, datagrams: most }, ready)
         const start = performance.now()
         const sent = await sendPaced(ways[path], {
-          ...{ port, mark, first, most, perSecond, seconds, bytes },
+          port,
+          mark,
+          first,
+          most,
+          perSecond,
+          seconds,
+          bytes,
           isOver: () => leading.destroyed,
         })
         const took = (performance.now() - start) / 1000

@@ -2,9 +2,9 @@
 
 import { request } from 'node:http'
 import { messageOf, WeftError } from '../../base/errors.ts'
+import { parseToShow } from '../../base/text.ts'
 import { DROPS_SCHEMA, type DropsReport } from '../../report/drops.ts'
 import type { EventsReport } from '../../report/peer-events.ts'
-import { parseToShow } from '../../base/text.ts'
 import { STATUS_SCHEMA, type Status } from '../../report/status.ts'
 
 const PATIENCE_MS = 5_000

@@ -1,9 +1,9 @@
 // bench-text.ts - what `weft bench` measured, as a report: for programs, and as text for a person. Pure.
 
+import { titleOf } from '../../report/status.ts'
 import type { Counts, InUse } from '../measure/conversation.ts'
 import type { Both, Plan } from '../measure/plan.ts'
 import type { Compared, Length, Result, Samples } from '../measure/result.ts'
-import { titleOf } from '../../report/status.ts'
 import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
 
 /** Less is not told as a number. */

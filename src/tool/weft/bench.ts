@@ -2,12 +2,7 @@
 
 import { networkInterfaces } from 'node:os'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
-import { DEFAULT_PORT, type InUse } from '../measure/conversation.ts'
-import { connectTo, type Way } from '../measure/lines.ts'
-import { listen } from '../measure/listener.ts'
-import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
-import { increase, resultOf, type Length } from '../measure/result.ts'
-import { beginRun, measure, type Run } from '../measure/run.ts'
+import { jsonLine, printable } from '../../base/text.ts'
 import {
   familyOf,
   FAMILY_NAMES,
@@ -21,7 +16,12 @@ import {
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
-import { jsonLine, printable } from '../../base/text.ts'
+import { DEFAULT_PORT, type InUse } from '../measure/conversation.ts'
+import { connectTo, type Way } from '../measure/lines.ts'
+import { listen } from '../measure/listener.ts'
+import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
+import { increase, resultOf, type Length } from '../measure/result.ts'
+import { beginRun, measure, type Run } from '../measure/run.ts'
 import { askStatus } from './ask.ts'
 import { textOf, type About, type Report } from './bench-text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, type Call } from './command.ts'
@@ -80,14 +80,12 @@ export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | u
   const device = dataPath?.devices?.[family] ?? dataPath?.device ?? null
   const subnet = node && placeIn(node, family).subnet
   return {
-    ...{
-      subnet: subnet ? formatNet(subnet) : '',
-      backendType: config?.backendType ?? '',
-      device,
-      engine,
-      mtu,
-      features,
-    },
+    subnet: subnet ? formatNet(subnet) : '',
+    backendType: config?.backendType ?? '',
+    device,
+    engine,
+    mtu,
+    features,
     pathMtu: (peer && sidesOf(peer)[family]?.pathMtu) ?? null,
   }
 }
@@ -221,8 +219,11 @@ async function benchBy(
     const ways = waysTo(before, peer, probe)
     const { subnet } = placeIn(peer, probe.family)
     const about = {
-      ...{ peer: subnet ? formatNet(subnet) : peer.subnet, name: peer.name ?? null },
-      ...{ outside: ways.outside.to, inside: ways.inside.to, port },
+      peer: subnet ? formatNet(subnet) : peer.subnet,
+      name: peer.name ?? null,
+      outside: ways.outside.to,
+      inside: ways.inside.to,
+      port,
     }
     run = await begin(ways, port)
     signal.throwIfAborted()

@@ -2,8 +2,8 @@
 
 import { WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags, type FlagTable, type Options } from '../../base/go-flags.ts'
-import { WEFT_FLAGS } from '../../options.ts'
 import { Secret } from '../../base/secret.ts'
+import { WEFT_FLAGS } from '../../options.ts'
 import type { Screen } from './look.ts'
 
 /** The exit codes of weft. */
@@ -57,7 +57,11 @@ interface Definition<Table extends FlagTable> extends Pick<Command, 'name' | 'do
 export function command<Table extends FlagTable>(definition: Definition<Table>): Command {
   const { name, does, args = '', more = '', flags, run } = definition
   return {
-    ...{ name, does, args, more, flags },
+    name,
+    does,
+    args,
+    more,
+    flags,
     run(words, environment, screen, signal) {
       const bad = (message: string): void => screen.warn(`weft ${name}: ${message}`)
       const parsed = parseWords(flags, words, environment, bad)

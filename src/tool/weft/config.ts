@@ -2,17 +2,17 @@
 
 import { readFile } from 'node:fs/promises'
 import { text as textOf } from 'node:stream/consumers'
-import { checkBackend } from '../../node/choose.ts'
-import { configSchema, unknownKeys } from '../../control/config/keys.ts'
-import { planOf } from '../../control/config/plan.ts'
+import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { jsonLine, printable, printableLines } from '../../base/text.ts'
 import { withoutSecrets } from '../../control/config/hidden.ts'
+import { configSchema, unknownKeys } from '../../control/config/keys.ts'
 import {
   parseNetworkConfig,
   requireFamily,
   type NetworkConfig,
   type SubnetRange,
 } from '../../control/config/network-config.ts'
-import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { planOf } from '../../control/config/plan.ts'
 import { isCompatible } from '../../control/lease/allocate.ts'
 import { sourceOf } from '../../control/lease/decode.ts'
 import { parseLeaseKey } from '../../control/lease/lease.ts'
@@ -32,7 +32,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import { jsonLine, printable, printableLines } from '../../base/text.ts'
+import { checkBackend } from '../../node/choose.ts'
 import { STORE_FLAGS } from '../../options.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Screen } from './look.ts'
@@ -130,8 +130,10 @@ function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
 function describeRange({ network, subnetLength, subnetMin, subnetMax }: SubnetRange<Net>) {
   const size = 1n << BigInt(ADDRESS_BITS[familyOf(network)] - subnetLength)
   return {
-    ...{ network: formatNet(network), subnetLength },
-    ...{ subnetMin: formatAddress(subnetMin), subnetMax: formatAddress(subnetMax) },
+    network: formatNet(network),
+    subnetLength,
+    subnetMin: formatAddress(subnetMin),
+    subnetMax: formatAddress(subnetMax),
     nodes: Number((BigInt(subnetMax) - BigInt(subnetMin)) / size) + 1,
   }
 }

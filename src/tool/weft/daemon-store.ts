@@ -5,9 +5,9 @@ import { readFile } from 'node:fs/promises'
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags } from '../../base/go-flags.ts'
 import { secretUrls } from '../../base/secret.ts'
+import { daemonName } from '../../host/daemons.ts'
 import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
 import type { Status } from '../../report/status.ts'
-import { daemonName } from '../../host/daemons.ts'
 
 /** The file that deploy/weftd.service names as EnvironmentFile. */
 const DEFAULTS = '/etc/default/weftd'

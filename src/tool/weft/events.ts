@@ -45,8 +45,15 @@ export const eventsCommand = command({
 })
 
 const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
-  ...{ silent: 'bad', 'one-way': 'bad', back: 'good', moved: 'doubtful', rerouted: 'doubtful' },
-  ...{ narrow: 'bad', whole: 'good', slow: 'doubtful', usual: 'good' },
+  silent: 'bad',
+  'one-way': 'bad',
+  back: 'good',
+  moved: 'doubtful',
+  rerouted: 'doubtful',
+  narrow: 'bad',
+  whole: 'good',
+  slow: 'doubtful',
+  usual: 'good',
 }
 
 /** The daemon's; where none answers, those that the last one left. */

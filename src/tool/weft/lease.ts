@@ -1,12 +1,14 @@
 // lease.ts - `weft lease`: the leases in the store, shown, released, reserved.
 
-import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
 import { messageOf, WeftError } from '../../base/errors.ts'
+import { jsonLine, printable } from '../../base/text.ts'
+import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
 import { isCompatible } from '../../control/lease/allocate.ts'
+import { createAlone } from '../../control/lease/claim.ts'
 import { decodeLease } from '../../control/lease/decode.ts'
 import { hostNameIn } from '../../control/lease/host-name.ts'
 import { encodeLeaseValue, isOfOneNode, leaseKey, parseLeaseKey, type Lease } from '../../control/lease/lease.ts'
-import { createAlone } from '../../control/lease/claim.ts'
+import type { StoreEntry } from '../../control/store/store.ts'
 import {
   addressText,
   compareAddresses,
@@ -23,11 +25,9 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import { STORE_FLAGS } from '../../options.ts'
 import { DEFAULT_TYPE } from '../../path/catalog.ts'
 import { briefly, conditionOf, sidesOf, type Condition, type Status } from '../../report/status.ts'
-import type { StoreEntry } from '../../control/store/store.ts'
-import { jsonLine, printable } from '../../base/text.ts'
-import { STORE_FLAGS } from '../../options.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { duration, table, type Cell, type Tone } from './look.ts'
 import { subnetName, subnetNamed, withStore } from './store.ts'
@@ -65,7 +65,8 @@ const toJson = ({ entry, lease, problem }: Read) => ({
   publicIpv6: lease?.attrs.publicIp.ipv6 === undefined ? null : formatAddress(lease.attrs.publicIp.ipv6),
   type: lease?.attrs.backendType ?? null,
   reserved: entry.isReservation,
-  ...{ value: entry.value, problem },
+  value: entry.value,
+  problem,
 })
 
 /** How a lease's node is, as far as this host's daemon knows: `this node`, or the state of a peer; null where it knows nothing. */
@@ -86,7 +87,11 @@ function endText(at: number | undefined, isReservation: boolean): Cell {
 const ENDING_S = 1800
 
 const STATE_TONES: Readonly<Record<Condition, Tone | undefined>> = {
-  ...{ answering: 'good', programmed: undefined, silent: 'bad', narrow: 'bad', stored: 'doubtful' },
+  answering: 'good',
+  programmed: undefined,
+  silent: 'bad',
+  narrow: 'bad',
+  stored: 'doubtful',
 }
 function stateCell(state: ReturnType<typeof nodeState>): Cell {
   if (state === null) return '-'

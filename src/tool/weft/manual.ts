@@ -41,7 +41,9 @@ interface Flag {
 /** The table as a tree of words. */
 function treeOf(commands: readonly Command[], others: readonly Other[]): readonly Word[] {
   const wordOf = (name: string, { does, args, flags }: Command): Word => ({
-    ...{ name, does, next: [] },
+    name,
+    does,
+    next: [],
     flags: [
       ...Object.entries(flags).map(([flag, { help, default: value }]): Flag => {
         const kind = typeof value === 'boolean' ? 'none' : typeof value === 'number' ? 'number' : 'text'
@@ -223,17 +225,19 @@ export function manual(
 ): string {
   const lines = [
     `.TH WEFT 8 "" "weft ${version}" "weft"`,
-    ...['.SH NAME', roff("weft - the operator's tool of weft, a replacement for flanneld")],
-    ...['.SH SYNOPSIS', '.B weft', String.raw`\fICOMMAND\fR [\fIOPTION\fR]... [\fIARGUMENT\fR]...`],
-    ...[
-      '.SH DESCRIPTION',
-      paragraph(
-        'It asks weftd, the daemon of this host, over its socket, and looks at the host itself. Flags may stand anywhere.',
-      ),
-    ],
+    '.SH NAME',
+    roff("weft - the operator's tool of weft, a replacement for flanneld"),
+    '.SH SYNOPSIS',
+    '.B weft',
+    String.raw`\fICOMMAND\fR [\fIOPTION\fR]... [\fIARGUMENT\fR]...`,
+    '.SH DESCRIPTION',
+    paragraph(
+      'It asks weftd, the daemon of this host, over its socket, and looks at the host itself. Flags may stand anywhere.',
+    ),
     '.SH COMMANDS',
     ...commands.flatMap((command) => [
-      ...['.SS', roff(`weft ${`${command.name} ${command.args}`.trim()}`)],
+      '.SS',
+      roff(`weft ${`${command.name} ${command.args}`.trim()}`),
       paragraph(`${command.does[0]?.toUpperCase()}${command.does.slice(1)}. ${command.more}`.trim()),
       ...Object.entries(command.flags).flatMap(([name, flag]) => [
         '.TP',
@@ -246,15 +250,20 @@ export function manual(
       roff(`weft ${name}`),
       paragraph(`${does[0]?.toUpperCase()}${does.slice(1)}.`),
     ]),
-    ...['.SH EXIT STATUS', ...exits.flatMap((text, code) => ['.TP', `.B ${code}`, paragraph(text)])],
-    ...['.SH SEE ALSO', String.raw`.BR weftd (8)`],
+    '.SH EXIT STATUS',
+    ...exits.flatMap((text, code) => ['.TP', `.B ${code}`, paragraph(text)]),
+    '.SH SEE ALSO',
+    String.raw`.BR weftd (8)`,
   ]
   return `${lines.join('\n')}\n`
 }
 
 /** The section on the location of the documents that messages name, such as docs/operating.md. */
 const DOCUMENTS = [
-  ...['.SH FILES', '.TP', '.I docs/', 'Documents: below /usr/share/doc/weft of the Debian and the RPM package,'],
+  '.SH FILES',
+  '.TP',
+  '.I docs/',
+  'Documents: below /usr/share/doc/weft of the Debian and the RPM package,',
   'in the folder of the npm package, and in the repository.',
 ]
 
@@ -283,26 +292,35 @@ export function daemonManual(
   }
   const lines = [
     `.TH WEFTD 8 "" "weft ${version}" "weft"`,
-    ...['.SH NAME', roff('weftd - a replacement for flanneld: a network for the containers of many hosts')],
-    ...['.SH SYNOPSIS', '.B weftd', String.raw`[\fIOPTION\fR]...`],
-    ...[
-      '.SH DESCRIPTION',
-      paragraph(
-        'It leases a subnet for this host, writes it where Docker and CNI read it, and carries the packets of containers to other hosts. ' +
-          'It takes the flags of flanneld, in the syntax of Go, and each from a variable too: --etcd-endpoints from FLANNELD_ETCD_ENDPOINTS.',
-      ),
-    ],
+    '.SH NAME',
+    roff('weftd - a replacement for flanneld: a network for the containers of many hosts'),
+    '.SH SYNOPSIS',
+    '.B weftd',
+    String.raw`[\fIOPTION\fR]...`,
+    '.SH DESCRIPTION',
+    paragraph(
+      'It leases a subnet for this host, writes it where Docker and CNI read it, and carries the packets of containers to other hosts. ' +
+        'It takes the flags of flanneld, in the syntax of Go, and each from a variable too: --etcd-endpoints from FLANNELD_ETCD_ENDPOINTS.',
+    ),
     ...groups.flatMap(([title, flags]) => [
       `.SH ${roff(title)}`,
       ...Object.entries(flags)
         .toSorted(([a], [b]) => (a < b ? -1 : 1))
         .flatMap(flagLines),
     ]),
-    ...['.SH EXIT STATUS', '.TP', '.B 0', paragraph('It was stopped, or another weftd has taken over.')],
-    ...['.TP', '.B 1', paragraph('It could not start, or go on; the last line of its log says why.')],
-    ...['.TP', '.B 2', paragraph('The command line cannot be read.')],
+    '.SH EXIT STATUS',
+    '.TP',
+    '.B 0',
+    paragraph('It was stopped, or another weftd has taken over.'),
+    '.TP',
+    '.B 1',
+    paragraph('It could not start, or go on; the last line of its log says why.'),
+    '.TP',
+    '.B 2',
+    paragraph('The command line cannot be read.'),
     ...DOCUMENTS,
-    ...['.SH SEE ALSO', String.raw`.BR weft (8)`],
+    '.SH SEE ALSO',
+    String.raw`.BR weft (8)`,
   ]
   return `${lines.join('\n')}\n`
 }

@@ -1,14 +1,14 @@
 // network.ts - `weft network`: what all nodes say of one another, asked by the daemon of this host.
 
-import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network-view.ts'
+import { jsonLine } from '../../base/text.ts'
 import {
   isNetworkWell,
   NETWORK_FINDINGS,
   type NetworkFindingName,
   type NetworkNode,
 } from '../../report/network-findings.ts'
+import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network-view.ts'
 import { briefly } from '../../report/status.ts'
-import { jsonLine } from '../../base/text.ts'
 import { ask } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, milliseconds, percent, table, type Cell as Shown, type Colour, type Tone } from './look.ts'

@@ -3,7 +3,6 @@
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
 import { openEcho, type Echo } from '../../host/echo.ts'
-import { kindOf } from '../../path/catalog.ts'
 import {
   FAMILIES,
   familiesOf,
@@ -16,6 +15,7 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
+import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 
 /**

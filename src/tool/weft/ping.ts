@@ -1,10 +1,10 @@
 // ping.ts - `weft ping`: asks a peer's host whether it answers, through the data path.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
+import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
 import { FAMILY_NAMES, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import { placeIn, sidesOf, titleOf, type PeerStatus } from '../../report/status.ts'
-import { jsonLine } from '../../base/text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { milliseconds } from './look.ts'
@@ -124,7 +124,9 @@ function toJson(peer: PeerStatus, asked: readonly Asked[]) {
     return one ? resultOf(one) : null
   }
   return {
-    ...{ peer: peer.subnet, name: peer.name ?? null, ...(first ? resultOf(first) : {}) },
+    peer: peer.subnet,
+    name: peer.name ?? null,
+    ...(first ? resultOf(first) : {}),
     families: { ipv4: of('ipv4'), ipv6: of('ipv6') },
   }
 }

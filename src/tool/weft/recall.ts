@@ -1,13 +1,10 @@
 // recall.ts - what is known of a node whose weftd is dead: from the store, from what that weftd last knew, from subnet.env, from the
 // devices that it left; in the shape of the status that it would tell.
 
-import type { StoreSeen } from '../doctor/facts.ts'
+import { isWeftError } from '../../base/errors.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import { isNamedBy, type Link } from '../../host/links.ts'
-import { configOf, peerOf } from '../../node/report.ts'
-import type { LastKnown } from '../../node/restart/last-known.ts'
-import { isWeftError } from '../../base/errors.ts'
 import {
   addressText,
   FAMILIES,
@@ -21,8 +18,11 @@ import {
   type Family,
   type Nets,
 } from '../../net/address.ts'
+import { configOf, peerOf } from '../../node/report.ts'
+import type { LastKnown } from '../../node/restart/last-known.ts'
 import { kindOf, KINDS, portOf } from '../../path/catalog.ts'
 import { countPeers, STATUS_SCHEMA, type PeerSide, type Status } from '../../report/status.ts'
+import type { StoreSeen } from '../doctor/facts.ts'
 
 export interface Remains {
   readonly subnetFile: string
@@ -118,9 +118,13 @@ export function recall({
     if (!each.subnet[family] || host === undefined || !families.includes(family)) return null
     const isUsed = each.attrs.backendType === kind?.published
     return {
-      ...{ endpoint: isUp && isUsed ? endpointOf(config, formatAddress(host)) : null, way: null },
+      endpoint: isUp && isUsed ? endpointOf(config, formatAddress(host)) : null,
+      way: null,
       state: isUsed ? 'programmed' : 'stored',
-      ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, pathMtu: null },
+      roundTripMs: null,
+      lossPercent: null,
+      probedSecondsAgo: null,
+      pathMtu: null,
     }
   }
   const peers = leases.filter((each) => each !== lease && !isSame(each.subnet, own))
@@ -129,33 +133,50 @@ export function recall({
       each,
       {
         families: { ipv4: sideOf(each, 'ipv4'), ipv6: sideOf(each, 'ipv6') },
-        ...{ name: null, traffic: undefined, isHeld: false, cameAt: at.getTime() },
+        name: null,
+        traffic: undefined,
+        isHeld: false,
+        cameAt: at.getTime(),
       },
       at.getTime(),
     ),
   )
   const [ipv6, publicIpv6] = [own.ipv6, publicIp.ipv6]
   return {
-    ...{ schema: STATUS_SCHEMA, at: at.toISOString(), trouble: null, summary: '', events: [] },
-    ...{ state: 'starting', impairments: [] },
+    schema: STATUS_SCHEMA,
+    at: at.toISOString(),
+    trouble: null,
+    summary: '',
+    events: [],
+    state: 'starting',
+    impairments: [],
     daemon: { version: '', pid: 0, startedAt: '', subnetFile, leases: place.leases },
     store: { name: place.store, reachable: stored !== undefined, comparedSecondsAgo: null, held: 0, holds: 0 },
     node: {
-      ...{ hostname: '', subnet: netText(own), publicIp: listed(publicIp).length > 0 ? addressText(publicIp) : '' },
-      ...{
-        ipv6Subnet: ipv6 ? formatNet(ipv6) : null,
-        publicIpv6: publicIpv6 === undefined ? null : formatAddress(publicIpv6),
-      },
-      ...{ externalInterface: external?.name ?? null, twin: null },
+      hostname: '',
+      subnet: netText(own),
+      publicIp: listed(publicIp).length > 0 ? addressText(publicIp) : '',
+      ipv6Subnet: ipv6 ? formatNet(ipv6) : null,
+      publicIpv6: publicIpv6 === undefined ? null : formatAddress(publicIpv6),
+      externalInterface: external?.name ?? null,
+      twin: null,
     },
     config: configOf(config),
     lease: null,
     dataPath: {
-      ...{ open: isUp, families, mtu: mtu > 0 ? mtu : null, device, engine, features: [] },
-      ...{ threads: [], counters: {}, drops: {} },
+      open: isUp,
+      families,
+      mtu: mtu > 0 ? mtu : null,
+      device,
+      engine,
+      features: [],
+      threads: [],
+      counters: {},
+      drops: {},
     },
     peers: stored || known ? countPeers(list, null) : null,
-    ...{ repairs: 0, subnetFileWritten: false },
+    repairs: 0,
+    subnetFileWritten: false,
   }
 }
 

@@ -1,7 +1,10 @@
 // status.ts - `weft status` and `weft peers`: how this node is, and what it knows of the others.
 
+import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
 import { FAMILIES, FAMILY_NAMES, listed, type Family } from '../../net/address.ts'
+import { packetsText } from '../../report/effects.ts'
+import { readingOf } from '../../report/states.ts'
 import {
   briefly,
   conditionOf,
@@ -14,9 +17,6 @@ import {
   type PeerStatus,
   type Status,
 } from '../../report/status.ts'
-import { packetsText } from '../../report/effects.ts'
-import { readingOf } from '../../report/states.ts'
-import { jsonLine } from '../../base/text.ts'
 import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import {

@@ -1,15 +1,15 @@
 // store.ts - the store that an operator's command works on: the one that the flags name, else the daemon's of this host.
 
 import { existsSync } from 'node:fs'
-import { createStore } from '../../node/choose.ts'
 import { isWeftError, WeftError } from '../../base/errors.ts'
-import { limited } from '../../host/bell.ts'
 import type { Log } from '../../base/log.ts'
 import { leaseKey, parseLeaseKey } from '../../control/lease/lease.ts'
+import type { Store } from '../../control/store/store.ts'
+import { limited } from '../../host/bell.ts'
 import { formatNet, listed, netsOf, parseNet, primary, type Nets } from '../../net/address.ts'
+import { createStore } from '../../node/choose.ts'
 import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
 import type { Status } from '../../report/status.ts'
-import type { Store } from '../../control/store/store.ts'
 import { askStatus } from './ask.ts'
 import { daemonStore, explained, withDefaultsOf } from './daemon-store.ts'
 import type { Screen } from './look.ts'

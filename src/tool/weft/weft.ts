@@ -4,10 +4,10 @@ import { version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
+import { FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
 import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
 import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
-import { FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
 
 /** flannel's own programs, and what is as old here: they read their command lines themselves. */
 interface OldCommand {

@@ -73,7 +73,10 @@ export function interfacesOf(status: Status): readonly Interface[] {
     const its = ends.filter(([family]) => dataPath?.devices?.[family] === name)
     const families = its.map(([family]) => family)
     return its.slice(0, 1).map(([, { publicKey, port: listeningPort }]) => ({
-      ...{ name, publicKey, listeningPort, engine: dataPath?.engine ?? null },
+      name,
+      publicKey,
+      listeningPort,
+      engine: dataPath?.engine ?? null,
       hasPresharedKey: Boolean(config.backend['psk']),
       keepaliveSeconds: Number(config.backend['persistentkeepaliveinterval'] ?? 0),
       peers: list.flatMap((peer) => peerOf(peer, families)).toSorted((a, b) => agoOf(a) - agoOf(b)),
@@ -98,10 +101,14 @@ function peerOf(peer: PeerStatus, families: readonly Family[]): Peer[] {
     return side?.session ? [{ ...side, session: side.session, subnet: placeIn(peer, family).subnet }] : []
   })
   return sides.slice(0, 1).map(({ endpoint, session }) => ({
-    ...{ publicKey: session.publicKey, name: peer.name ?? null, endpoint },
+    publicKey: session.publicKey,
+    name: peer.name ?? null,
+    endpoint,
     allowedIps: sides.flatMap(({ subnet }) => (subnet ? [formatNet(subnet)] : [])),
-    ...{ handshakeSecondsAgo: session.handshakeSecondsAgo, ageSeconds: session.ageSeconds },
-    ...{ receivedBytes: session.rxBytes, sentBytes: session.txBytes },
+    handshakeSecondsAgo: session.handshakeSecondsAgo,
+    ageSeconds: session.ageSeconds,
+    receivedBytes: session.rxBytes,
+    sentBytes: session.txBytes,
   }))
 }
 

@@ -25,7 +25,10 @@ describe('a prefix', () => {
   it('stands before the message, and code, remedy and cause are kept', async () => {
     expect(await prefixed('a: ', Promise.resolve(7))).toBe(7)
     await expect(prefixed('a: ', Promise.reject(error))).rejects.toMatchObject({
-      ...{ code: 'CONFIG', message: 'a: it is wrong', remedy: 'mend it', cause: error },
+      code: 'CONFIG',
+      message: 'a: it is wrong',
+      remedy: 'mend it',
+      cause: error,
     })
     const bare = await prefixed('a: ', Promise.reject(new WeftError('GAP', 'x'))).catch((thrown: unknown) => thrown)
     expect(bare).toMatchObject({ code: 'GAP', message: 'a: x', remedy: undefined })

@@ -125,10 +125,15 @@ describe('Go flags', () => {
     })
     expect(text).toBe(
       [
-        ...['  -b\tone letter', '  -bb\n    \ttwo letters', '  -list value\n    \ttexts'],
-        ...['  -n int\n    \tnumber (default 3)', '  -name string\n    \ttext (default "x")'],
-        ...['  -none string\n    \tno text', '  -on\n    \ttruth (default true)'],
-        ...['  -url string\n    \tsecret (default "<hidden>")', '  -zero seconds\n    \tno number'],
+        '  -b\tone letter',
+        '  -bb\n    \ttwo letters',
+        '  -list value\n    \ttexts',
+        '  -n int\n    \tnumber (default 3)',
+        '  -name string\n    \ttext (default "x")',
+        '  -none string\n    \tno text',
+        '  -on\n    \ttruth (default true)',
+        '  -url string\n    \tsecret (default "<hidden>")',
+        '  -zero seconds\n    \tno number',
       ].join('\n'),
     )
   })

@@ -7,9 +7,36 @@ import { jsonLine, parseToShow, printable, printableLines } from '../../../src/b
 const STEERING = [
   ...Array.from({ length: 32 }, (_, code) => code).filter((code) => ![9, 10, 13].includes(code)),
   ...Array.from({ length: 33 }, (_, at) => 0x7f + at),
-  ...[0x61c, 0x200e, 0x200f, 0x2028, 0x2029, 0x202a, 0x202b, 0x202c, 0x202d, 0x202e, 0x2066, 0x2067, 0x2068, 0x2069],
-  ...[0xfeff, 0xd800, 0xdc00, 0xdfff],
-  ...[0xad, 0x200b, 0x200c, 0x200d, 0x2060, 0x2064, 0xfff9, 0xfffb, 0x115f, 0x180e, 0x3164, 0xfe0f],
+  0x61c,
+  0x200e,
+  0x200f,
+  0x2028,
+  0x2029,
+  0x202a,
+  0x202b,
+  0x202c,
+  0x202d,
+  0x202e,
+  0x2066,
+  0x2067,
+  0x2068,
+  0x2069,
+  0xfeff,
+  0xd800,
+  0xdc00,
+  0xdfff,
+  0xad,
+  0x200b,
+  0x200c,
+  0x200d,
+  0x2060,
+  0x2064,
+  0xfff9,
+  0xfffb,
+  0x115f,
+  0x180e,
+  0x3164,
+  0xfe0f,
 ].map((code) => String.fromCharCode(code))
 
 describe('text of others', () => {
@@ -44,7 +71,9 @@ describe('text of others', () => {
     const json = '[null,1,true,"a",{},[["b"]],{"c":null,"__proto__":2}]'
     expect(JSON.stringify(parseToShow(json))).toBe(json)
     expect(parseToShow('{"a":1,"b\\u001b":[{"c\\n":2}],"d":3}')).toEqual({
-      ...{ a: 1, [String.raw`b\u001b`]: [{ [String.raw`c\n`]: 2 }], d: 3 },
+      a: 1,
+      [String.raw`b\u001b`]: [{ [String.raw`c\n`]: 2 }],
+      d: 3,
     })
   })
 

@@ -18,8 +18,8 @@ import {
   type ExternalInterface,
   type InterfaceWishes,
 } from '../../../src/host/external-interface.ts'
-import { addressText, formatAddress, type Addresses, type Family } from '../../../src/net/address.ts'
 import type { Link, LinkAddress } from '../../../src/host/links.ts'
+import { addressText, formatAddress, type Addresses, type Family } from '../../../src/net/address.ts'
 import { formatIpv4, parseIpv4 } from '../../../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../../../src/net/ipv6.ts'
 
@@ -38,7 +38,11 @@ const link = (
   mtu = 1500,
   flags = ['UP'],
 ): object => ({
-  ...{ ifindex, ifname, mtu, flags, txqlen: 1000 },
+  ifindex,
+  ifname,
+  mtu,
+  flags,
+  txqlen: 1000,
   addr_info: [
     { family: 'inet6', local: '2001:db8::1', prefixlen: 64, scope: 'global' },
     ...addresses.map((address) => ({
@@ -299,7 +303,10 @@ const ipv6 = (text: string): object => {
   return { family: 'inet6', local, prefixlen: 64, ...Object.fromEntries(flags.map((flag) => [flag, true])) }
 }
 const both = (ifindex: number, ifname: string, addresses: readonly string[], mtu = 1500, flags = ['UP']): object => ({
-  ...{ ifindex, ifname, mtu, flags },
+  ifindex,
+  ifname,
+  mtu,
+  flags,
   addr_info: addresses.map((text) =>
     text.includes(':') ? ipv6(text) : { family: 'inet', local: text, prefixlen: 24 },
   ),
@@ -307,8 +314,15 @@ const both = (ifindex: number, ifname: string, addresses: readonly string[], mtu
 const BOTH = [
   both(1, 'lo', ['127.0.0.1', '::1'], 65536, ['LOOPBACK', 'UP']),
   both(2, 'eth0', [
-    ...['192.0.2.7', 'fe80::7', 'fd00::77 deprecated', 'fd00::78 tentative', 'fd00::79 dadfailed tentative'],
-    ...['2001:db8::aaaa temporary dynamic', '2001:db8::7 dynamic', 'fd00::7', 'fd00::70'],
+    '192.0.2.7',
+    'fe80::7',
+    'fd00::77 deprecated',
+    'fd00::78 tentative',
+    'fd00::79 dadfailed tentative',
+    '2001:db8::aaaa temporary dynamic',
+    '2001:db8::7 dynamic',
+    'fd00::7',
+    'fd00::70',
   ]),
   both(3, 'eth1', ['198.51.100.1', '198.51.100.2', 'fe80::1', 'fd00:1::1', 'fd00:1::2'], 9000),
   both(4, 'four', ['203.0.113.4']),
@@ -659,8 +673,13 @@ describe('the choice of IPv6 addresses', () => {
   type Entry = typeof entry extends fc.Arbitrary<infer T> ? T : never
   const addressOf = ({ kind, low }: Entry): string => formatIpv6(parseIpv6(kind)! + BigInt(low))
   const toLinkAddress = (of: Entry): LinkAddress<bigint> => ({
-    ...{ address: parseIpv6(addressOf(of))!, prefixLength: 64, secondary: false },
-    ...{ dynamic: of.dynamic, deprecated: of.deprecated, temporary: of.temporary, tentative: of.tentative },
+    address: parseIpv6(addressOf(of))!,
+    prefixLength: 64,
+    secondary: false,
+    dynamic: of.dynamic,
+    deprecated: of.deprecated,
+    temporary: of.temporary,
+    tentative: of.tentative,
   })
 
   /** The groups in order; the first that has an address decides: its first address that is ready. */
@@ -682,7 +701,12 @@ describe('the choice of IPv6 addresses', () => {
   }
 
   const linkWith = (entries: readonly Entry[]): Link => ({
-    ...{ index: 1, name: 'x', mtu: 1500, up: true, loopback: false, queueLength: 0 },
+    index: 1,
+    name: 'x',
+    mtu: 1500,
+    up: true,
+    loopback: false,
+    queueLength: 0,
     addresses: { ipv4: [], ipv6: entries.map(toLinkAddress) },
   })
 
@@ -793,7 +817,10 @@ describe('currentExternal of both families', () => {
   })
   const unnamed = { ipv4: false, ipv6: false }
   const of = (...texts: string[]): ExternalInterface => ({
-    ...{ name: 'eth0', mtu: 1500, address: addresses(...texts), publicIp: addresses(...texts) },
+    name: 'eth0',
+    mtu: 1500,
+    address: addresses(...texts),
+    publicIp: addresses(...texts),
     named: { address: unnamed, publicIp: unnamed },
   })
   const eth0 = (...texts: string[]): Run => {
@@ -1006,7 +1033,9 @@ describe('an address that goes and comes', () => {
   const run: Run = async () =>
     JSON.stringify([
       {
-        ...{ ifindex: 2, ifname: 'eth0', mtu: 1500 },
+        ifindex: 2,
+        ifname: 'eth0',
+        mtu: 1500,
         addr_info: there.map((each) => ({
           family: 'inet',
           local: each.split('/')[0],
@@ -1024,7 +1053,13 @@ describe('an address that goes and comes', () => {
     vi.useFakeTimers({ toFake: ['performance'] })
     const address = { ipv4: own }
     now = {
-      ...{ name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'] },
+      name: 'eth0',
+      index: 2,
+      mtu: 1500,
+      address,
+      publicIp: address,
+      named,
+      families: ['ipv4'],
       hold: new AddressHold(address),
     }
   })

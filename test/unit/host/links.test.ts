@@ -1,6 +1,7 @@
 // links.test.ts - what iproute2 prints, if it prints what is no list.
 
 import { expect, it } from 'vitest'
+import type { Run } from '../../../src/host/command.ts'
 import {
   findLink,
   listLinks,
@@ -10,9 +11,8 @@ import {
   routesTo,
   routesWithin,
 } from '../../../src/host/links.ts'
-import type { Run } from '../../../src/host/command.ts'
-import { ensureEach } from '../../../src/path/firewall/families.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { ensureEach } from '../../../src/path/firewall/families.ts'
 
 const network = parseIpv4Net('10.5.0.0/16')!
 const asks: Readonly<Record<string, (run: Run) => Promise<unknown>>> = {

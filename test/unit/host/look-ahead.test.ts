@@ -1,10 +1,10 @@
 // look-ahead.test.ts - what a start asks `ip`, asked at once: the same answers, and none that is no longer true.
 
 import { beforeEach, expect, it } from 'vitest'
-import type { Run } from '../../../src/host/command.ts'
-import { lookAhead } from '../../../src/host/look-ahead.ts'
-import { findLink, listLinks, routesTo } from '../../../src/host/links.ts'
 import { WeftError } from '../../../src/base/errors.ts'
+import type { Run } from '../../../src/host/command.ts'
+import { findLink, listLinks, routesTo } from '../../../src/host/links.ts'
+import { lookAhead } from '../../../src/host/look-ahead.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../src/net/ipv6.ts'
 

@@ -1,4 +1,4 @@
-// network.test.ts - asking all nodes, whatever they do: each has an address of loopback, and one program answers at all of them.
+// ask-nodes.test.ts - asking all nodes, whatever they do: each has an address of loopback, and one program answers at all of them.
 
 import { once } from 'node:events'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
@@ -7,8 +7,8 @@ import type { AddressInfo, Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { Lease } from '../../../src/control/lease/lease.ts'
 import { Secret } from '../../../src/base/secret.ts'
+import type { Lease } from '../../../src/control/lease/lease.ts'
 import { ipv4Net, parseIpv4 } from '../../../src/net/ipv4.ts'
 import { askNetwork, networkAsking, readToken, showsToken } from '../../../src/node/ask-nodes.ts'
 import type { Node } from '../../../src/node/node.ts'
@@ -49,23 +49,31 @@ const ipv4 = (text: string): number => parseIpv4(text)!
 const key = (number: number): string => `10.5.${number}.0-24`
 const addressOf = (number: number): number => ipv4(`127.7.0.${number}`)
 const viewOf = (number: number): NodeView => ({
-  ...{ schema: 1, at: new Date().toISOString(), version: '1', hostname: `host${number}`, lease: key(number) },
-  ...{ state: 'working', trouble: null, mtu: 1472, config: {}, peers: 0, seen: [] },
+  schema: 1,
+  at: new Date().toISOString(),
+  version: '1',
+  hostname: `host${number}`,
+  lease: key(number),
+  state: 'working',
+  trouble: null,
+  mtu: 1472,
+  config: {},
+  peers: 0,
+  seen: [],
 })
 const tell = (number: number, response: ServerResponse): void => void response.end(JSON.stringify(viewOf(number)))
 
 /** This node, which is number 1, and peers with the numbers after it. */
 function nodeWith(peers: readonly number[], tokenFile = '', at = port): Node {
   const leaseOf = (number: number) => ({
-    ...{ key: key(number), subnet: { ipv4: ipv4Net(ipv4(`10.5.${number}.0`), 24) } },
+    key: key(number),
+    subnet: { ipv4: ipv4Net(ipv4(`10.5.${number}.0`), 24) },
     attrs: { publicIp: { ipv4: addressOf(number) }, backendType: '' },
   })
   return {
-    ...{
-      options: { 'status-network': at, 'status-token-file': tokenFile },
-      lease: leaseOf(1),
-      attrs: leaseOf(1).attrs,
-    },
+    options: { 'status-network': at, 'status-token-file': tokenFile },
+    lease: leaseOf(1),
+    attrs: leaseOf(1).attrs,
     view: new Map([1, ...peers].map((number) => [key(number), leaseOf(number)])),
     names: new Map(peers.map((number) => [`127.7.0.${number}`, `host${number}`])),
     possession: {

@@ -1,8 +1,8 @@
 // choose.test.ts - what is said of the store that the flags name.
 
 import { expect, it } from 'vitest'
-import { createSubnetManager } from '../../../src/node/choose.ts'
 import { parseFlags } from '../../../src/base/go-flags.ts'
+import { createSubnetManager } from '../../../src/node/choose.ts'
 import { FLAGS } from '../../../src/options.ts'
 
 const INSECURE = 'no certificate provided: connecting to etcd with http. This is insecure'

@@ -2,9 +2,9 @@
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
-import type { Link } from '../../../src/host/links.ts'
 import { parseLeaseKey, type Lease } from '../../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
+import type { Link } from '../../../src/host/links.ts'
 import { byFamily, formatAddress, parseAddress, type Address } from '../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { earlierLife, type EarlierParts } from '../../../src/node/earlier.ts'
@@ -14,7 +14,10 @@ vi.mock('../../../src/host/command.ts', () => ({
   run: async (): Promise<string> =>
     JSON.stringify([
       {
-        ...{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'] },
+        ifindex: 2,
+        ifname: 'eth0',
+        mtu: 1500,
+        flags: ['UP'],
         addr_info: host.addresses.map((each) => ({ local: each.split('/')[0], prefixlen: Number(each.split('/')[1]) })),
       },
       { ifindex: 3, ifname: 'flannel.1', mtu: 1450, addr_info: [{ local: '10.5.1.0', prefixlen: 32 }] },
@@ -23,7 +26,8 @@ vi.mock('../../../src/host/command.ts', () => ({
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const leaseOf = (key: string, ...texts: string[]): Lease => ({
-  ...{ key, subnet: parseLeaseKey(key)! },
+  key,
+  subnet: parseLeaseKey(key)!,
   attrs: { publicIp: byFamily(texts.map((each) => parseAddress(each)!)), backendType: '' },
 })
 const claim = (name: string): string => JSON.stringify({ Hostname: name, ID: 'x' })

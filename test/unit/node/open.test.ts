@@ -6,14 +6,14 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { expect, it } from 'vitest'
-import type { Backend, DataPath } from '../../../src/path/contract.ts'
-import type { OpenPath } from '../../../src/path/engine/engine.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import type { NodeParts } from '../../../src/node/node.ts'
 import { openNode, type Before, type Resumed } from '../../../src/node/open.ts'
-import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import { createPossession } from '../../../src/node/possession.ts'
+import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
+import type { Backend, DataPath } from '../../../src/path/contract.ts'
+import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const attrs = { publicIp: { ipv4: 0x0a000001 }, backendType: '' }
@@ -41,7 +41,9 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const parts = {
     config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
     backend: { name: 'udp', open: async () => own } as unknown as Backend,
-    ...{ options: {}, signal: stopping.signal, log },
+    options: {},
+    signal: stopping.signal,
+    log,
   } as unknown as NodeParts
   const before: Before = {
     possession,
@@ -83,11 +85,18 @@ it.each([
   const folder = mkdtempSync(join(tmpdir(), 'weft-open-'))
   try {
     const options = {
-      ...{ 'subnet-file': join(folder, 'subnet.env'), 'lease-dir': folder, 'kube-subnet-mgr': false },
+      'subnet-file': join(folder, 'subnet.env'),
+      'lease-dir': folder,
+      'kube-subnet-mgr': false,
     } as unknown as NodeParts['options']
     await writeLastKnown(lastKnownFile(options), {
-      ...{ store: 'directory /leases', config: '{}', tunNames: ['flannel-wg'], others: ['b'], expiresAt },
-      ...{ lease: leaseOf('10.5.1.0-24'), leases: [leaseOf('10.5.9.0-24')] },
+      store: 'directory /leases',
+      config: '{}',
+      tunNames: ['flannel-wg'],
+      others: ['b'],
+      expiresAt,
+      lease: leaseOf('10.5.1.0-24'),
+      leases: [leaseOf('10.5.9.0-24')],
     })
     const opened: unknown[] = []
     const backend = {

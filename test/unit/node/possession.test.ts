@@ -5,13 +5,13 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { describe, expect, it } from 'vitest'
-import type { DataPath } from '../../../src/path/contract.ts'
-import type { OpenPath } from '../../../src/path/engine/engine.ts'
 import { WeftError } from '../../../src/base/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
 import { createPossession, untilOurs, type Possession } from '../../../src/node/possession.ts'
 import { serveSuccessors } from '../../../src/node/restart/predecessor.ts'
 import { predecessorAt } from '../../../src/node/restart/successor.ts'
+import type { DataPath } from '../../../src/path/contract.ts'
+import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
 function recorder() {
   const lines: string[] = []

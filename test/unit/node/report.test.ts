@@ -1,6 +1,9 @@
 // report.test.ts - what /status.json has of a node: its peers' states, what passed, what is wrong.
 
 import { expect, it } from 'vitest'
+import type { OpenEcho } from '../../../src/host/echo.ts'
+import { parseIpv4 } from '../../../src/net/ipv4.ts'
+import type { Status } from '../../../src/report/status.ts'
 import {
   dataPaths,
   inTurns,
@@ -16,9 +19,6 @@ import {
   until,
   value,
 } from '../../support/node-rig.ts'
-import type { OpenEcho } from '../../../src/host/echo.ts'
-import { parseIpv4 } from '../../../src/net/ipv4.ts'
-import type { Status } from '../../../src/report/status.ts'
 
 installRig()
 
@@ -37,14 +37,19 @@ it('has the node, its lease and its data path', async () => {
   start()
   await ready()
   expect(await becomes((node) => node.subnetFileWritten)).toMatchObject({
-    ...{ state: 'working', trouble: null },
+    state: 'working',
+    trouble: null,
     store: { name: 'etcd', reachable: true, held: 0 },
     node: { subnet: own().replace('-', '/'), publicIp: '192.0.2.1' },
     config: { network: '10.5.0.0/24', backendType: 'udp' },
     lease: { key: own(), published: { PublicIP: '192.0.2.1' } },
     dataPath: {
-      ...{ open: true, mtu: 1472, device: 'fake0', engine: 'native' },
-      ...{ counters: { tx_packets: 5 }, drops: { tx_drop_no_route: 2 } },
+      open: true,
+      mtu: 1472,
+      device: 'fake0',
+      engine: 'native',
+      counters: { tx_packets: 5 },
+      drops: { tx_drop_no_route: 2 },
     },
     peers: { stored: 0, programmed: 0, answering: null, whole: 1, list: [] },
   })
@@ -58,25 +63,46 @@ it('tells peers that are only stored from those that the data path has', async (
   const there = await becomes(({ peers }) => peers!.programmed === 1)
   expect(there.peers!.list).toEqual([
     {
-      ...{
-        lease: '10.5.0.64-26',
-        name: null,
-        subnet: '10.5.0.64/26',
-        publicIp: '192.0.2.2',
-        endpoint: 'somewhere:8285',
-        type: '',
-      },
-      ...{ ipv6Subnet: null, publicIpv6: null },
+      lease: '10.5.0.64-26',
+      name: null,
+      subnet: '10.5.0.64/26',
+      publicIp: '192.0.2.2',
+      endpoint: 'somewhere:8285',
+      type: '',
+      ipv6Subnet: null,
+      publicIpv6: null,
       way: 'tunnel',
-      ...{ state: 'programmed', held: false, since: expect.stringMatching(/^\d{4}-.*Z$/) },
-      ...{ txPackets: 1, txBytes: 84, rxPackets: 2, rxBytes: 168, heardSecondsAgo: expect.closeTo(0.25, 0) },
-      ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, unansweredSeconds: null, pathMtu: null },
-      ...{ path: null, passesBytes: null, pathSince: null, session: null },
+      state: 'programmed',
+      held: false,
+      since: expect.stringMatching(/^\d{4}-.*Z$/),
+      txPackets: 1,
+      txBytes: 84,
+      rxPackets: 2,
+      rxBytes: 168,
+      heardSecondsAgo: expect.closeTo(0.25, 0),
+      roundTripMs: null,
+      lossPercent: null,
+      probedSecondsAgo: null,
+      unansweredSeconds: null,
+      pathMtu: null,
+      path: null,
+      passesBytes: null,
+      pathSince: null,
+      session: null,
       families: {
         ipv4: {
-          ...{ endpoint: 'somewhere:8285', way: 'tunnel', state: 'programmed' },
-          ...{ roundTripMs: null, lossPercent: null, probedSecondsAgo: null, unansweredSeconds: null, pathMtu: null },
-          ...{ path: null, passesBytes: null, pathSince: null, session: null },
+          endpoint: 'somewhere:8285',
+          way: 'tunnel',
+          state: 'programmed',
+          roundTripMs: null,
+          lossPercent: null,
+          probedSecondsAgo: null,
+          unansweredSeconds: null,
+          pathMtu: null,
+          path: null,
+          passesBytes: null,
+          pathSince: null,
+          session: null,
         },
         ipv6: null,
       },
@@ -154,8 +180,15 @@ it('tells of a session with a peer what is known of it, and of keys of nobody', 
   }
   const less = await becomes((node) => node.peers!.list[0]!.session!.ageSeconds === null)
   expect(less.peers!.list[0]!.session).toEqual({
-    ...{ publicKey: 'K', handshakeSecondsAgo: 0, ageSeconds: null, txBytes: 7, rxBytes: 6 },
-    ...{ attempts: null, failure: null, stale: null, unconfirmed: null },
+    publicKey: 'K',
+    handshakeSecondsAgo: 0,
+    ageSeconds: null,
+    txBytes: 7,
+    rxBytes: 6,
+    attempts: null,
+    failure: null,
+    stale: null,
+    unconfirmed: null,
   })
 })
 
@@ -177,7 +210,8 @@ it('is impaired while there is no data path', async () => {
   dataPaths[0]!.die('unplugged')
   await until(() => logged(/Cannot open the data path/))
   expect(await nodeStatus()).toMatchObject({
-    ...{ state: 'impaired', trouble: 'the data path is down' },
+    state: 'impaired',
+    trouble: 'the data path is down',
     dataPath: { open: false, mtu: null, device: null, engine: null },
   })
 })
@@ -188,7 +222,8 @@ it('is impaired, and not ready, while it lacks a family, and says why', async ()
   await until(readiness)
   dataPaths[0]!.lacking = { ipv6: 'no device' }
   expect(await nodeStatus()).toMatchObject({
-    ...{ state: 'impaired', trouble: 'IPv6 is not carried: no device' },
+    state: 'impaired',
+    trouble: 'IPv6 is not carried: no device',
     dataPath: { lacking: { ipv4: null, ipv6: 'no device' } },
   })
   expect(readiness()).toBe(false)

@@ -2,15 +2,14 @@
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { EVENT_MS } from '../../../lab/lab.ts'
+import { WeftError } from '../../../src/base/errors.ts'
 import { parseFlags } from '../../../src/base/go-flags.ts'
+import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts'
 import { createBell } from '../../../src/host/bell.ts'
 import { AddressHold, type ExternalInterface } from '../../../src/host/external-interface.ts'
 import { netsOf, parseNet, type Family } from '../../../src/net/address.ts'
-import { WeftError } from '../../../src/base/errors.ts'
-import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
-import { checkOptions, FLAGS } from '../../../src/options.ts'
 import {
   refuseToMove,
   waitForInterface,
@@ -18,6 +17,7 @@ import {
   warnOfForwarding,
   warnOfRoutesLeft,
 } from '../../../src/node/start.ts'
+import { checkOptions, FLAGS } from '../../../src/options.ts'
 
 const host = vi.hoisted(() => ({
   hasRoute: false,
@@ -122,7 +122,12 @@ describe('the external interface', () => {
   it('of before needs no default route, and is given up when another is chosen', async () => {
     const address = { ipv4: parseIpv4('192.0.2.7')! }
     const known: ExternalInterface = {
-      ...{ name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, families: ['ipv4'] },
+      name: 'eth0',
+      index: 2,
+      mtu: 1500,
+      address,
+      publicIp: address,
+      families: ['ipv4'],
       named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: false, ipv6: false } },
     }
     const { options } = parseFlags(FLAGS, [])
@@ -143,7 +148,7 @@ describe('the external interface', () => {
     const usedBefore = (text: string): ExternalInterface => {
       const address = { ipv4: parseIpv4(text)! }
       const hold = new AddressHold(address)
-      return { ...{ name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'] }, hold }
+      return { name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'], hold }
     }
     const waitWith = (before: ExternalInterface) =>
       waitForInterface(options, ['ipv4'], createBell(), told, signal, { known: async () => before })
@@ -247,7 +252,13 @@ describe('the network configuration', () => {
     } as unknown as SubnetManager
     const { options } = parseFlags(FLAGS, [])
     const found = waitForNetwork({
-      ...{ options, manager, log, signal, hostChanged: createBell(), follow: () => {}, tell: () => {} },
+      options,
+      manager,
+      log,
+      signal,
+      hostChanged: createBell(),
+      follow: () => {},
+      tell: () => {},
       leaseNow: async () => undefined,
     })
     await vi.advanceTimersByTimeAsync(5_000)

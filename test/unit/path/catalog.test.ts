@@ -1,10 +1,10 @@
-// kinds.test.ts - the table of backends: what is told of each, and that nobody else knows them by name.
+// catalog.test.ts - the table of backends: what is told of each, and that nobody else knows them by name.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
-import { checkBackend } from '../../../src/node/choose.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
+import { checkBackend } from '../../../src/node/choose.ts'
 import {
   DEFAULT_TYPE,
   KINDS,
@@ -34,7 +34,7 @@ const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
 describe('a backend', () => {
   it('is named by the table, by its own files and by where they are loaded, and by nobody else', () => {
     const naming = files.filter((file) => NAMES.test(readFileSync(join(source, file), 'utf8')))
-    const others = naming.filter((file) => !/^path\/kinds[./]/.test(file) && file !== 'node/choose.ts')
+    const others = naming.filter((file) => !/^path\/(catalog\.|backends\/)/.test(file) && file !== 'node/choose.ts')
     expect(others.toSorted()).toEqual([...NOT_BACKENDS.keys()].toSorted())
   })
 

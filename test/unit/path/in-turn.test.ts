@@ -31,8 +31,11 @@ it('does what it is asked in that order, one at a time, and goes on after a fail
   const path = inTurn(dataPath)
   expect(path.peers()).toHaveLength(1)
   const [first, bad, mended, second, closed] = await Promise.allSettled([
-    ...[path.apply(new Map(), 'first'), path.apply(new Map(), 'bad'), path.resync()],
-    ...[path.apply(new Map(), 'second'), path.close()],
+    path.apply(new Map(), 'first'),
+    path.apply(new Map(), 'bad'),
+    path.resync(),
+    path.apply(new Map(), 'second'),
+    path.close(),
   ])
   expect([first, second, closed].map((each) => each?.status)).toEqual(Array(3).fill('fulfilled'))
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })

@@ -4,8 +4,12 @@ import { describe, expect, it } from 'vitest'
 import { isToldAt, listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
 
 const here: Asking = {
-  ...{ local: '127.0.0.1', remote: '127.0.0.1', host: 'localhost:8081' },
-  ...{ origin: undefined, site: undefined, dest: undefined },
+  local: '127.0.0.1',
+  remote: '127.0.0.1',
+  host: 'localhost:8081',
+  origin: undefined,
+  site: undefined,
+  dest: undefined,
 }
 const codeFor = (asking: Partial<Asking>, statusIp = '127.0.0.1'): number | undefined =>
   refusalOf({ ...here, ...asking }, statusIp, 'Node-1.example.net')?.status
@@ -44,26 +48,42 @@ describe('the status is told', () => {
 
 describe('the host that is asked', () => {
   it.each([
-    ...['localhost', 'LOCALHOST:1', '127.0.0.1', '192.0.2.7:8081', '[::1]', '[fd00::7]:8081', 'node-1', 'NODE-1:8081'],
+    'localhost',
+    'LOCALHOST:1',
+    '127.0.0.1',
+    '192.0.2.7:8081',
+    '[::1]',
+    '[fd00::7]:8081',
+    'node-1',
+    'NODE-1:8081',
     'node-1.example.net:8081',
   ])('may be %j', (host) => {
     expect(codeFor({ host })).toBeUndefined()
   })
   it.each([
-    ...['', ':8081', 'evil.example', 'evil.example:8081', 'node-1.evil.example', 'localhost.evil.example', 'node-2'],
-    ...['127.0.0.1.evil.example', '127.1', '0x7f.0.0.1', '127.0.0.1@evil.example', 'evil.example#127.0.0.1', '::1'],
-    ...[
-      'evil.example[::1]',
-      'evil.example[::1]:8081',
-      '[::1',
-      '[evil.example]',
-      '[::1]evil.example',
-      '127.0.0.1:80:80',
-      'localhost.',
-      ' localhost',
-      'example',
-      '[]',
-    ],
+    '',
+    ':8081',
+    'evil.example',
+    'evil.example:8081',
+    'node-1.evil.example',
+    'localhost.evil.example',
+    'node-2',
+    '127.0.0.1.evil.example',
+    '127.1',
+    '0x7f.0.0.1',
+    '127.0.0.1@evil.example',
+    'evil.example#127.0.0.1',
+    '::1',
+    'evil.example[::1]',
+    'evil.example[::1]:8081',
+    '[::1',
+    '[evil.example]',
+    '[::1]evil.example',
+    '127.0.0.1:80:80',
+    'localhost.',
+    ' localhost',
+    'example',
+    '[]',
   ])('may not be %j', (host) => {
     expect(codeFor({ host })).toBe(421)
   })
@@ -83,8 +103,13 @@ describe('a browser', () => {
     expect(codeFor(said)).toBeUndefined()
   })
   it.each([
-    ...[{ site: 'cross-site' }, { site: 'same-site' }, { site: 'cross-site', dest: 'iframe' }, { site: '' }],
-    ...[{ origin: 'null' }, { origin: 'http://localhost:9000' }, { origin: 'https://evil.example' }],
+    { site: 'cross-site' },
+    { site: 'same-site' },
+    { site: 'cross-site', dest: 'iframe' },
+    { site: '' },
+    { origin: 'null' },
+    { origin: 'http://localhost:9000' },
+    { origin: 'https://evil.example' },
     { origin: 'http://evil.example', site: 'same-origin' },
   ])('is not with %j', (said) => {
     expect(codeFor(said)).toBe(403)

@@ -24,8 +24,14 @@ it.each([
 
 it('is nothing yet without a node, and has every field', () => {
   expect(noDrops('now')).toEqual({
-    ...{ schema: 1, at: 'now', device: null, devices: { ipv4: null, ipv6: null } },
-    ...{ engine: null, reasons: {}, packets: [], next: [] },
+    schema: 1,
+    at: 'now',
+    device: null,
+    devices: { ipv4: null, ipv6: null },
+    engine: null,
+    reasons: {},
+    packets: [],
+    next: [],
   })
   expect([...HEADLESS]).toEqual(['rx_drop_socket_full'])
 })

@@ -1,18 +1,18 @@
 // health.test.ts - flanneld's two probes word for word, /livez, /status.json, a port that is taken, and the socket.
 
-import { createRecent } from '../../../src/report/recent.ts'
+import { once } from 'node:events'
 import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { request, Server } from 'node:http'
 import { connect, createServer, type Socket } from 'node:net'
-import { once } from 'node:events'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { isWeftError } from '../../../src/base/errors.ts'
 import { noDrops } from '../../../src/report/drops.ts'
+import { createHealth, serveHealth, serveSocket, type HealthServer } from '../../../src/report/health.ts'
 import { createHour } from '../../../src/report/hour.ts'
 import { createPeerEvents } from '../../../src/report/peer-events.ts'
-import { createHealth, serveHealth, serveSocket, type HealthServer } from '../../../src/report/health.ts'
+import { createRecent } from '../../../src/report/recent.ts'
 import { detailsOf, type Snapshot } from '../../../src/report/snapshot.ts'
 import { lookAtThreads } from '../../../src/report/threads.ts'
 import { beginningWith, wellNode } from '../../support/snapshot.ts'
@@ -92,7 +92,8 @@ describe('health server', () => {
     expect(await get('/livez')).toEqual([200, 'weftd is alive, starting\nstarting; no lease yet\n'])
     health.beginning = () => beginningWith('waiting for a lease', true)
     expect(await get('/livez')).toEqual([
-      ...[200, 'weftd is alive, forwarding as last known\nwaiting for a lease; no lease yet\n'],
+      200,
+      'weftd is alive, forwarding as last known\nwaiting for a lease; no lease yet\n',
     ])
     expect((await get('/readyz'))[0]).toBe(503)
     health.snapshot = () => node
@@ -100,7 +101,8 @@ describe('health server', () => {
     const down = { ...node, isOpen: false }
     health.snapshot = () => down
     expect(await get('/livez')).toEqual([
-      ...[200, `weftd is alive, impaired by its data path: the data path is down\n${detailsOf(down)}\n`],
+      200,
+      `weftd is alive, impaired by its data path: the data path is down\n${detailsOf(down)}\n`,
     ])
     const hung = lookAtThreads(new Map(), { 'weft-loop0': 7 }, 0)
     const hangs = {
@@ -109,7 +111,8 @@ describe('health server', () => {
     }
     health.snapshot = () => hangs
     expect(await get('/livez')).toEqual([
-      ...[503, `impaired by a thread that hangs: the thread weft-loop0 hangs\n${detailsOf(hangs)}\n`],
+      503,
+      `impaired by a thread that hangs: the thread weft-loop0 hangs\n${detailsOf(hangs)}\n`,
     ])
   })
 

@@ -12,10 +12,17 @@ import {
 } from '../../../src/report/hour.ts'
 
 const sample = (txBytesPerSecond: number): NodeSample => ({
-  ...{ txBytesPerSecond, rxBytesPerSecond: undefined, dropsPerSecond: 0, roundTripMs: 1.5, lossPercent: 0 },
+  txBytesPerSecond,
+  rxBytesPerSecond: undefined,
+  dropsPerSecond: 0,
+  roundTripMs: 1.5,
+  lossPercent: 0,
 })
 const peerSample = (roundTripMs: number | undefined): PeerSample => ({
-  ...{ txBytesPerSecond: 1e9, rxBytesPerSecond: 0, roundTripMs, lossPercent: 100 },
+  txBytesPerSecond: 1e9,
+  rxBytesPerSecond: 0,
+  roundTripMs,
+  lossPercent: 100,
 })
 
 it('has nothing at first, then the newest last', () => {
@@ -85,7 +92,12 @@ it('is told with its steps, of one peer or of none', () => {
   hour.addPeers(new Map([['a', peerSample(5)]]), 0)
   const at = '2026-11-23T03:00:00.000Z'
   expect(historyReport(hour, at, 'a')).toEqual({
-    ...{ schema: 1, at, stepSeconds: 10, peerStepSeconds: 120, node: hour.node(), peer: hour.peer('a') },
+    schema: 1,
+    at,
+    stepSeconds: 10,
+    peerStepSeconds: 120,
+    node: hour.node(),
+    peer: hour.peer('a'),
   })
   expect(historyReport(hour, at, '').peer).toBeNull()
 })

@@ -6,8 +6,8 @@ import { expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
 import { formatMetrics, METRICS, MOST_PEERS } from '../../../src/report/metrics.ts'
 import { countPeers, startingReport, STATUS_SCHEMA, type Status } from '../../../src/report/status.ts'
-import { peerWith, statusWith } from '../../support/page-status.ts'
 import { dualPeer, silentSide, soundDual, soundPeer, soundStatus } from '../../support/facts.ts'
+import { peerWith, statusWith } from '../../support/page-status.ts'
 import { beginningWith } from '../../support/snapshot.ts'
 
 const linesOf = async (status: Status): Promise<string[]> =>
@@ -63,10 +63,15 @@ it('leaves out what is not known', async () => {
     events: [],
   })
   expect(lines.map((line) => line.replace(/[ {].*/, ''))).toEqual([
-    ...['weft_info', 'weft_working', ...Array<string>(5).fill('weft_state'), ...Array<string>(8).fill('weft_impaired')],
+    'weft_info',
+    'weft_working',
+    ...Array<string>(5).fill('weft_state'),
+    ...Array<string>(8).fill('weft_impaired'),
     'weft_repairs_total',
     'weft_time_seconds',
-    ...['process_start_time_seconds', 'process_cpu_seconds_total', 'process_resident_memory_bytes'],
+    'process_start_time_seconds',
+    'process_cpu_seconds_total',
+    'process_resident_memory_bytes',
   ])
 })
 

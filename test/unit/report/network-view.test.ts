@@ -1,11 +1,11 @@
-// network.test.ts - the network as its nodes tell of it: each cause once.
+// network-view.test.ts - the network as its nodes tell of it: each cause once.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
 import { isNetworkWell, NETWORK_FINDINGS, type AskedNode } from '../../../src/report/network-findings.ts'
+import { MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
 import type { NodeView, Sight } from '../../../src/report/view.ts'
 
 const AT = '2026-11-22T10:00:00.000Z'
@@ -29,13 +29,28 @@ function nodesOf(
       return [{ lease: lease(to), reach: 'reached', roundTripMs: 1, lossPercent: 0, passesBytes: null, ...sight }]
     })
     const view: NodeView = {
-      ...{ schema: 1, at: AT, version: '1.0', hostname: `host${number}`, lease: lease(number), state: 'working' },
-      ...{ trouble: null, mtu: 1472, config: { network: '10.5.0.0/16' }, peers: seen.length, seen },
+      schema: 1,
+      at: AT,
+      version: '1.0',
+      hostname: `host${number}`,
+      lease: lease(number),
+      state: 'working',
+      trouble: null,
+      mtu: 1472,
+      config: { network: '10.5.0.0/16' },
+      peers: seen.length,
+      seen,
     }
     const { view: other, ...rest } = changed(number)
     return {
-      ...{ lease: lease(number), name: `host${number}`, subnet: `10.5.${number}.0/24`, publicIp: `192.0.2.${number}` },
-      ...{ kind: 'told', why: null, clock: { aheadMs: 0, uncertainMs: 1 }, ...rest },
+      lease: lease(number),
+      name: `host${number}`,
+      subnet: `10.5.${number}.0/24`,
+      publicIp: `192.0.2.${number}`,
+      kind: 'told',
+      why: null,
+      clock: { aheadMs: 0, uncertainMs: 1 },
+      ...rest,
       view: rest.kind !== undefined && rest.kind !== 'told' ? undefined : { ...view, ...other },
     } satisfies AskedNode
   })
@@ -52,9 +67,21 @@ it('of nodes that all reach one another has nothing to find', () => {
   expect(told).toMatchObject({ schema: 1, at: AT, tookMs: 5, size: 3, whole: 1, findings: [] })
   expect(isNetworkWell(told)).toBe(true)
   expect(told.nodes[0]).toEqual({
-    ...{ lease: lease(1), name: 'host1', subnet: '10.5.1.0/24', publicIp: '192.0.2.1', answer: 'told', why: null },
-    ...{ version: '1.0', state: 'working', trouble: null, mtu: 1472, clockAheadMs: 0 },
-    ...{ seenBy: 2, reachedBy: 2, sees: 2, reaches: 2 },
+    lease: lease(1),
+    name: 'host1',
+    subnet: '10.5.1.0/24',
+    publicIp: '192.0.2.1',
+    answer: 'told',
+    why: null,
+    version: '1.0',
+    state: 'working',
+    trouble: null,
+    mtu: 1472,
+    clockAheadMs: 0,
+    seenBy: 2,
+    reachedBy: 2,
+    sees: 2,
+    reaches: 2,
   })
   expect(told.matrix![1]).toEqual([['reached', 1, 0, null], null, ['reached', 1, 0, null]])
 })
@@ -153,7 +180,10 @@ describe('finds', () => {
       number === 4
         ? {
             view: {
-              ...{ state: 'impaired', trouble: 'the data path is down', version: '1.1', mtu: 1400 },
+              state: 'impaired',
+              trouble: 'the data path is down',
+              version: '1.1',
+              mtu: 1400,
               config: { network: '10.6.0.0/16', 'backend.port': '1' },
             },
           }

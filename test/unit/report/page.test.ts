@@ -29,7 +29,9 @@ afterEach(async () => {
 
 async function serve(health: Health): Promise<(path: string, more?: RequestInit) => Promise<Response>> {
   const server = await serveHealth({ ip: '127.0.0.1', port: 0, statusIp: '127.0.0.1' }, health, {
-    ...{ info: () => {}, warn: () => {}, error: () => {} },
+    info: () => {},
+    warn: () => {},
+    error: () => {},
   })
   closing.push(server)
   return (path, more) => fetch(`http://127.0.0.1:${server.port}${path}`, more)

@@ -1,7 +1,7 @@
 // peer-events.test.ts - what befell the peers is kept in a fixed number, and read again from whatever stands in a file.
 
-import { expect, it } from 'vitest'
 import fc from 'fast-check'
+import { expect, it } from 'vitest'
 import {
   createPeerEvents,
   eventsText,
@@ -13,8 +13,16 @@ import {
 } from '../../../src/report/peer-events.ts'
 
 export const event = (known: Partial<PeerEvent> = {}): PeerEvent => ({
-  ...{ at: '2026-11-23T03:00:00.000Z', what: 'silent', peer: '10.5.2.0/24', publicIp: '192.0.2.2', family: 'ipv4' },
-  ...{ afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null },
+  at: '2026-11-23T03:00:00.000Z',
+  what: 'silent',
+  peer: '10.5.2.0/24',
+  publicIp: '192.0.2.2',
+  family: 'ipv4',
+  afterSeconds: null,
+  movedFrom: null,
+  bytes: null,
+  roundTripMs: null,
+  usualMs: null,
   ...known,
 })
 
@@ -24,7 +32,14 @@ it('keeps the order in which they came, and counts each kind', () => {
   for (const each of list) events.add(each)
   expect(events.list()).toEqual(list)
   expect(events.counts()).toEqual({
-    ...{ silent: 2, back: 1, moved: 0, narrow: 0, whole: 0, slow: 0, usual: 0, rerouted: 0 },
+    silent: 2,
+    back: 1,
+    moved: 0,
+    narrow: 0,
+    whole: 0,
+    slow: 0,
+    usual: 0,
+    rerouted: 0,
     'one-way': 0,
   })
 })
@@ -83,20 +98,16 @@ it('reads of a file that was cut short, or has junk, the lines that are events',
   const text = eventsText([event(), event({ what: 'back', afterSeconds: 3 })])
   expect(parseEvents(text.slice(0, -20))).toEqual([event()])
   const lines = [
-    ...[
-      { version: 1, later: 'field' },
-      null,
-      7,
-      [],
-      {},
-      { ...event(), what: 'exploded' },
-      { ...event(), family: 'ipx' },
-    ],
-    ...[
-      { ...event(), at: 'yesterday' },
-      { ...event(), peer: 'x'.repeat(101) },
-      { ...event(), publicIp: 5 },
-    ],
+    { version: 1, later: 'field' },
+    null,
+    7,
+    [],
+    {},
+    { ...event(), what: 'exploded' },
+    { ...event(), family: 'ipx' },
+    { ...event(), at: 'yesterday' },
+    { ...event(), peer: 'x'.repeat(101) },
+    { ...event(), publicIp: 5 },
     { ...event(), afterSeconds: -1, bytes: 'many', movedFrom: {}, later: 'field' },
   ]
   expect(parseEvents(lines.map((line) => JSON.stringify(line)).join('\n'))).toEqual([event()])

@@ -10,7 +10,9 @@ it('knows nothing before the counters were kept, and from then on what came sinc
   expect(recent.until({ tx_packets: 7 }, 5)).toBeUndefined()
   recent.keep({ tx_packets: 7, rx_packets: 1, tx_drop_refused: 100, rx_drop_ttl: 3 }, 1_000)
   expect(recent.until({ tx_packets: 9, rx_packets: 4, tx_drop_refused: 104, rx_drop_ttl: 3 }, 3_500)).toEqual({
-    ...{ seconds: 2.5, packets: 5, drops: { tx_drop_refused: 4 } },
+    seconds: 2.5,
+    packets: 5,
+    drops: { tx_drop_refused: 4 },
   })
 })
 

@@ -9,8 +9,8 @@ import {
   troubleOf,
   type Snapshot,
 } from '../../../src/report/snapshot.ts'
-import { wellNode as well } from '../../support/snapshot.ts'
 import { lookAtThreads, type Threads } from '../../../src/report/threads.ts'
+import { wellNode as well } from '../../support/snapshot.ts'
 
 const hung = [0, 1, 2, 3, 4, 5].reduce<Threads>(
   (threads, look) => lookAtThreads(threads, { 'weft-loop1': 7 }, 180_000 + look * 2_000),
@@ -124,12 +124,8 @@ it('tells in detail what changes all the time', () => {
 
 it('has trouble after three minutes without a comparison, and not before', () => {
   const since = (comparedAt: number | undefined, followedSince = 0) => troubleOf({ ...well, comparedAt, followedSince })
-  expect([since(20_000), since(19_001), since(19_000)]).toEqual([
-    ...[undefined, undefined, 'the leases may be out of date'],
-  ])
-  expect([since(undefined, 20_000), since(undefined, 19_000)]).toEqual([
-    ...[undefined, 'the leases may be out of date'],
-  ])
+  expect([since(20_000), since(19_001), since(19_000)]).toEqual([undefined, undefined, 'the leases may be out of date'])
+  expect([since(undefined, 20_000), since(undefined, 19_000)]).toEqual([undefined, 'the leases may be out of date'])
   // The path that is down is told before the thread that hangs in it, and that before the store.
   expect(troubleOf({ ...well, isOpen: false, threads: hung, comparedAt: 0 })).toMatch(
     /^the data path is down; the leases/,

@@ -4,19 +4,19 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
+import { formatMetrics } from '../../../src/report/metrics.ts'
+import { verdictOf } from '../../../src/report/page/model.ts'
 import type { Snapshot } from '../../../src/report/snapshot.ts'
 import { isReadyNow, stateOf } from '../../../src/report/snapshot.ts'
 import { CAUSES, readingOf, stateBefore, STATE_NAMES, type Cause, type State } from '../../../src/report/states.ts'
-import { formatMetrics } from '../../../src/report/metrics.ts'
 import { countPeers, type Status } from '../../../src/report/status.ts'
-import { verdictOf } from '../../../src/report/page/model.ts'
+import { lookAtThreads, type Threads } from '../../../src/report/threads.ts'
 import { diagnose, diagnoseStatus } from '../../../src/tool/doctor/checks.ts'
-import { FINDINGS } from '../../../src/tool/doctor/findings.ts'
 import type { Facts } from '../../../src/tool/doctor/facts.ts'
+import { FINDINGS } from '../../../src/tool/doctor/findings.ts'
 import { isWell } from '../../../src/tool/weft/status.ts'
 import { sound, soundPeer, soundStatus } from '../../support/facts.ts'
 import { beginningWith, wellNode } from '../../support/snapshot.ts'
-import { lookAtThreads, type Threads } from '../../../src/report/threads.ts'
 
 /** Every state, and the one that is impaired once by each cause. */
 const STATES: readonly State[] = STATE_NAMES.flatMap((state): State[] =>
@@ -144,6 +144,8 @@ it('ends no weftd that forwards: whoever restarts by /livez does so for a thread
 it('is found by the page too, where the daemon itself is what is wrong', () => {
   const found = (state: State): string[] => diagnoseStatus({ ...soundStatus, ...state }).map(({ name }) => name)
   expect(STATES.filter(({ state }) => state !== 'impaired').flatMap(found)).toEqual([
-    ...['daemon-waits', 'daemon-as-known', 'daemon-leaves'],
+    'daemon-waits',
+    'daemon-as-known',
+    'daemon-leaves',
   ])
 })

@@ -4,6 +4,8 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
+import { createHour, historyReport } from '../../../src/report/hour.ts'
+import { eventsReport } from '../../../src/report/peer-events.ts'
 import {
   conditionText,
   countPeers,
@@ -15,8 +17,6 @@ import {
   type PeerState,
   type PeerStatus,
 } from '../../../src/report/status.ts'
-import { createHour, historyReport } from '../../../src/report/hour.ts'
-import { eventsReport } from '../../../src/report/peer-events.ts'
 import { soundStatus } from '../../support/facts.ts'
 import { installRig, ready, start, nodeStatus, ofFamilies, store, dataPaths, until } from '../../support/node-rig.ts'
 import { beginningWith } from '../../support/snapshot.ts'
@@ -24,20 +24,26 @@ import { beginningWith } from '../../support/snapshot.ts'
 installRig()
 
 const peer = (state: PeerStatus['state'], probedSecondsAgo: number | null = null): PeerStatus => ({
-  ...{
-    lease: '10.5.2.0-24',
-    subnet: '10.5.2.0/24',
-    publicIp: '192.0.2.2',
-    ipv6Subnet: null,
-    publicIpv6: null,
-    endpoint: null,
-    way: null,
-    type: '',
-    state,
-    held: false,
-  },
-  ...{ since: '', txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardSecondsAgo: null, roundTripMs: null },
-  ...{ lossPercent: null, probedSecondsAgo, pathMtu: null },
+  lease: '10.5.2.0-24',
+  subnet: '10.5.2.0/24',
+  publicIp: '192.0.2.2',
+  ipv6Subnet: null,
+  publicIpv6: null,
+  endpoint: null,
+  way: null,
+  type: '',
+  state,
+  held: false,
+  since: '',
+  txPackets: 0,
+  txBytes: 0,
+  rxPackets: 0,
+  rxBytes: 0,
+  heardSecondsAgo: null,
+  roundTripMs: null,
+  lossPercent: null,
+  probedSecondsAgo,
+  pathMtu: null,
 })
 
 it.each([
@@ -122,30 +128,47 @@ it('counts what nobody probes as not known, and what is not used as not probed',
 
 it('is of a daemon that waits: nothing but its store and for what', () => {
   expect(startingReport('etcd', beginningWith('a lease'))).toMatchObject({
-    ...{ state: 'starting', trouble: 'a lease', repairs: 0, subnetFileWritten: false, node: null, peers: null },
+    state: 'starting',
+    trouble: 'a lease',
+    repairs: 0,
+    subnetFileWritten: false,
+    node: null,
+    peers: null,
     store: { name: 'etcd', reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
   })
 })
 
 it('says that a daemon forwards as last known', () => {
   expect(startingReport('etcd', beginningWith('waits for a lease', true), soundStatus.dataPath)).toMatchObject({
-    ...{ state: 'forwarding', trouble: 'waits for a lease', impairments: [] },
+    state: 'forwarding',
+    trouble: 'waits for a lease',
+    impairments: [],
     summary: 'forwarding as last known; waits for a lease',
   })
   expect(startingReport('etcd', { ...beginningWith('waits for a lease'), leaving: 'it stops' })).toMatchObject({
-    ...{ state: 'leaving', trouble: 'it stops', summary: 'leaving; it stops' },
+    state: 'leaving',
+    trouble: 'it stops',
+    summary: 'leaving; it stops',
   })
 })
 
 describe('the families of a peer', () => {
   const side = (state: PeerState, lossPercent: number | null = null): PeerSide => ({
-    ...{ endpoint: null, way: null, state, roundTripMs: null, lossPercent, probedSecondsAgo: null, pathMtu: null },
+    endpoint: null,
+    way: null,
+    state,
+    roundTripMs: null,
+    lossPercent,
+    probedSecondsAgo: null,
+    pathMtu: null,
   })
   const [stored, silent, programmed] = [side('stored'), side('programmed', 100), side('programmed')]
   const [well, lossy] = [side('answering', 0), side('answering', 30)]
   const wordOf = (condition: string): string => (condition === 'stored' ? 'only stored' : condition)
   const both = (ipv4: PeerSide, ipv6: PeerSide): PeerStatus => ({
-    ...{ ...peer('stored'), ...worstOf([ipv4, ipv6]), families: { ipv4, ipv6 } },
+    ...peer('stored'),
+    ...worstOf([ipv4, ipv6]),
+    families: { ipv4, ipv6 },
   })
   it.each([
     [stored, silent, 0, 'IPv4 only stored, IPv6 silent'],

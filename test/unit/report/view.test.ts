@@ -15,17 +15,28 @@ it('is the node, its configuration and how it sees each peer, and comes back as 
     peerWith(2, { roundTripMs: 1.5, lossPercent: 10 }),
     peerWith(3, { state: 'programmed' }),
     peerWith(4, { state: 'programmed', lossPercent: null }),
-    peerWith(5, { state: 'stored', ...{ passesBytes: 1300 } }),
+    peerWith(5, { state: 'stored', passesBytes: 1300 }),
   ]
   const view = viewOf(statusWith(list), AT)
   expect(view).toMatchObject({
-    ...{ schema: 1, at: AT, version: soundStatus.daemon.version, hostname: 'a', lease: '10.5.1.0-24' },
-    ...{ state: 'working', trouble: null, mtu: soundStatus.dataPath!.mtu, peers: 4 },
+    schema: 1,
+    at: AT,
+    version: soundStatus.daemon.version,
+    hostname: 'a',
+    lease: '10.5.1.0-24',
+    state: 'working',
+    trouble: null,
+    mtu: soundStatus.dataPath!.mtu,
+    peers: 4,
     config: { network: '10.5.0.0/16', backendType: soundStatus.config!.backendType, subnetLength: '24' },
   })
   expect(
     view.seen.map(({ lease, reach, roundTripMs, lossPercent, passesBytes }) => [
-      ...[lease, reach, roundTripMs, lossPercent, passesBytes],
+      lease,
+      reach,
+      roundTripMs,
+      lossPercent,
+      passesBytes,
     ]),
   ).toEqual([
     ['10.5.2.0-24', 'reached', 1.5, 10, null],
@@ -54,10 +65,20 @@ it('of very many peers has those with a problem', () => {
 it('of a daemon that waits has what it waits for', () => {
   const waiting: Status = {
     ...soundStatus,
-    ...{ state: 'starting', trouble: 'a lease', node: null, config: null, lease: null },
+    state: 'starting',
+    trouble: 'a lease',
+    node: null,
+    config: null,
+    lease: null,
   }
   expect(viewOf({ ...waiting, peers: null, dataPath: null }, AT)).toMatchObject({
-    ...{ hostname: null, lease: null, state: 'starting', trouble: 'a lease', mtu: null, config: {}, seen: [] },
+    hostname: null,
+    lease: null,
+    state: 'starting',
+    trouble: 'a lease',
+    mtu: null,
+    config: {},
+    seen: [],
   })
 })
 
@@ -78,14 +99,28 @@ describe('what another node tells', () => {
   it('is as much of it as can be', () => {
     const long = 'x'.repeat(60_000)
     const junk = {
-      ...{ schema: 1, at: AT, version: 3, hostname: long, lease: {}, state: [], trouble: 7, mtu: -1, peers: 'many' },
+      schema: 1,
+      at: AT,
+      version: 3,
+      hostname: long,
+      lease: {},
+      state: [],
+      trouble: 7,
+      mtu: -1,
+      peers: 'many',
       config: {
         network: long,
         list: [1],
         ...Object.fromEntries(Array.from({ length: 500 }, (_, at) => [`k${at}`, ''])),
       },
       seen: [
-        ...[null, 3, [], {}, { lease: 'k' }, { lease: 3, reach: 'reached' }, { lease: 'k', reach: 'toString' }],
+        null,
+        3,
+        [],
+        {},
+        { lease: 'k' },
+        { lease: 3, reach: 'reached' },
+        { lease: 'k', reach: 'toString' },
         { lease: 'k', reach: 'reached', roundTripMs: 'fast', lossPercent: -3, passesBytes: '1e999' },
       ],
     }

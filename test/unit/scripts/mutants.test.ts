@@ -8,8 +8,13 @@ import { mutantsOf, nativeMutants } from '../../../scripts/mutants-native.mjs'
 import { drawn, judge, LEAST_PERCENT, scoreTable } from '../../../scripts/mutants-score.mjs'
 
 const mutant = (became: string, isKilled: boolean) => ({
-  ...{ file: 'src/net/ipv4.ts', number: 7, line: 'return a < b', was: 'a < b', operator: 'relation' },
-  ...{ became, isKilled },
+  file: 'src/net/ipv4.ts',
+  number: 7,
+  line: 'return a < b',
+  was: 'a < b',
+  operator: 'relation',
+  became,
+  isKilled,
 })
 /** A room of which so many are killed, and so many not. */
 const room = (killed: number, survived: number) => [

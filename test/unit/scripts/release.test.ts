@@ -52,8 +52,11 @@ describe('a release', () => {
     ['of a clone that does not compile', '1', /^release: Command failed: .*tsc -p tsconfig\.json/],
   ])('is refused, and what was there stays, %s', async (_, time, line) => {
     const { code, stderr } = await execute([
-      ...['env', `SOURCE_DATE_EPOCH=${time}`, `GIT_CEILING_DIRECTORIES=${tmpdir()}`],
-      ...[process.execPath, join(folder, 'scripts/release/main.mjs')],
+      'env',
+      `SOURCE_DATE_EPOCH=${time}`,
+      `GIT_CEILING_DIRECTORIES=${tmpdir()}`,
+      process.execPath,
+      join(folder, 'scripts/release/main.mjs'),
     ])
     expect(code).toBe(1)
     expect(
@@ -91,7 +94,10 @@ describe('a release that somebody makes', () => {
     ['', 'is no name of an image'],
   ])('is refused where its image cannot be one, before anything is built: %j', async (image, why) => {
     const { code, stderr } = await execute([
-      ...[process.execPath, join(folder, 'scripts/release/main.mjs'), '--image', image],
+      process.execPath,
+      join(folder, 'scripts/release/main.mjs'),
+      '--image',
+      image,
     ])
     expect([code, stderr]).toEqual([2, expect.stringContaining(why)])
     expect(stderr).toContain('--image ghcr.io/somebody/weft')
@@ -99,8 +105,12 @@ describe('a release that somebody makes', () => {
 
   it.each(['ghcr.io/somebody/weft', 'registry.example:5000/a/b-c/weft'])('may have its image at %s', async (image) => {
     const { code, stderr } = await execute([
-      ...['env', 'SOURCE_DATE_EPOCH=yesterday', process.execPath, join(folder, 'scripts/release/main.mjs')],
-      ...['--image', image],
+      'env',
+      'SOURCE_DATE_EPOCH=yesterday',
+      process.execPath,
+      join(folder, 'scripts/release/main.mjs'),
+      '--image',
+      image,
     ])
     expect([code, stderr]).toEqual([1, expect.stringContaining('SOURCE_DATE_EPOCH is not seconds')])
   })
@@ -118,8 +128,13 @@ describe('a release that somebody makes', () => {
   it('says why a Node.js cannot be fetched', async () => {
     const inputs = JSON.stringify(join(packageRoot, 'scripts/release/inputs.mjs'))
     const { code, stderr } = await execute([
-      ...['env', `XDG_CACHE_HOME=${folder}`, 'npm_config_registry=http://127.0.0.1:9', 'npm_config_fetch_retries=0'],
-      ...[process.execPath, '--input-type=module', '-e'],
+      'env',
+      `XDG_CACHE_HOME=${folder}`,
+      'npm_config_registry=http://127.0.0.1:9',
+      'npm_config_fetch_retries=0',
+      process.execPath,
+      '--input-type=module',
+      '-e',
       `const { ARCHITECTURES, nodeRelease } = await import(${inputs}); nodeRelease(ARCHITECTURES[0])`,
     ])
     expect([code, stderr]).toEqual([1, expect.stringMatching(/ECONNREFUSED/)])
@@ -158,12 +173,13 @@ describe('release:cut', () => {
 
 describe('a package', () => {
   const from = () => ({
-    ...{ root: packageRoot, work: join(folder, 'work 100%d'), version: '0.1.0' },
-    ...{ architecture: ARCHITECTURES[0]!, publisher: { maintainer: 'a <a@b>', repository: 'https://a' } },
-    ...{
-      executable: join(folder, 'package.json'),
-      texts: { 'usr/share/doc/weft/copyright': 'a', ...documents(packageRoot) },
-    },
+    root: packageRoot,
+    work: join(folder, 'work 100%d'),
+    version: '0.1.0',
+    architecture: ARCHITECTURES[0]!,
+    publisher: { maintainer: 'a <a@b>', repository: 'https://a' },
+    executable: join(folder, 'package.json'),
+    texts: { 'usr/share/doc/weft/copyright': 'a', ...documents(packageRoot) },
   })
   beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01: the clock is behind
   afterEach(() => vi.unstubAllEnvs())

@@ -77,7 +77,10 @@ function pathWithout(missing: readonly string[], instead: Readonly<Record<string
 /** Runs with nothing of this run's own environment but what is given. */
 const runIn = (environment: Readonly<Record<string, string>>, ...command: readonly string[]): Promise<Finished> =>
   execute([
-    ...['/usr/bin/env', '-i', `HOME=${folder}`, 'NO_COLOR=1'],
+    '/usr/bin/env',
+    '-i',
+    `HOME=${folder}`,
+    'NO_COLOR=1',
     ...Object.entries(environment).map(([name, value]) => `${name}=${value}`),
     ...command,
   ])
@@ -92,7 +95,15 @@ const commandOf = (name: string): string[] => [NODE, join(packageRoot, TASKS[nam
 const PATH = process.env['PATH'] ?? ''
 /** Root of a user namespace of its own, for whom a script prepares the mounts. */
 const asRootAfter = (script: string, ...command: readonly string[]): string[] => [
-  ...['unshare', '--user', '--map-root-user', '--net', '--mount', 'sh', '-ec', `${script}\nexec "$@"`, 'sh'],
+  'unshare',
+  '--user',
+  '--map-root-user',
+  '--net',
+  '--mount',
+  'sh',
+  '-ec',
+  `${script}\nexec "$@"`,
+  'sh',
   ...command,
 ]
 function mayOpenTun(): boolean {
@@ -147,7 +158,9 @@ describe('npm run', () => {
       stderr: expect.stringContaining('no such task'),
     })
     expect(await runIn({ PATH }, ...task('test', 'test/netns/none.test.ts', 'test/sim/simulation.test.ts'))).toEqual({
-      ...{ code: 2, stdout: '', stderr: 'test: there is no test/netns/none.test.ts\n' },
+      code: 2,
+      stdout: '',
+      stderr: 'test: there is no test/netns/none.test.ts\n',
     })
   })
 })
@@ -178,7 +191,9 @@ describe('the words of a task', () => {
   ])('%s refuses a part of a path that no test file has: %s', async (name, ...words) => {
     const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name, ...words))
     expect({ code, stdout, stderr }).toEqual({
-      ...{ code: 2, stdout: '', stderr: `${name}: no test file has "nonsense" in its path\n` },
+      code: 2,
+      stdout: '',
+      stderr: `${name}: no test file has "nonsense" in its path\n`,
     })
   })
 
@@ -307,7 +322,9 @@ describe('what is made or fetched first', () => {
     rmSync(join(fresh, 'node_modules'), { recursive: true })
     const { code, stderr } = await runIn(
       { PATH: pathWithout(['apt-get']), npm_config_cache: cache(), ...offline },
-      ...[NODE, join(fresh, 'scripts/run.mjs'), 'test'],
+      NODE,
+      join(fresh, 'scripts/run.mjs'),
+      'test',
     )
     expect(code).toBe(1)
     expect(stderr).toMatch(/setup: install the npm packages failed \(exit code 1\)/)

@@ -7,8 +7,8 @@
 // what another host wrote.
 
 import { WeftError } from '../../../base/errors.ts'
-import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
+import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
 
 export interface DirectoryOptions {
   readonly directory: string

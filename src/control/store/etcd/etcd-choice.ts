@@ -9,8 +9,8 @@ import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
 import { messageOf } from '../../../base/errors.ts'
 import { pause } from '../../../host/bell.ts'
-import { codeOf, EndpointError, isDecision, isTooManyPings, isUnknownToken, plainly } from './etcd-errors.ts'
 import { certificateTimes, openEndpoints, type Endpoint, type EndpointOptions, type Hosts } from './etcd-endpoint.ts'
+import { codeOf, EndpointError, isDecision, isTooManyPings, isUnknownToken, plainly } from './etcd-errors.ts'
 
 const { Metadata, status } = loadGrpc()
 

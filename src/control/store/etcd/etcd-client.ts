@@ -9,8 +9,8 @@ import { loadEtcdRpc } from '../../../base/assets.ts'
 import { messageOf, type WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
 import { CALL_TIMEOUT_MS, createEndpointChoice, metadataWith, within } from './etcd-choice.ts'
-import { codeOf, EndpointError, isTooManyPings, storeError } from './etcd-errors.ts'
 import { hostsOf, type Endpoint, type EndpointOptions, type Hosts, type Service } from './etcd-endpoint.ts'
+import { codeOf, EndpointError, isTooManyPings, storeError } from './etcd-errors.ts'
 
 const { KVClient, LeaseClient } = loadEtcdRpc()
 

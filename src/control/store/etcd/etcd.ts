@@ -4,7 +4,6 @@ import { randomBytes } from 'node:crypto'
 import { posix } from 'node:path'
 import type * as etcd3 from 'etcd3'
 import { describeError, isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
-import { createEtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
 import {
   LEASE_TTL_MS,
   type Expected,
@@ -14,6 +13,7 @@ import {
   type StoreEntry,
   type Written,
 } from '../store.ts'
+import { createEtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
 
 /** A limit for the listing of a whole network: 60,000 leases are about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
@@ -317,7 +317,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
     async claims(since, signal) {
       const folder = `${posix.join(options.prefix, 'weft')}/`
       const range = {
-        ...{ key: Buffer.from(folder), range_end: Buffer.from(folder.replace(/\/$/, '0')) },
+        key: Buffer.from(folder),
+        range_end: Buffer.from(folder.replace(/\/$/, '0')),
         // The server leaves out what was not written since: with thousands of nodes nearly all.
         ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
       }

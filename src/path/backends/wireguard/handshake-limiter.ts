@@ -4,8 +4,8 @@
 // one that did has a rate of its own, with all others that did, of which each address has a share. So a flood from forged
 // addresses takes the first rate alone, and one from true addresses its shares. What is sent back is limited too.
 
-import { createBucket } from '../../engine/reference/bucket.ts'
 import type { Address } from '../../../net/address.ts'
+import { createBucket } from '../../engine/reference/bucket.ts'
 import type { Cookies, Endpoint } from './cookie.ts'
 
 /**

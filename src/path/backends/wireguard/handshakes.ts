@@ -33,7 +33,6 @@ import {
   type MacKeys,
 } from './cookie.ts'
 import { MAC_BYTES, type Randomness } from './crypto.ts'
-import { KEY_BYTES, keyPairOf } from './x25519.ts'
 import { createDeadlines } from './deadlines.ts'
 import { createGate } from './handshake-limiter.ts'
 import { createIndices, LOW_BITS, LOW_MASK } from './indices.ts'
@@ -48,6 +47,7 @@ import {
   type Sent,
 } from './noise.ts'
 import { createStamps, orderOf, STAMP_BYTES, stampOf } from './tai64n.ts'
+import { KEY_BYTES, keyPairOf } from './x25519.ts'
 
 export type { SessionKeys } from '../../engine/engine.ts'
 export type { Endpoint } from './cookie.ts'
@@ -605,7 +605,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     },
     unknownKeys: () => [...unknown.values()],
     close() {
-      for (const peer of [...peers.values()]) remove(peer)
+      for (const peer of Array.from(peers.values())) remove(peer)
     },
   }
   return handshakes

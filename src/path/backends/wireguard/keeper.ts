@@ -17,10 +17,10 @@ import { messageOf } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
 import type { Lease } from '../../../control/lease/lease.ts'
-import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
-import { REJECT_AFTER_MS } from '../../catalog.ts'
-import type { SessionKeeper } from '../../tunnel/tunnel.ts'
 import { formatAddress, parseAddress, type Address } from '../../../net/address.ts'
+import { REJECT_AFTER_MS } from '../../catalog.ts'
+import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
+import type { SessionKeeper } from '../../tunnel/tunnel.ts'
 import { macKeysOf } from './cookie.ts'
 import { hash, hmac, isEqual, systemRandomness } from './crypto.ts'
 import { createHandshakes, type HandshakeMemory } from './handshakes.ts'
@@ -261,7 +261,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
     handshakes.resume(
       secret,
       head.sessions.map(({ number, publicKey, at, memory }) => ({
-        ...{ number, publicKey: bytesOf(publicKey), psk: shared, endpoint: endpointFrom(at) },
+        number,
+        publicKey: bytesOf(publicKey),
+        psk: shared,
+        endpoint: endpointFrom(at),
         memory: { ...shifted(memory, -offset), greatest: BigInt(memory.greatest) },
       })),
       indexKey,
@@ -271,18 +274,20 @@ export function createKeeper(options: KeeperOptions): Keeper {
   function headNow(): Head {
     const offset = clockOffset()
     return {
-      ...{
-        form: HEAD_FORM,
-        secret,
-        indexKey: Buffer.from(indexKey).toString('base64'),
-        last,
-        lastTick: handshakes.lastTick,
-      },
+      form: HEAD_FORM,
+      secret,
+      indexKey: Buffer.from(indexKey).toString('base64'),
+      last,
+      lastTick: handshakes.lastTick,
       sessions: [...sessions.values()].flatMap(({ number, publicKey, given, at, anyPort, keyedUntil }) => {
         const memory = handshakes.memoryOf(number)
         if (!memory) return []
         return {
-          ...{ number, publicKey, given: textOf(given), at: textOf(at), anyPort },
+          number,
+          publicKey,
+          given: textOf(given),
+          at: textOf(at),
+          anyPort,
           keyedUntil: keyedUntil === -Infinity ? null : keyedUntil + offset,
           memory: { ...shifted(memory, offset), greatest: String(memory.greatest) },
         }
@@ -377,7 +382,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
       byAddress = undefined
       handshakes.setPeers(
         [...sessions.values()].map(({ number, publicKey, at }) => ({
-          ...{ number, publicKey: bytesOf(publicKey), psk: shared, endpoint: at },
+          number,
+          publicKey: bytesOf(publicKey),
+          psk: shared,
+          endpoint: at,
         })),
       )
       schedule()

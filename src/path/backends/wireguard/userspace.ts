@@ -1,14 +1,14 @@
 // userspace.ts - WireGuard by the engine, for hosts whose kernel has none: a TUN of the device's name, and the messages that kernels
 // and wireguard-go send and take.
 
-import type { OwnLease, Lease } from '../../../control/lease/lease.ts'
-import type { Family } from '../../../net/address.ts'
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
-import type { DataPath } from '../../contract.ts'
+import type { OwnLease, Lease } from '../../../control/lease/lease.ts'
+import type { Family } from '../../../net/address.ts'
 import { overheadBy } from '../../catalog.ts'
-import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
+import type { DataPath } from '../../contract.ts'
 import type { PeerFilterOptions } from '../../tunnel/peer-filter.ts'
+import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
 import { createKeeper, type KeeperPeer } from './keeper.ts'
 
 export interface UserspaceOptions {
@@ -53,10 +53,22 @@ export function openUserspace(
   return openTunnel(
     { ...parts, settings: SETTINGS },
     {
-      ...{ encapsulation: 'wireguard', families, outer, other, awaited, port, mtu, tunName: name },
-      ...{ scope: 'link', filter, look },
-      ...{ overhead: Math.max(...outers.map((family = outer) => overheadOf(family))), overheadOf },
-      ...{ keeper, ownEnd: keeper.ownEnd, endOf: (peer) => keeper.endOf(peer) },
+      encapsulation: 'wireguard',
+      families,
+      outer,
+      other,
+      awaited,
+      port,
+      mtu,
+      tunName: name,
+      scope: 'link',
+      filter,
+      look,
+      overhead: Math.max(...outers.map((family = outer) => overheadOf(family))),
+      overheadOf,
+      keeper,
+      ownEnd: keeper.ownEnd,
+      endOf: (peer) => keeper.endOf(peer),
     },
     lease,
     leases,

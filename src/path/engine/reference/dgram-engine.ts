@@ -11,10 +11,13 @@ import { addon } from '../../../host/addon.ts'
 import { formatAddress } from '../../../net/address.ts'
 import { ipv4NetContains, parseIpv4, type Ipv4, type Ipv4Net } from '../../../net/ipv4.ts'
 import type { Ipv6 } from '../../../net/ipv6.ts'
-import { createDropLog, type DropDetails } from './drops.ts'
 import { ENCAPSULATIONS, type Encapsulation } from '../encapsulation.ts'
 import type { Engine, EngineConfig } from '../engine.ts'
 import { isFromHere, reasonToDrop, type PacketAddresses, type Stranger } from '../filter.ts'
+import { createPeerTable, decodePeers } from '../peers.ts'
+import { engineStartError } from '../start-error.ts'
+import { SLOT_NUMBERS } from '../traffic.ts'
+import { createDropLog, type DropDetails } from './drops.ts'
 import {
   clampMss,
   decrementTtl,
@@ -33,9 +36,6 @@ import {
   TIME_EXCEEDED,
   type IcmpError,
 } from './packet.ts'
-import { createPeerTable, decodePeers } from '../peers.ts'
-import { SLOT_NUMBERS } from '../traffic.ts'
-import { engineStartError } from '../start-error.ts'
 
 /** Destinations whose look-up is remembered. */
 const FLOW_CACHE_ENTRIES = 4096
@@ -148,7 +148,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (!peer) return undefined
     const { port, limit = 0 } = peer
     const endpoint = {
-      ...{ address: formatAddress(peer.endpoint), port, limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity },
+      address: formatAddress(peer.endpoint),
+      port,
+      limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity,
       leadsInside: table.find(peer.endpoint) !== undefined,
       traffic: trafficOf(peer.slot),
     }

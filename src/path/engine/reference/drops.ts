@@ -25,7 +25,10 @@ export interface DropLog {
 /** `nowUs` is the time of the day in microseconds, `firstNumber` higher than those of an engine before. */
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
   const ways = ['tx_', 'rx_'].map((prefix) => ({
-    ...{ prefix, next: firstNumber, kept: [] as DroppedPacket[], mayKeep: createBucket(EVERY_US, KEPT) },
+    prefix,
+    next: firstNumber,
+    kept: [] as DroppedPacket[],
+    mayKeep: createBucket(EVERY_US, KEPT),
   }))
   return {
     add(reason, bytes, { peer = 0, encapBytes = 0 } = {}) {

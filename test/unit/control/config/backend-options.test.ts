@@ -1,9 +1,9 @@
 // backend-options.test.ts - the options of each backend, by the table: what is read of them, and what is refused.
 
 import { describe, expect, it } from 'vitest'
+import { Secret } from '../../../../src/base/secret.ts'
 import { readOptions, readSettings } from '../../../../src/control/config/backend-options.ts'
 import type { Options } from '../../../../src/path/catalog.ts'
-import { Secret } from '../../../../src/base/secret.ts'
 
 describe('options', () => {
   const options = {
@@ -62,7 +62,13 @@ describe('options', () => {
 
 const TUNNEL = { verifySource: 'strict', clampMss: false, probePathMtu: false }
 const VXLAN = {
-  ...{ vni: 1, port: 0, mtu: 0, gbp: false, learning: false, directRouting: false, dataPath: undefined },
+  vni: 1,
+  port: 0,
+  mtu: 0,
+  gbp: false,
+  learning: false,
+  directRouting: false,
+  dataPath: undefined,
   tunnel: TUNNEL,
 }
 

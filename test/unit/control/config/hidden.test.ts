@@ -3,8 +3,8 @@
 import { inspect } from 'node:util'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { hideSecrets, parseJson, withoutSecrets } from '../../../../src/control/config/hidden.ts'
 import type { Secret } from '../../../../src/base/secret.ts'
+import { hideSecrets, parseJson, withoutSecrets } from '../../../../src/control/config/hidden.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 
 describe('a configuration', () => {

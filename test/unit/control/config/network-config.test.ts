@@ -2,10 +2,10 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
 import { ipv4For, parseNetworkConfig, requireFamily } from '../../../../src/control/config/network-config.ts'
 import { pickSubnet } from '../../../../src/control/lease/allocate.ts'
 import { formatNet } from '../../../../src/net/address.ts'
-import { WeftError } from '../../../../src/base/errors.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, ipv4NetContains, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 
@@ -325,7 +325,8 @@ describe('a family', () => {
     expect(ipv4For('udp', { ipv4: 0 })).toBe(0)
     expect(() => ipv4For('the ipip backend', parseNetworkConfig(`{"EnableIPv4":false,${ipv6}}`))).toThrow(
       expect.objectContaining({
-        ...{ code: 'CONFIG', message: 'the ipip backend needs IPv4, and EnableIPv4 is false' },
+        code: 'CONFIG',
+        message: 'the ipip backend needs IPv4, and EnableIPv4 is false',
         remedy: 'set "EnableIPv4": true, or take udp, vxlan, host-gw or wireguard, which carry IPv6',
       }),
     )

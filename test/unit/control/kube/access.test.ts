@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { inspect } from 'node:util'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { readAccess, type AccessOptions } from '../../../../src/control/kube/access.ts'
 import { Secret, secretUrls } from '../../../../src/base/secret.ts'
+import { readAccess, type AccessOptions } from '../../../../src/control/kube/access.ts'
 
 let folder: string
 beforeEach(() => {
@@ -91,8 +91,12 @@ users:
       user: 'client-certificate: pki/cert, client-key: pki/key, tokenFile: pki/token, token: an older one',
     })
     expect(await read({ kubeconfig: inFiles })).toEqual({
-      ...{ server: 'https://10.0.0.1:6443', serverName: 'kubernetes', ...bearer('the token') },
-      ...{ ca: 'the ca\n', cert: 'the cert\n', key: new Secret('the key\n') },
+      server: 'https://10.0.0.1:6443',
+      serverName: 'kubernetes',
+      ...bearer('the token'),
+      ca: 'the ca\n',
+      cert: 'the cert\n',
+      key: new Secret('the key\n'),
     })
     const base64 = (text: string): string => Buffer.from(text).toString('base64')
     const inLines = kubeconfig({
@@ -100,7 +104,11 @@ users:
       user: `client-certificate-data: ${base64('CERT')}, client-key-data: ${base64('KEY')}, token: abc`,
     })
     expect(await read({ kubeconfig: inLines })).toEqual({
-      ...{ server: 'https://10.0.0.1:6443', ...bearer('abc'), ca: 'CA', cert: 'CERT', key: new Secret('KEY') },
+      server: 'https://10.0.0.1:6443',
+      ...bearer('abc'),
+      ca: 'CA',
+      cert: 'CERT',
+      key: new Secret('KEY'),
     })
     expect(await read({ kubeconfig: inLines, apiUrl: 'https://elsewhere:6443' })).toMatchObject({
       server: 'https://elsewhere:6443',

@@ -12,9 +12,9 @@ import {
   readAttrs,
   subnetsOf,
 } from '../../../../src/control/kube/node-lease.ts'
+import { addressText } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
-import { addressText } from '../../../../src/net/address.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const names = annotationNames(P)
@@ -50,14 +50,24 @@ describe('a node as it came', () => {
     expect(nodeOf({ metadata })).toStrictEqual({ metadata: { ...metadata, annotations: {} } })
     expect(nodeOf({ metadata, spec: {} }).spec).toEqual({ podCIDR: undefined, podCIDRs: [] })
     expect(nodeOf({ ...whole, spec: { podCIDR: 7, podCIDRs: [7, '10.5.1.0/24', null] } }).spec).toEqual({
-      ...{ podCIDR: undefined, podCIDRs: ['10.5.1.0/24'] },
+      podCIDR: undefined,
+      podCIDRs: ['10.5.1.0/24'],
     })
     expect(nodeOf({ metadata: { annotations: { a: 1, b: null, c: 'd' } } }).metadata?.annotations).toEqual({ c: 'd' })
   })
 
   it.each([
-    ...[undefined, null, 7, 'text', [], {}, { metadata: null }, { metadata: 'n' }, { metadata: [], spec: null }],
-    ...[{ spec: 'text' }, { metadata: { name: 7, uid: {}, resourceVersion: 7, creationTimestamp: 7, annotations: 7 } }],
+    undefined,
+    null,
+    7,
+    'text',
+    [],
+    {},
+    { metadata: null },
+    { metadata: 'n' },
+    { metadata: [], spec: null },
+    { spec: 'text' },
+    { metadata: { name: 7, uid: {}, resourceVersion: 7, creationTimestamp: 7, annotations: 7 } },
     { metadata: { annotations: null } },
   ])('is nothing of %j', (value) => {
     expect(nodeOf(value)).toStrictEqual({ metadata: { ...nothing, annotations: {} } })
@@ -224,7 +234,8 @@ describe('at the limits', () => {
   ])('the prefix %j is refused in these words', (prefix, message) => {
     expect(() => annotationNames(prefix)).toThrow(
       expect.objectContaining({
-        ...{ code: 'USAGE', message },
+        code: 'USAGE',
+        message,
         remedy: 'give --kube-annotation-prefix a domain, a slash and a prefix of names',
       }),
     )

@@ -14,7 +14,9 @@ const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 const node = (name: string, uid: string, version: string, podCIDR?: string) => ({
   metadata: {
-    ...{ name, uid, resourceVersion: version },
+    name,
+    uid,
+    resourceVersion: version,
     annotations: { [`${P}/kube-subnet-manager`]: 'true', [`${P}/public-ip`]: '192.0.2.1' },
   },
   ...(podCIDR === undefined ? {} : { spec: { podCIDR } }),

@@ -6,10 +6,10 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import { decodeLease } from '../../../../src/control/lease/decode.ts'
 import { followLeases, type Clock } from '../../../../src/control/lease/follow.ts'
 import type { Change, Entry, LeaseSource } from '../../../../src/control/lease/subnet-manager.ts'
+import { addressText } from '../../../../src/net/address.ts'
 import { takeOverTime } from '../../../sim/virtual-time.ts'
 import { eventually } from '../../../support/event.ts'
 import { randomFrom } from '../../../support/packet-model.ts'
-import { addressText } from '../../../../src/net/address.ts'
 
 const entry = (key: string, ip: string): Entry => ({ key, lease: decodeLease(key, `{"PublicIP":"${ip}"}`) })
 
@@ -132,7 +132,10 @@ describe('following', () => {
     }
     const over = run().catch((error: unknown) => error)
     return {
-      ...{ lists, ends, watches, clock },
+      lists,
+      ends,
+      watches,
+      clock,
       listed: () => listed,
       stop: async () => {
         stopping.abort(ended)

@@ -5,10 +5,10 @@ import { EVENT_MS } from '../../../../lab/lab.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { encodeLeaseValue, parseLeaseKey, type LeaseAttrs } from '../../../../src/control/lease/lease.ts'
 import { acquireLease, holderOf, type AcquireOptions } from '../../../../src/control/lease/own-lease.ts'
+import type { Store, StoreEntry } from '../../../../src/control/store/store.ts'
 import { formatAddress, formatNet, netsText, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
-import type { Store, StoreEntry } from '../../../../src/control/store/store.ts'
 import { createMemoryStore } from '../../../support/memory-store.ts'
 
 const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
@@ -479,7 +479,10 @@ describe('both families', () => {
     }
     await acquire(store, both, me.dual).lease
     expect(across).toEqual([
-      ...['10.5.1.0-24&fd00:5:0:1::-64', '10.5.1.0-24', '10.5.9.0-24&fd00:5:0:1::-64', '0.0.0.0-0&fd00::-16'],
+      '10.5.1.0-24&fd00:5:0:1::-64',
+      '10.5.1.0-24',
+      '10.5.9.0-24&fd00:5:0:1::-64',
+      '0.0.0.0-0&fd00::-16',
     ])
   })
 
@@ -624,7 +627,9 @@ async function holding(ip = '1.1.1.1') {
   const lease = await holder.obtain(attrs(ip), { ipv4: parseIpv4Net('10.5.1.0/24') }, log, stop)
   expect(lease.key).toBe(KEY)
   return {
-    ...{ store, log, lease },
+    store,
+    log,
+    lease,
     renew: (as = attrs(ip)) => holder.renew(lease, as, log, stop),
     release: () => holder.release!(lease, stop),
     /** What another does once, between what is read next and what is written then. */

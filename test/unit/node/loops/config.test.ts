@@ -1,8 +1,8 @@
 // config.test.ts - a network configuration that changes while the node runs.
 
 import { expect, it, vi } from 'vitest'
-import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { installRig, dataPaths, lines, nodeStatus, ready, start, store, until } from '../../../support/node-rig.ts'
 
 installRig()

@@ -2,17 +2,17 @@
 
 import { readFileSync } from 'node:fs'
 import { describe, expect, it, vi } from 'vitest'
-import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
-import { createBell } from '../../../../src/host/bell.ts'
 import type { LeaseAttrs } from '../../../../src/control/lease/lease.ts'
 import { managerOf } from '../../../../src/control/lease/store-manager.ts'
+import { createBell } from '../../../../src/host/bell.ts'
 import type { Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
 import { amended } from '../../../../src/node/loops/lease.ts'
-import { createPossession } from '../../../../src/node/possession.ts'
 import { createNode, type NodeParts } from '../../../../src/node/node.ts'
+import { createPossession } from '../../../../src/node/possession.ts'
+import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import {
   backend,
   installRig,
@@ -408,8 +408,11 @@ it('writes subnet.env at once where the data path that is opened again takes oth
 
 it('leaves one alone that is lent: what is wrong with it is for whoever has it, until it is back', async () => {
   const lease = {
-    ...{ key: '10.5.0.64-26', subnet: { ipv4: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } } },
-    ...{ attrs: await backend.prepare(stopping.signal), expiresAt: undefined, revision: 1n },
+    key: '10.5.0.64-26',
+    subnet: { ipv4: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } },
+    attrs: await backend.prepare(stopping.signal),
+    expiresAt: undefined,
+    revision: 1n,
   }
   const possession = createPossession(log)
   const leave = async () => [{ loops: [] } as unknown as OpenPath]

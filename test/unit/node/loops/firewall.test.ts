@@ -5,6 +5,13 @@ import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { createBell, pause } from '../../../../src/host/bell.ts'
+import type { Nets } from '../../../../src/net/address.ts'
+import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import { firewallFor, raiseFirewall, raiseOrLate } from '../../../../src/node/loops/firewall.ts'
+import type { Node } from '../../../../src/node/node.ts'
+import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
+import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
 import {
   installRig,
   dataPaths,
@@ -24,13 +31,6 @@ import {
   until,
   value,
 } from '../../../support/node-rig.ts'
-import { firewallFor, raiseFirewall, raiseOrLate } from '../../../../src/node/loops/firewall.ts'
-import type { Node } from '../../../../src/node/node.ts'
-import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
-import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
-import type { Nets } from '../../../../src/net/address.ts'
-import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
 
 installRig()
 vi.mock('../../../../src/path/firewall/firewall.ts', () => ({ createFirewall: vi.fn<typeof createFirewall>() }))
@@ -177,7 +177,9 @@ it.each([true, false])('a node that forwards as last known (%s) is as patient as
   const rules = { raise, ensure: async () => ({ mended: [], failures: [failure] }) }
   const node = {
     firewall: { rules, resyncMs: 1000 },
-    ...{ lease: { subnet: {} }, log: rigLog, signal: stopping.signal },
+    lease: { subnet: {} },
+    log: rigLog,
+    signal: stopping.signal,
   } as unknown as Node
   const raising = raiseOrLate(node, forwards)
   if (forwards) await raising

@@ -2,8 +2,8 @@
 
 import { existsSync, readFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
-import { createBell } from '../../../../src/host/bell.ts'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
+import { createBell } from '../../../../src/host/bell.ts'
 import { keepLastKnown, writeKnown } from '../../../../src/node/loops/last-known.ts'
 import type { Node } from '../../../../src/node/node.ts'
 import { installRig, log, stopping, subnetFile } from '../../../support/node-rig.ts'
@@ -16,13 +16,13 @@ const lastKnown = (): string => `${subnetFile()}.last-known`
 const nodeOn = (...tunNames: string[]): Node => {
   const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
   const known = {
-    ...{
-      lease,
-      attrs: { publicIp: { ipv4: 1 }, backendType: '' },
-      view: new Map(),
-      possession: { dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
-    },
-    ...{ next: { lastKnown: lastKnown(), config: '{}', store: 'directory' }, log, learnt: createBell() },
+    lease,
+    attrs: { publicIp: { ipv4: 1 }, backendType: '' },
+    view: new Map(),
+    possession: { dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
+    next: { lastKnown: lastKnown(), config: '{}', store: 'directory' },
+    log,
+    learnt: createBell(),
     signal: stopping.signal,
   }
   return known as unknown as Node

@@ -3,10 +3,10 @@
 import { existsSync } from 'node:fs'
 import { beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
-import type { Run } from '../../../../src/host/command.ts'
-import { createBell } from '../../../../src/host/bell.ts'
-import type { Lease } from '../../../../src/control/lease/lease.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import type { Lease } from '../../../../src/control/lease/lease.ts'
+import { createBell } from '../../../../src/host/bell.ts'
+import type { Run } from '../../../../src/host/command.ts'
 import { netsOf, parseNet } from '../../../../src/net/address.ts'
 import type { Ipv4Net } from '../../../../src/net/ipv4.ts'
 import { clearLeftovers } from '../../../../src/node/loops/leftovers.ts'
@@ -52,7 +52,10 @@ const run: Run = async (_file, args) => {
     await whileListing()
     return JSON.stringify(
       links.map(({ ifname, kind, address }, at) => ({
-        ...{ ifindex: at + 1, ifname, flags: ['UP'], addr_info: [{ local: address }] },
+        ifindex: at + 1,
+        ifname,
+        flags: ['UP'],
+        addr_info: [{ local: address }],
         linkinfo: { info_kind: kind, info_data: { id: 1 } },
       })),
     )
@@ -71,7 +74,9 @@ const leftovers = { earlier: {}, run, others: async () => [] }
 const sealed = { ...backend, devices: ['fake0'], isSealed: true }
 /** A route to the peer in .192 by its host, as host-gw makes it, or as a network manager does. */
 const toPeer = (protocol?: string): HostRoute => ({
-  ...{ dst: '10.5.0.192/26', dev: 'eth0', gateway: '192.0.2.2' },
+  dst: '10.5.0.192/26',
+  dev: 'eth0',
+  gateway: '192.0.2.2',
   ...(protocol === undefined ? {} : { protocol }),
 })
 const isReadyFile = (): boolean => existsSync(subnetFile())
@@ -188,7 +193,15 @@ describe('a route that only more leases could explain, while the store is away',
     routes = [{ dst: '10.5.0.128/27', dev: 'eth0', gateway: '192.0.2.77', protocol: 'static' }]
     const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const node = {
-      ...{ backend: sealed, leftovers, config, lease, view, log, options: {}, pastPath: [], isReady: false },
+      backend: sealed,
+      leftovers,
+      config,
+      lease,
+      view,
+      log,
+      options: {},
+      pastPath: [],
+      isReady: false,
       possession: { state: { is: 'forwarding' }, dataPath: {} },
       following: { listedAt: undefined },
       signal: new AbortController().signal,
@@ -216,7 +229,13 @@ describe('what is asked of each family, and of the kernel', () => {
     const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const [own, other] = [lease(1), lease(2)]
     const node = {
-      ...{ backend: sealed, config: both, lease: own, log, options: {}, pastPath: [], isReady: true },
+      backend: sealed,
+      config: both,
+      lease: own,
+      log,
+      options: {},
+      pastPath: [],
+      isReady: true,
       leftovers: {
         ...leftovers,
         run: async (_file: string, args: readonly string[], options?: { input?: string }) =>

@@ -42,11 +42,24 @@ const openEcho: OpenEcho = (_source, onAnswer) => ({
   close() {},
 })
 const nextAt = (events: string, free = Promise.resolve()) => ({
-  ...{ config: '', store: '', wishes: '', lastKnown: join(folder, 'last-known'), events, free },
+  config: '',
+  store: '',
+  wishes: '',
+  lastKnown: join(folder, 'last-known'),
+  events,
+  free,
 })
 const event = (known: Partial<PeerEvent>): PeerEvent => ({
-  ...{ at: '2026-11-23T03:00:00.000Z', what: 'silent', peer: '10.5.9.0/26', publicIp: '192.0.2.9', family: 'ipv4' },
-  ...{ afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null },
+  at: '2026-11-23T03:00:00.000Z',
+  what: 'silent',
+  peer: '10.5.9.0/26',
+  publicIp: '192.0.2.9',
+  family: 'ipv4',
+  afterSeconds: null,
+  movedFrom: null,
+  bytes: null,
+  roundTripMs: null,
+  usualMs: null,
   ...known,
 })
 
@@ -149,7 +162,10 @@ it('writes nothing while the process before it does, and then goes on from what 
   await inTurns(() => written(path).length === 5)
   await stop()
   expect(written(path)).toEqual([
-    ...['silent 10.5.9.0/26', 'back 10.5.9.0/26'],
-    ...['silent 10.5.0.64/26', 'back 10.5.0.64/26', 'silent 10.5.0.64/26'],
+    'silent 10.5.9.0/26',
+    'back 10.5.9.0/26',
+    'silent 10.5.0.64/26',
+    'back 10.5.0.64/26',
+    'silent 10.5.0.64/26',
   ])
 })

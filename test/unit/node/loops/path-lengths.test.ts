@@ -18,7 +18,9 @@ function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
   )
   const asked: (readonly [number, number])[] = []
   return {
-    ...{ net, search, asked },
+    net,
+    search,
+    asked,
     sizes: () => asked.map(([, bytes]) => bytes).filter((bytes) => bytes > 0),
     /** Asks once a second from one time to another. */
     run: (from: number, to: number): void => {
@@ -73,10 +75,7 @@ describe('a path', () => {
         [at + more * 1_000, size],
         ...(more === 0 ? [] : [[at + more * 1_000, 0]]),
       ]).flat()
-    expect(asked).toEqual([
-      ...[...times(5, 0, 1_472), [5_000, 1_252]],
-      ...[...times(3, 6_000, 1_392), ...times(3, 9_000, 1_372)],
-    ])
+    expect(asked).toEqual([...times(5, 0, 1_472), [5_000, 1_252], ...times(3, 6_000, 1_392), ...times(3, 9_000, 1_372)])
   })
 
   it('is asked for its limit each ten seconds, and for more half a minute after it was found', () => {
@@ -118,9 +117,17 @@ describe('a path', () => {
     asked.length = 0
     run(16_000, 60_000)
     expect(asked.filter(([, bytes]) => bytes > 0).map(([at]) => at)).toEqual([
-      ...[22_000, 23_000, 24_000],
-      ...[35_000, 36_000, 37_000],
-      ...[48_000, 49_000, 50_000, 51_000, 52_000], // of the longest, by then
+      22_000,
+      23_000,
+      24_000,
+      35_000,
+      36_000,
+      37_000,
+      48_000,
+      49_000,
+      50_000,
+      51_000,
+      52_000, // of the longest, by then
     ])
     expect(search.limits().get('a')).toBe(1_252)
   })
@@ -322,11 +329,9 @@ describe('many peers', () => {
     expect(search.due(2_999)).toEqual([])
     // The second question about a comes with a small one; the first has none.
     expect(search.due(3_000).map(({ key, bytes }) => [key, bytes])).toEqual([
-      ...[
-        ['a', 1_472],
-        ['a', 0],
-        ['b', 1_472],
-      ],
+      ['a', 1_472],
+      ['a', 0],
+      ['b', 1_472],
     ])
   })
 
@@ -399,7 +404,8 @@ describe('a search', () => {
     search.look('a', undefined, 100)
     search.look('b', peer('b', 2), 200)
     expect([0, 1_000, 2_000].map((now) => search.due(now).map(({ key, bytes }) => [key, bytes]))).toEqual([
-      ...[[], [['b', 1_472]]],
+      [],
+      [['b', 1_472]],
       [
         ['b', 1_472],
         ['b', 0],

@@ -1,10 +1,10 @@
 // path-search.test.ts - the longest packet that reaches a peer is found, set, doubted and given up, in virtual time.
 
 import { beforeEach, expect, it, vi } from 'vitest'
-import { createPathSearch } from '../../../../src/node/loops/path-lengths.ts'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
 import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { createPathSearch } from '../../../../src/node/loops/path-lengths.ts'
 import {
   dataPaths,
   installRig,

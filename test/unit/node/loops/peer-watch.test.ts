@@ -20,7 +20,10 @@ function newWatch(events = createPeerEvents()) {
     watch.look(known, time.now)
   }
   return {
-    ...{ watch, events, time, look },
+    watch,
+    events,
+    time,
+    look,
     pass(ms: number): void {
       time.now += ms
       time.day += ms
@@ -58,8 +61,16 @@ describe('a peer that falls silent', () => {
       ['back', 200],
     ])
     expect(rig.events.list()[0]).toEqual({
-      ...{ at: '2026-11-23T03:00:10.000Z', what: 'silent', peer: '10.5.2.0/24', publicIp: '192.0.2.2', family: 'ipv4' },
-      ...{ afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null },
+      at: '2026-11-23T03:00:10.000Z',
+      what: 'silent',
+      peer: '10.5.2.0/24',
+      publicIp: '192.0.2.2',
+      family: 'ipv4',
+      afterSeconds: null,
+      movedFrom: null,
+      bytes: null,
+      roundTripMs: null,
+      usualMs: null,
     })
     expect(rig.watch.isAnySilent()).toBe(false)
   })
@@ -234,7 +245,10 @@ it('tells the newest of each, and forgets who is no peer any more', () => {
   rig.answers(7, 10)
   rig.watch.look(
     {
-      ...{ peer: '10.5.3.0/24', publicIp: '192.0.2.3', family: 'ipv4', length: undefined },
+      peer: '10.5.3.0/24',
+      publicIp: '192.0.2.3',
+      family: 'ipv4',
+      length: undefined,
       probed: { isAnswering: false, roundTripMs: 3, lossPercent: 100, at: 1, unansweredSince: undefined },
     },
     rig.time.now,

@@ -39,7 +39,9 @@ it('gives the data path all peers but itself, and names who comes and goes', asy
   expect(dataPaths[0]!.applied.at(-1)).toEqual([free])
   const subnet = free.replace('-', '/')
   expect(lines.filter((line) => line.includes('I Subnet '))).toEqual([
-    ...['I Subnet added: 10.5.0.64/26', `I Subnet added: ${subnet}`, 'I Subnet removed: 10.5.0.64/26'],
+    'I Subnet added: 10.5.0.64/26',
+    `I Subnet added: ${subnet}`,
+    'I Subnet removed: 10.5.0.64/26',
   ])
 })
 
@@ -98,7 +100,7 @@ it('keeps its peers when most of them vanish at once, until a listing 30 s later
   store.put('10.6.1.0-26', value('192.0.2.8'))
   const applied = (): number => dataPaths[0]!.applied.at(-1)!.length
   await until(() => applied() === 4)
-  for (const key of [...store.entries.keys()]) if (key !== own()) store.remove(key)
+  for (const key of Array.from(store.entries.keys())) if (key !== own()) store.remove(key)
   await until(() => logged(/E 4 of 4 leases vanished from the store at once/))
   await vi.advanceTimersByTimeAsync(29_000)
   expect(applied()).toBe(4)
@@ -136,8 +138,15 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   const { signal } = new AbortController()
   const unseen = () => ({ keys: new Set<string>() as Set<string> | undefined })
   const node = {
-    ...{ possession: { dataPath: path, doubt }, view: new Map(), lease: { key: 'own' }, log, signal },
-    ...{ unapplied: undefined, ownApplied: 'own', unprobed: unseen(), unsearched: unseen() },
+    possession: { dataPath: path, doubt },
+    view: new Map(),
+    lease: { key: 'own' },
+    log,
+    signal,
+    unapplied: undefined,
+    ownApplied: 'own',
+    unprobed: unseen(),
+    unsearched: unseen(),
   } as unknown as Parameters<typeof applyPeers>[0]
   await applyPeers(node, new Set(['a']))
   expect([node.unapplied, node.unprobed.keys]).toEqual(['rest', new Set(['a'])])
@@ -160,9 +169,15 @@ it('looks at all where its own lease was another one when peers were given last'
       void given.push([ownKey, touched && [...touched]]),
   }
   const node = {
-    ...{ possession: { dataPath: path, doubt: createBell() }, view: new Map(), lease: { key: 'here' }, log },
-    ...{ signal: new AbortController().signal, unapplied: undefined, ownApplied: undefined },
-    ...{ unprobed: { keys: undefined }, unsearched: { keys: undefined } },
+    possession: { dataPath: path, doubt: createBell() },
+    view: new Map(),
+    lease: { key: 'here' },
+    log,
+    signal: new AbortController().signal,
+    unapplied: undefined,
+    ownApplied: undefined,
+    unprobed: { keys: undefined },
+    unsearched: { keys: undefined },
   } as unknown as Parameters<typeof applyPeers>[0]
   for (const key of ['here', 'here', 'there', 'here']) {
     node.lease = { ...node.lease, key }

@@ -31,7 +31,11 @@ it('asks each peer soon, and then once in the interval, not all at once', () => 
   expect([...counts.values()].every((count) => count === 8)).toBe(true)
   expect(Math.max(...asked.slice(20).map((each) => each.length))).toBeLessThan(30)
   expect(probes.results().get('peer 7')).toEqual({
-    ...{ isAnswering: true, roundTripMs: 1.5, lossPercent: 0, at: expect.any(Number), unansweredSince: undefined },
+    isAnswering: true,
+    roundTripMs: 1.5,
+    lossPercent: 0,
+    at: expect.any(Number),
+    unansweredSince: undefined,
   })
 })
 
@@ -113,7 +117,11 @@ it('takes a request for lost after a second, not before', () => {
   // Two in a row are enough: from now on it is asked once in the interval.
   expect(probes.due(2_000)).toEqual([])
   expect(probes.results().get('peer 1')).toEqual({
-    ...{ isAnswering: false, roundTripMs: undefined, lossPercent: 100, at: 2_000, unansweredSince: 0 },
+    isAnswering: false,
+    roundTripMs: undefined,
+    lossPercent: 100,
+    at: 2_000,
+    unansweredSince: 0,
   })
   expect(probes.due(10_999)).toEqual([])
   const [third] = probes.due(11_000)
@@ -193,10 +201,8 @@ it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
   probes.keep(targets(3), 0)
   probes.keep(targets(2), 500)
   expect(probes.due(2_000).map(({ sequence, address }) => [sequence, address])).toEqual([
-    ...[
-      [65_535, 1],
-      [0, 2],
-    ],
+    [65_535, 1],
+    [0, 2],
   ])
 })
 

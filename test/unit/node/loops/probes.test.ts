@@ -164,7 +164,9 @@ it('asks a peer by both families, and tells of each; its own state is the worse'
   await look(() => now.answering === 0)
   expect(now).toMatchObject({ programmed: 1, probed: 1, whole: 0 })
   expect(now.list[0]).toMatchObject({
-    ...{ state: 'programmed', endpoint: '[somewhere]:8285', way: 'kernel' },
+    state: 'programmed',
+    endpoint: '[somewhere]:8285',
+    way: 'kernel',
     families: { ipv4: side, ipv6: { state: 'programmed' } },
   })
   silent = ['10.5.0.64']

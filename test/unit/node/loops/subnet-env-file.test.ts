@@ -5,10 +5,10 @@ import { open } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { createLog } from '../../../../src/base/log.ts'
 import { formatIpv4Net, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { formatSubnetEnv, readPreviousNets, writeSubnetEnv } from '../../../../src/node/loops/subnet-env-file.ts'
-import { createLog } from '../../../../src/base/log.ts'
 import { createEvents } from '../../../../src/report/events.ts'
 
 let folder: string

@@ -14,7 +14,11 @@ import {
 
 const EVERY_MS = 10_000
 const answering = (at: number): Probed => ({
-  ...{ isAnswering: true, roundTripMs: 1, lossPercent: 0, at, unansweredSince: undefined },
+  isAnswering: true,
+  roundTripMs: 1,
+  lossPercent: 0,
+  at,
+  unansweredSince: undefined,
 })
 const losing = (at: number, since: number): Probed => ({ ...answering(at), unansweredSince: since })
 const silent = (at: number, since: number): Probed => ({ ...losing(at, since), isAnswering: false })

@@ -46,9 +46,14 @@ function rig(probeInterval: number) {
     },
   }
   const node = {
-    ...{ signal: stop.signal, openEcho, options: { 'probe-interval': probeInterval }, log, view: new Map() },
+    signal: stop.signal,
+    openEcho,
+    options: { 'probe-interval': probeInterval },
+    log,
+    view: new Map(),
     possession: { dataPath: { underlays, probeSource: { ipv4: INSIDE }, peers: () => peers } },
-    ...{ learnt: createBell(), unsearched: { keys: new Set<string>() } },
+    learnt: createBell(),
+    unsearched: { keys: new Set<string>() },
   }
   chooseUnderlays(node as unknown as Node).catch(() => {})
   return { by, answersBy, peers }

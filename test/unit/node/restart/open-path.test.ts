@@ -1,11 +1,15 @@
 // open-path.test.ts - paths on their way to another process: all of them arrive, and what is none is told.
 
 import { describe, expect, it } from 'vitest'
-import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import { fdsOf, packPaths, unpackPaths } from '../../../../src/node/restart/open-path.ts'
+import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 
 const path: OpenPath = {
-  ...{ tunName: 'flannel0', bindAddress: '192.0.2.1', port: 8285, features: ['tun-csum', 'x'], without: ['udp-gso'] },
+  tunName: 'flannel0',
+  bindAddress: '192.0.2.1',
+  port: 8285,
+  features: ['tun-csum', 'x'],
+  without: ['udp-gso'],
   loops: [
     { tun: 21, socket: 35, sender: 7 },
     { tun: 4, socket: 50 },
@@ -52,7 +56,8 @@ describe('a path on its way', () => {
 
   it('arrives with the sockets of both families', () => {
     const both: OpenPath = {
-      ...{ ...path, otherAddress: 'fd77::1' },
+      ...path,
+      otherAddress: 'fd77::1',
       loops: [
         { tun: 21, socket: 35, sender: 7, otherSocket: 8, otherSender: 9 },
         { tun: 4, socket: 50, otherSocket: 51 },
@@ -89,10 +94,19 @@ describe('a path on its way', () => {
 
   it.each([
     ...['tunName', 'bindAddress', 'port', 'features', 'without', 'loops'].map((name) => ({ [name]: undefined })),
-    ...[{ tunName: 7 }, { bindAddress: null }, { port: '8285' }],
-    ...[{ features: 'all' }, { features: {} }, { features: ['a', 1] }, { without: null }, { without: [1, 'a'] }],
-    ...[{ loops: 'all' }, { loops: {} }, { loops: [{ tun: 0, socket: 1 }, null] }],
-    ...[{ loops: [{ tun: 0, socket: 1 }, {}] }, { loops: [{ tun: 0, socket: '1' }] }],
+    { tunName: 7 },
+    { bindAddress: null },
+    { port: '8285' },
+    { features: 'all' },
+    { features: {} },
+    { features: ['a', 1] },
+    { without: null },
+    { without: [1, 'a'] },
+    { loops: 'all' },
+    { loops: {} },
+    { loops: [{ tun: 0, socket: 1 }, null] },
+    { loops: [{ tun: 0, socket: 1 }, {}] },
+    { loops: [{ tun: 0, socket: '1' }] },
     { loops: [{ tun: 0, socket: 1, sender: '2' }] },
   ])('is none with %j', (wrong) => {
     expect(unpackPaths([{ ...sent(), ...wrong }], FDS)).toEqual([])

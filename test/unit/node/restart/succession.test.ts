@@ -2,13 +2,13 @@
 
 import { closeSync, fstatSync, openSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
-import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
 import { createKept, type Kept } from '../../../../src/node/restart/kept.ts'
 import { fdsOf, packPaths } from '../../../../src/node/restart/open-path.ts'
 import type { Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
 import { enterSuccession, type WantedPath } from '../../../../src/node/restart/succession.ts'
+import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 
 const open = (): number => openSync('/dev/null', 'r')
 function isOpen(fd: number): boolean {
@@ -28,7 +28,11 @@ const wanted: WantedPath = {
   without: ['udp-gso'],
 }
 const path = (tunName = 'flannel0', bindAddress = '192.0.2.1'): OpenPath => ({
-  ...{ tunName, bindAddress, port: 8285, features: ['tun-csum'], without: ['udp-gso'] },
+  tunName,
+  bindAddress,
+  port: 8285,
+  features: ['tun-csum'],
+  without: ['udp-gso'],
   loops: [
     { tun: open(), socket: open(), sender: open() },
     { tun: open(), socket: open() },

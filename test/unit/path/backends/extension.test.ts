@@ -1,13 +1,13 @@
 // extension.test.ts - how a command of the extension backend is read.
 
 import { afterEach, describe, expect, it, vi } from 'vitest'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease } from '../../../../src/control/lease/lease.ts'
 import { run, type Run, type RunOptions } from '../../../../src/host/command.ts'
-import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseNet } from '../../../../src/net/address.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { createExtensionBackend, wordsOf } from '../../../../src/path/backends/extension.ts'
-import { readSettings } from '../../../../src/control/config/backend-options.ts'
 
 afterEach(() => vi.unstubAllEnvs())
 
@@ -46,8 +46,11 @@ describe('a command that takes long', () => {
     lines.length = 0
   })
   const external = {
-    ...{ name: 'lo', index: 1, mtu: 1500, address: { ipv4: parseIpv4('192.0.2.1')! } },
-    ...{ publicIp: { ipv4: parseIpv4('192.0.2.1')! } },
+    name: 'lo',
+    index: 1,
+    mtu: 1500,
+    address: { ipv4: parseIpv4('192.0.2.1')! },
+    publicIp: { ipv4: parseIpv4('192.0.2.1')! },
   }
   const lease = (n: number): Lease => ({
     key: `10.5.${n}.0-24`,

@@ -17,13 +17,16 @@ it.each([
 ])("refuses a public address that is not the interface's, by %s: case %#", async (flag, publicIp, hasIpv6) => {
   const config = parseNetworkConfig(
     JSON.stringify({
-      ...{ Network: '10.5.0.0/16', Backend: { Type: 'host-gw' } },
+      Network: '10.5.0.0/16',
+      Backend: { Type: 'host-gw' },
       ...(hasIpv6 ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}),
     }),
   )
   const info = [{ local: '192.0.2.1' }, { local: 'fd00::1' }]
   const backend = createHostGwBackend({
-    ...{ config, settings: readSettings('host-gw', config.backend), log },
+    config,
+    settings: readSettings('host-gw', config.backend),
+    log,
     external: {
       name: 'eth0',
       mtu: 1500,

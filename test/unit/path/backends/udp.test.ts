@@ -1,18 +1,18 @@
 // udp.test.ts - what the udp backend does to the host and what it tells the engine, on a host of tables.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { unusableReason } from '../../../../src/path/tunnel/peer-filter.ts'
-import { createUdpBackend } from '../../../../src/path/backends/udp.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import type { Stranger } from '../../../../src/path/engine/filter.ts'
-import { decodePeers, encodePeers } from '../../../../src/path/engine/peers.ts'
-import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
-import type { DataPath } from '../../../../src/path/contract.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import { formatAddress, formatEndpoint, formatNet, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, type Ipv6 } from '../../../../src/net/ipv6.ts'
+import { createUdpBackend } from '../../../../src/path/backends/udp.ts'
+import type { DataPath } from '../../../../src/path/contract.ts'
+import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
+import type { Stranger } from '../../../../src/path/engine/filter.ts'
+import { decodePeers, encodePeers } from '../../../../src/path/engine/peers.ts'
+import { unusableReason } from '../../../../src/path/tunnel/peer-filter.ts'
 import { host, installHost, log, run } from '../../../support/fake-host.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
@@ -81,7 +81,8 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
 const backend = (text = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1', ipv6?: Ipv6) => {
   const config = parseNetworkConfig(text)
   return createUdpBackend({
-    ...{ config, settings: readSettings('udp', config.backend) },
+    config,
+    settings: readSettings('udp', config.backend),
     external: {
       name: 'eth0',
       mtu: 1500,
@@ -89,7 +90,9 @@ const backend = (text = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1', ipv6
       publicIp: { ipv4: ip(address), ipv6 },
       named: { address: { ipv4: false }, publicIp: { ipv4: false } },
     },
-    ...{ startEngine, run, log },
+    startEngine,
+    run,
+    log,
     persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
   })
 }
@@ -132,17 +135,19 @@ describe('open', () => {
     const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":7890,"ClampMSS":true}}')
     expect(dataPath.mtu).toBe(1472)
     expect(engine.config).toEqual({
-      ...{
-        encapsulation: 'udp',
-        tunName: 'flannel%d',
-        settings: { verifySource: 'strict', clampMss: true, probePathMtu: false },
-        persistent: false,
-        inherited: undefined,
-        peers: expect.any(Function),
-      },
-      ...{ bindAddress: '192.0.2.1', port: 7890, mtu: 1472 },
-      ...{ tunAddress: { ipv4: ip('10.5.72.0') }, networkAddress: { ipv4: ip('10.5.0.0') } },
-      ...{ network: { ipv4: parseIpv4Net('10.5.0.0/16') }, subnet: { ipv4: own.subnet.ipv4 } },
+      encapsulation: 'udp',
+      tunName: 'flannel%d',
+      settings: { verifySource: 'strict', clampMss: true, probePathMtu: false },
+      persistent: false,
+      inherited: undefined,
+      peers: expect.any(Function),
+      bindAddress: '192.0.2.1',
+      port: 7890,
+      mtu: 1472,
+      tunAddress: { ipv4: ip('10.5.72.0') },
+      networkAddress: { ipv4: ip('10.5.0.0') },
+      network: { ipv4: parseIpv4Net('10.5.0.0/16') },
+      subnet: { ipv4: own.subnet.ipv4 },
     })
     expect(host.commands).toEqual([
       'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
@@ -250,7 +255,9 @@ describe('both families', () => {
     expect([dataPath.mtu, dataPath.families]).toEqual([1452, ['ipv4', 'ipv6']])
     expect(dataPath.probeSource).toEqual({ ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') })
     expect(engine.config).toMatchObject({
-      ...{ bindAddress: '192.0.2.1', port: 8285, mtu: 1452 },
+      bindAddress: '192.0.2.1',
+      port: 8285,
+      mtu: 1452,
       tunAddress: { ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') },
       networkAddress: { ipv4: ip('10.5.0.0'), ipv6: parseIpv6('fd00:5::') },
       network: { ipv4: parseIpv4Net('10.5.0.0/16'), ipv6: { address: parseIpv6('fd00:5::'), prefixLength: 48 } },

@@ -1,13 +1,13 @@
 // vxlan-kernel.test.ts - what one changed lease costs beside many, and which reports of the kernel are those of our own changes.
 
 import { expect, it } from 'vitest'
-import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
-import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { readSettings } from '../../../../src/control/config/backend-options.ts'
-import type { Lease } from '../../../../src/control/lease/lease.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
+import { readSettings } from '../../../../src/control/config/backend-options.ts'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import type { Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
 
 const PEERS = 500
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -18,7 +18,8 @@ function lease(number: number, at = mac(number)): Lease {
     key: `${subnet}-24`,
     subnet: { ipv4: parseIpv4Net(`${subnet}/24`)! },
     attrs: {
-      ...{ publicIp: { ipv4: parseIpv4('172.16.0.0')! + number }, backendType: 'vxlan' },
+      publicIp: { ipv4: parseIpv4('172.16.0.0')! + number },
+      backendType: 'vxlan',
       backendData: { VNI: 1, VtepMAC: at },
     },
   }
@@ -31,8 +32,13 @@ function createKernel() {
   const calls: string[] = []
   const info_data = { id: 1, local: '172.31.0.1', link: 'eth0', port: 8472, learning: false }
   const device = {
-    ...{ ifindex: 7, ifname: 'flannel.1', mtu: 1450, flags: ['UP'], address: '02:ff:ff:ff:ff:ff' },
-    ...{ linkinfo: { info_kind: 'vxlan', info_data }, addr_info: [{ local: '10.200.0.0', prefixlen: 32 }] },
+    ifindex: 7,
+    ifname: 'flannel.1',
+    mtu: 1450,
+    flags: ['UP'],
+    address: '02:ff:ff:ff:ff:ff',
+    linkinfo: { info_kind: 'vxlan', info_data },
+    addr_info: [{ local: '10.200.0.0', prefixlen: 32 }],
   }
   const show = (to: string): object[] =>
     routes.has(to) ? [{ dst: to, gateway: routes.get(to), dev: 'flannel.1', flags: ['onlink'] }] : []
@@ -62,8 +68,11 @@ async function open() {
   const address = { ipv4: parseIpv4('172.31.0.1')! }
   const named = { address: { ipv4: true }, publicIp: { ipv4: true } }
   const setup = {
-    ...{ names: { ipv4: 'flannel.1' }, options: readSettings('vxlan', config.backend), port: 8472 },
-    ...{ mtus: { ipv4: 1450, ipv6: 1430 }, macs: { ipv4: '02:ff:ff:ff:ff:ff' } },
+    names: { ipv4: 'flannel.1' },
+    options: readSettings('vxlan', config.backend),
+    port: 8472,
+    mtus: { ipv4: 1450, ipv6: 1430 },
+    macs: { ipv4: '02:ff:ff:ff:ff:ff' },
     external: { name: 'eth0', mtu: 1500, address, publicIp: address, named },
   }
   const carrier = await prepareKernelVxlan(() => setup, { config, run: kernel.run, log })
@@ -166,8 +175,11 @@ it('looks again at a direct route that the kernel refuses later: the tunnel take
   const config = parseNetworkConfig('{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan","DirectRouting":true}}')
   const address = { ipv4: parseIpv4('172.31.0.1')! }
   const setup = {
-    ...{ names: { ipv4: 'flannel.1' }, options: readSettings('vxlan', config.backend), port: 8472 },
-    ...{ mtus: { ipv4: 1450, ipv6: 1430 }, macs: { ipv4: '02:ff:ff:ff:ff:ff' } },
+    names: { ipv4: 'flannel.1' },
+    options: readSettings('vxlan', config.backend),
+    port: 8472,
+    mtus: { ipv4: 1450, ipv6: 1430 },
+    macs: { ipv4: '02:ff:ff:ff:ff:ff' },
     external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: {}, publicIp: {} } },
   }
   const heard = { ...log, error: (line: string) => void errors.push(line) }

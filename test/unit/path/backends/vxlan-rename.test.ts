@@ -6,10 +6,10 @@ import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { currentExternal, type ExternalInterface } from '../../../../src/host/external-interface.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { openVxlanDevice } from '../../../../src/path/backends/vxlan-device.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
-import { currentExternal, type ExternalInterface } from '../../../../src/host/external-interface.ts'
 
 const MAC = '02:ff:ff:ff:ff:ff'
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -18,7 +18,10 @@ const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 function kernel() {
   const state = { nic: 'eth0' as string | undefined, hasVxlan: true, vni: 1, done: [] as string[] }
   const nicLink = () => ({
-    ...{ ifindex: 2, ifname: state.nic, mtu: 1500, flags: ['UP'] },
+    ifindex: 2,
+    ifname: state.nic,
+    mtu: 1500,
+    flags: ['UP'],
     addr_info: [{ family: 'inet', local: '172.31.0.1', prefixlen: 16 }],
   })
   const run: Run = async (file, args) => {
@@ -51,17 +54,29 @@ async function open(run: Run) {
   const config = parseNetworkConfig('{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan"}}')
   const address = { ipv4: parseIpv4('172.31.0.1')! }
   let external: ExternalInterface = {
-    ...{ name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, families: ['ipv4'] },
+    name: 'eth0',
+    index: 2,
+    mtu: 1500,
+    address,
+    publicIp: address,
+    families: ['ipv4'],
     named: { address: {}, publicIp: {} },
   }
   const setup = () => ({
-    ...{ names: { ipv4: 'flannel.1' }, options: readSettings('vxlan', config.backend), port: 8472 },
-    ...{ mtus: { ipv4: 1450, ipv6: 1430 }, macs: { ipv4: MAC }, external },
+    names: { ipv4: 'flannel.1' },
+    options: readSettings('vxlan', config.backend),
+    port: 8472,
+    mtus: { ipv4: 1450, ipv6: 1430 },
+    macs: { ipv4: MAC },
+    external,
   })
   const carrier = await prepareKernelVxlan(setup, { config, run, log })
   const own: OwnLease = {
-    ...{ key: '10.200.0.0-24', subnet: { ipv4: parseIpv4Net('10.200.0.0/24')! } },
-    ...{ attrs: { publicIp: address, backendType: 'vxlan' }, expiresAt: 0, revision: 1n },
+    key: '10.200.0.0-24',
+    subnet: { ipv4: parseIpv4Net('10.200.0.0/24')! },
+    attrs: { publicIp: address, backendType: 'vxlan' },
+    expiresAt: 0,
+    revision: 1n,
   }
   return {
     open: () => carrier.open(own, new Map()),

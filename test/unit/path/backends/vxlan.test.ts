@@ -1,12 +1,12 @@
 // vxlan.test.ts - what the vxlan backend reads of a peer, and what it publishes.
 
 import { expect, it } from 'vitest'
-import { vtepMacOf } from '../../../../src/path/backends/vxlan-config.ts'
-import { createVxlanBackend } from '../../../../src/path/backends/vxlan.ts'
+import { WeftError } from '../../../../src/base/errors.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import { encodeLeaseValue } from '../../../../src/control/lease/lease.ts'
-import { WeftError } from '../../../../src/base/errors.ts'
+import { vtepMacOf } from '../../../../src/path/backends/vxlan-config.ts'
+import { createVxlanBackend } from '../../../../src/path/backends/vxlan.ts'
 
 it.each([
   [{ VNI: 1, VtepMAC: '5A:11:22:33:44:55' }, '5a:11:22:33:44:55'],
@@ -31,9 +31,13 @@ it('keeps the MAC that peers know while its device is gone and the store no long
   let isAway = false
   const config = parseNetworkConfig('{"Network":"192.0.0.0/16","Backend":{"Type":"vxlan","DataPath":"userspace"}}')
   const backend = createVxlanBackend({
-    ...{ config, settings: readSettings('vxlan', config.backend) },
+    config,
+    settings: readSettings('vxlan', config.backend),
     external: {
-      ...{ name: 'eth0', mtu: 1500, address: { ipv4: address }, publicIp: { ipv4: address } },
+      name: 'eth0',
+      mtu: 1500,
+      address: { ipv4: address },
+      publicIp: { ipv4: address },
       named: { address: { ipv4: true }, publicIp: { ipv4: true } },
     },
     startEngine: () => Promise.reject(new Error('nothing is opened here')),
@@ -59,12 +63,15 @@ it('publishes null for the data of IPv4 where it has IPv6 alone, and the MAC of 
   const before = { VNI: 1, VtepMAC: '5a:11:22:33:44:66' }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
   const backend = createVxlanBackend({
-    ...{ config, settings: readSettings('vxlan', config.backend) },
+    config,
+    settings: readSettings('vxlan', config.backend),
     external: { name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: { ipv6: true }, publicIp: {} } },
     startEngine: () => Promise.reject(new Error('nothing is opened here')),
     persistence: { persist: true, tunNames: [], isMultiQueue: false, inherit: async () => undefined },
     publishedBefore: async () => ({
-      ...{ publicIp: address, backendType: 'vxlan', backendData: { VNI: 1, VtepMAC: '02:00:00:00:00:04' } },
+      publicIp: address,
+      backendType: 'vxlan',
+      backendData: { VNI: 1, VtepMAC: '02:00:00:00:00:04' },
       backendV6Data: before,
     }),
     run: async (_file, args) => {

@@ -6,10 +6,10 @@ import { symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
-import { openWireguardDevice } from '../../../../src/path/backends/wireguard-device.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
-import { run as runForReal, type Run } from '../../../../src/host/command.ts'
 import { Secret } from '../../../../src/base/secret.ts'
+import { run as runForReal, type Run } from '../../../../src/host/command.ts'
+import { openWireguardDevice } from '../../../../src/path/backends/wireguard-device.ts'
 import { log } from '../../../support/fake-host.ts'
 
 const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
@@ -50,16 +50,14 @@ const run: Run = async (file, args) => {
 const open = (keyFile: string) =>
   openWireguardDevice(
     {
-      ...{
-        name: 'flannel-wg',
-        keyFile,
-        privateKey: new Secret(KEY),
-        ownKey: 'PUB',
-        port: 51_820,
-        byWireguardGo: false,
-        psk: new Secret(PSK),
-        keepalive: 0,
-      },
+      name: 'flannel-wg',
+      keyFile,
+      privateKey: new Secret(KEY),
+      ownKey: 'PUB',
+      port: 51_820,
+      byWireguardGo: false,
+      psk: new Secret(PSK),
+      keepalive: 0,
       run,
       log,
     },

@@ -4,9 +4,10 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import { Secret } from '../../../../src/base/secret.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
-import { WeftError } from '../../../../src/base/errors.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import {
@@ -17,13 +18,12 @@ import {
   type Addresses,
   type Nets,
 } from '../../../../src/net/address.ts'
-import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
-import { decodePeers } from '../../../../src/path/engine/peers.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
-import { publicKeyTo } from '../../../../src/path/backends/wireguard/key-file.ts'
-import { Secret } from '../../../../src/base/secret.ts'
 import { createWireguardBackend, endOf } from '../../../../src/path/backends/wireguard.ts'
+import { publicKeyTo } from '../../../../src/path/backends/wireguard/key-file.ts'
+import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
+import { decodePeers } from '../../../../src/path/engine/peers.ts'
 import { host, installHost, log } from '../../../support/fake-host.ts'
 
 const KEY = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
@@ -83,7 +83,11 @@ async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
     `{"Network":"${network}","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"wireguard","Mode":"${mode}"}}`,
   )
   const backend = createWireguardBackend({
-    ...{ config, settings: readSettings('wireguard', config.backend), external: externalOf(), run, log },
+    config,
+    settings: readSettings('wireguard', config.backend),
+    external: externalOf(),
+    run,
+    log,
     ...NO_ENGINE,
   })
   const { signal } = new AbortController()
@@ -197,8 +201,10 @@ it.each([
 ])('in the mode %s has no peer whose datagrams go to nobody: %s, %s', async (mode, ipv4, other, families, why) => {
   const { path } = await open(mode, BOTH)
   const attrs = {
-    ...{ publicIp: { ipv4: parseIpv4(ipv4)!, ipv6: parseIpv6(other)! }, backendType: 'wireguard' },
-    ...{ backendData: { PublicKey: KEY }, backendV6Data: { PublicKey: KEY } },
+    publicIp: { ipv4: parseIpv4(ipv4)!, ipv6: parseIpv6(other)! },
+    backendType: 'wireguard',
+    backendData: { PublicKey: KEY },
+    backendV6Data: { PublicKey: KEY },
   }
   const subnet = { ipv4: parseIpv4Net('10.5.2.0/24')!, ipv6: parseIpv6Net('fd00:5:0:2::/64')! }
   await path.apply(new Map([['k', { key: 'k', subnet, attrs }]]), 'own')
@@ -219,7 +225,8 @@ it('says where the device sends to, once it is asked, and not where a peer was t
       [
         'k',
         {
-          ...{ key: 'k', subnet: { ipv4: parseIpv4Net('10.5.2.0/24')! } },
+          key: 'k',
+          subnet: { ipv4: parseIpv4Net('10.5.2.0/24')! },
           attrs: { ...attrs, backendData: { PublicKey: OTHER_KEY, Port: port } },
         },
       ],
@@ -251,13 +258,19 @@ it('warns once of a network that holds its own address, however often it is prep
 function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: number): string {
   const config = parseNetworkConfig(
     JSON.stringify({
-      ...{ Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' },
+      Network: '10.5.0.0/16',
+      EnableIPv6: true,
+      IPv6Network: 'fd00:5::/48',
       Backend: { Type: 'wireguard', ...backend },
     }),
   )
   const external = { name: 'eth0', mtu, address: own, publicIp: own, named: { address: {}, publicIp: {} } }
   const { words } = createWireguardBackend({
-    ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+    config,
+    settings: readSettings('wireguard', config.backend),
+    external,
+    run,
+    log,
     ...NO_ENGINE,
   })
   const data = { PublicKey: KEY, ...(port === undefined ? {} : { Port: port }) }
@@ -330,14 +343,12 @@ describe('what this Node.js lacks', () => {
       return run(file, args, options)
     }
     const made = createWireguardBackend({
-      ...{
-        config,
-        settings: readSettings('wireguard', config.backend),
-        external: externalOf(),
-        run: without,
-        log,
-        lacks,
-      },
+      config,
+      settings: readSettings('wireguard', config.backend),
+      external: externalOf(),
+      run: without,
+      log,
+      lacks,
       ...NO_ENGINE,
     })
     const { backendData } = await made.prepare(new AbortController().signal)
@@ -384,7 +395,9 @@ describe('weftd itself, in the mode auto', () => {
   ) {
     const isNamed = publicAs !== own
     const external = {
-      ...{ ...externalOf(), address: addressesOf(own), publicIp: addressesOf(publicAs) },
+      ...externalOf(),
+      address: addressesOf(own),
+      publicIp: addressesOf(publicAs),
       named: { address: { ipv4: false, ipv6: false }, publicIp: { ipv4: isNamed, ipv6: isNamed } },
     }
     ipv6 = own.split(' ').find((each) => each.includes(':')) ?? ipv6
@@ -394,7 +407,11 @@ describe('weftd itself, in the mode auto', () => {
     let told: EngineConfig | undefined
     let records: Uint8Array = new Uint8Array()
     const backend = createWireguardBackend({
-      ...{ config, settings: readSettings('wireguard', config.backend), external, run, log },
+      config,
+      settings: readSettings('wireguard', config.backend),
+      external,
+      run,
+      log,
       ...NO_ENGINE,
       async startEngine(engineConfig) {
         told = engineConfig
@@ -408,7 +425,8 @@ describe('weftd itself, in the mode auto', () => {
     const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
     const path = await backend.open(lease, signal, new Map())
     return {
-      ...{ path, data: attrs.backendData },
+      path,
+      data: attrs.backendData,
       config: told!,
       ends: async (peers: readonly string[], more: readonly object[] = []): Promise<string[]> => {
         const leases = peers.map((text, at): readonly [string, Lease] => {
@@ -434,9 +452,20 @@ describe('weftd itself, in the mode auto', () => {
   const addressesOf = (text: string): Addresses =>
     Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
   const quietEngine = (tunName: string): Engine => ({
-    ...{ kind: 'native', tunName, offloads: [], notes: [], details: [], hasOther: true, fault: new Promise(() => {}) },
-    ...{ setPeers: () => {}, changePeers: () => {}, counters: () => ({}), traffic: () => new Float64Array() },
-    ...{ drops: (after = []) => ({ next: after, packets: [] }), threads: () => ({}), takeStrangers: () => [] },
+    kind: 'native',
+    tunName,
+    offloads: [],
+    notes: [],
+    details: [],
+    hasOther: true,
+    fault: new Promise(() => {}),
+    setPeers: () => {},
+    changePeers: () => {},
+    counters: () => ({}),
+    traffic: () => new Float64Array(),
+    drops: (after = []) => ({ next: after, packets: [] }),
+    threads: () => ({}),
+    takeStrangers: () => [],
     send: () => {},
     stop: async () => {},
   })

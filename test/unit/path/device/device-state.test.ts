@@ -1,15 +1,17 @@
 // device-state.test.ts - what is taken away from a device that a backend goes on with, and what is somebody's own.
 
 import { expect, it } from 'vitest'
-import { deviceState } from '../../../../src/path/device/device-state.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { deviceState } from '../../../../src/path/device/device-state.ts'
 
 it('loses the address of an earlier lease, and keeps those of others that are outside of the network', async () => {
   const commands: string[] = []
   const addr = (local: string) => ({ family: 'inet', local, prefixlen: 32 })
   const link = {
-    ...{ ifname: 'flannel.1', mtu: 1450, flags: ['UP'] },
+    ifname: 'flannel.1',
+    mtu: 1450,
+    flags: ['UP'],
     addr_info: [addr('10.5.1.0'), addr('10.5.9.0'), addr('192.0.2.1')],
   }
   const run: Run = async (_file, args) => {

@@ -2,21 +2,28 @@
 
 import { expect, it } from 'vitest'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
+import type { Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { watchExternal } from '../../../../src/path/device/external-watch.ts'
-import type { Family } from '../../../../src/net/address.ts'
 
 function rig(families?: readonly Family[]) {
   const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
   const external: ExternalInterface = {
-    ...{ name: 'eth0', mtu: 1500, address, publicIp: address, named: { address: {}, publicIp: {} } },
+    name: 'eth0',
+    mtu: 1500,
+    address,
+    publicIp: address,
+    named: { address: {}, publicIp: {} },
   }
   const host = { mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
   const run = async (): Promise<string> =>
     JSON.stringify([
       {
-        ...{ ifindex: 1, ifname: 'eth0', mtu: host.mtu, flags: ['UP'] },
+        ifindex: 1,
+        ifname: 'eth0',
+        mtu: host.mtu,
+        flags: ['UP'],
         addr_info: [
           { local: host.ipv4, family: 'inet' },
           { local: host.ipv6, family: 'inet6' },

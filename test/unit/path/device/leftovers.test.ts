@@ -6,10 +6,9 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
+import type { Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { LOCK_END } from '../../../../src/host/daemons.ts'
-import { handoverLock } from '../../../../src/node/restart/rendezvous.ts'
-import type { Lease } from '../../../../src/control/lease/lease.ts'
 import {
   FAMILIES,
   formatAddress,
@@ -23,6 +22,7 @@ import {
   type Family,
   type Nets,
 } from '../../../../src/net/address.ts'
+import { handoverLock } from '../../../../src/node/restart/rendezvous.ts'
 import { KINDS, type BackendType } from '../../../../src/path/catalog.ts'
 import {
   findDiverted,
@@ -80,7 +80,9 @@ class FakeHost {
   }
 }
 const linkOf = ({ name, kind, addresses, inUse = false }: FakeLink, at: number) => ({
-  ...{ ifindex: at + 1, ifname: name, flags: inUse ? ['UP'] : ['UP', 'NO-CARRIER'] },
+  ifindex: at + 1,
+  ifname: name,
+  flags: inUse ? ['UP'] : ['UP', 'NO-CARRIER'],
   linkinfo: {
     info_kind: kind,
     info_data:
@@ -113,7 +115,11 @@ const ownLease: Lease = { key: '10.5.1.0-24', subnet: OWN, attrs: peer(1).attrs 
 const NOBODY = async (): Promise<readonly OtherDaemon[]> => []
 
 const surroundings = (part: Partial<Surroundings> = {}): Surroundings => ({
-  ...{ networks: NETWORKS, subnets: OWN, earlier: {}, ownDevices: [], routesToHosts: false },
+  networks: NETWORKS,
+  subnets: OWN,
+  earlier: {},
+  ownDevices: [],
+  routesToHosts: false,
   leases: [ownLease, ...PEERS],
   ...part,
 })
@@ -230,8 +236,11 @@ describe.each([
       if (!isReplaced && !isOfOther && !(routesToHosts && from.routes === 'hosts')) host.routes.push(route)
     }
     const about = surroundings({
-      ...{ networks: onlyOf(now, NETWORKS), subnets: onlyOf(now, OWN), earlier: OWN },
-      ...{ ownDevices: own, routesToHosts },
+      networks: onlyOf(now, NETWORKS),
+      subnets: onlyOf(now, OWN),
+      earlier: OWN,
+      ownDevices: own,
+      routesToHosts,
     })
     const { leftovers } = await findLeftovers(host.run, about, NOBODY)
     expect(await removeLeftovers(host.run, leftovers, () => {})).toEqual([])
@@ -316,11 +325,14 @@ describe('a route', () => {
     return [
       ...leftovers.map(({ command }) => command.join(' ')),
       ...held.map(({ device, by: holder, command }) => `${device}: ${holder}: ${command}`),
-      ...[...kinds, ...(needsLeases ? ['leases?'] : [])],
+      ...kinds,
+      ...(needsLeases ? ['leases?'] : []),
     ]
   }
   const by = (dst: string, gateway?: string, more: Partial<FakeRoute> = {}): FakeRoute => ({
-    ...{ dst, dev: 'eth0', ...(gateway === undefined ? {} : { gateway }) },
+    dst,
+    dev: 'eth0',
+    ...(gateway === undefined ? {} : { gateway }),
     ...more,
   })
   it.each<[string, FakeRoute, string[]]>([

@@ -1,12 +1,12 @@
 // route-sync.test.ts - which routes of a backend's own device go with their peer, and which were never a peer's.
 
 import { expect, it } from 'vitest'
-import { createDirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
-import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
-import type { Run } from '../../../../src/host/command.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
+import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
+import { createDirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
 
 it("takes away what an earlier process routed to peers by its own device, and leaves the device's own routes", async () => {
   const batches: string[] = []
@@ -74,7 +74,8 @@ it('replaces no route of a bridge: the log names it once, and the peer gets its 
   }
   const say = (line: string): void => void lines.push(line)
   const sync = createRouteSync({
-    ...{ network: parseIpv4Net('10.5.0.0/16')!, run },
+    network: parseIpv4Net('10.5.0.0/16')!,
+    run,
     log: { info: say, warn: say, error: say, v: () => false },
   })
   const hop = (last: number) => ({ gateway: `192.0.2.${last}`, device: 'eth0' })

@@ -1,6 +1,9 @@
 // tun-device.test.ts - what is mended of a TUN device and its route, and what is only named, on a host of tables.
 
 import { expect, it } from 'vitest'
+import { describeError } from '../../../../src/base/errors.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import {
   adoptTun,
   checkMtu,
@@ -8,9 +11,6 @@ import {
   refuseSharedTun,
   type TunDevice,
 } from '../../../../src/path/device/tun-device.ts'
-import { describeError } from '../../../../src/base/errors.ts'
-import type { Run } from '../../../../src/host/command.ts'
-import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { host, installHost, log, run } from '../../../support/fake-host.ts'
 
 installHost()
@@ -102,8 +102,11 @@ it.each([true, false])(
     const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
     const adopt = (isMultiQueue: boolean) =>
       adoptTun(tables, {
-        ...{ name: 'flannel0', last: [], isMultiQueue },
-        ...{ networks: { ipv4: network }, subnets: { ipv4: subnet } },
+        name: 'flannel0',
+        last: [],
+        isMultiQueue,
+        networks: { ipv4: network },
+        subnets: { ipv4: subnet },
       })
     expect(await adopt(many)).toBe('flannel0')
     expect(commands).toEqual([])

@@ -1,10 +1,10 @@
 // filter.test.ts - the peer table and the filter of the dgram engine; that the native one does the same, engines.test.ts shows.
 
 import { expect, it } from 'vitest'
+import { netsOf, parseAddress, parseNet, type Address, type Nets } from '../../../../src/net/address.ts'
 import { isFromHere, reasonToDrop } from '../../../../src/path/engine/filter.ts'
 import { createPeerTable } from '../../../../src/path/engine/peers.ts'
 import { isIpv6Packet } from '../../../../src/path/engine/reference/packet.ts'
-import { netsOf, parseAddress, parseNet, type Address, type Nets } from '../../../../src/net/address.ts'
 
 const ip = (text: string): Address => parseAddress(text)!
 const nets = (...texts: string[]): Nets => netsOf(texts.map((text) => parseNet(text)!))

@@ -3,6 +3,9 @@
 import { endianness } from 'node:os'
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
+import { familyOf, formatNet, netContains, parseAddress, parseNet, type Net } from '../../../../src/net/address.ts'
+import { ipv4Net, parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { ipv6Net } from '../../../../src/net/ipv6.ts'
 import {
   createPeerTable,
   decodePeers,
@@ -10,9 +13,6 @@ import {
   PEER_RECORD_BYTES,
   type Peer,
 } from '../../../../src/path/engine/peers.ts'
-import { familyOf, formatNet, netContains, parseAddress, parseNet, type Net } from '../../../../src/net/address.ts'
-import { ipv4Net, parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { ipv6Net } from '../../../../src/net/ipv6.ts'
 
 const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('192.0.2.2')!, port: 8285 } satisfies Peer
 const six = { subnet: parseNet('fd00:5:2:8000::/49')!, endpoint: parseAddress('2001:db8::2')!, port: 8285 }

@@ -2,14 +2,14 @@
 
 import { beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
-import type { Ensured, FirewallOptions } from '../../../../src/path/firewall/families.ts'
-import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
-import { createIptables } from '../../../../src/path/firewall/iptables.ts'
-import { createNftables } from '../../../../src/path/firewall/nftables.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import type { Nets } from '../../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6Net } from '../../../../src/net/ipv6.ts'
+import type { Ensured, FirewallOptions } from '../../../../src/path/firewall/families.ts'
+import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
+import { createIptables } from '../../../../src/path/firewall/iptables.ts'
+import { createNftables } from '../../../../src/path/firewall/nftables.ts'
 
 /** Files that are not there. */
 const hidden = vi.hoisted(() => new Set<string>())
@@ -83,15 +83,13 @@ function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0
   const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
   const log = { info: say('I'), warn: say('W'), error: say('E'), v: (level: number) => level <= verbosity }
   const options = (wish: Partial<FirewallOptions>): FirewallOptions => ({
-    ...{
-      network: NETWORK,
-      masq: true,
-      forward: true,
-      plainPorts: false,
-      previous: { network: {}, subnet: {} },
-      run,
-      log,
-    },
+    network: NETWORK,
+    masq: true,
+    forward: true,
+    plainPorts: false,
+    previous: { network: {}, subnet: {} },
+    run,
+    log,
     ...wish,
   })
   const inputs = (file: string): string[] => calls.filter((call) => call.file === file).map(({ input }) => input)
@@ -336,13 +334,17 @@ describe('iptables', () => {
     const filter = ['FORWARD', 'FLANNEL-FWD'].map((chain) => `iptables -t filter -S ${chain}`)
     expect(await asked({})).toEqual([...nat, ...filter])
     expect(await asked({ 'iptables --version': 'iptables v1.8.9 (legacy)' })).toEqual([
-      ...['iptables-save', 'iptables-save -t nat', 'iptables-save -t filter'],
+      'iptables-save',
+      'iptables-save -t nat',
+      'iptables-save -t filter',
     ])
     const left =
       '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\nCOMMIT\n'
     expect(await asked({ 'iptables-save': left }, { masq: false })).toEqual([...nat, 'iptables-save', ...filter])
     expect(await asked({ 'iptables -t nat -S POSTROUTING': refused('use nft') }, { forward: false })).toEqual([
-      ...[nat[0], 'iptables-save', 'iptables-save -t nat'],
+      nat[0],
+      'iptables-save',
+      'iptables-save -t nat',
       ...filter,
     ])
   })

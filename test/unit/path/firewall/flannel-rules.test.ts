@@ -241,7 +241,9 @@ COMMIT
     )
     expect(flannelNetworks(lines)).toEqual([six])
     expect(findFlannelRules('nat', lines, new Set([six])).removal).toEqual([
-      ...[POSTRTG_JUMP.replace('-A', '-D'), '-F FLANNEL-POSTRTG', '-X FLANNEL-POSTRTG'],
+      POSTRTG_JUMP.replace('-A', '-D'),
+      '-F FLANNEL-POSTRTG',
+      '-X FLANNEL-POSTRTG',
     ])
   })
 

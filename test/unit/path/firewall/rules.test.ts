@@ -1,6 +1,7 @@
 // rules.test.ts - the texts for iptables-restore and nft, whole, against flanneld's rules (its e2e tests have them as lists).
 
 import { describe, expect, it } from 'vitest'
+import { formatNet, parseNet, type Family } from '../../../../src/net/address.ts'
 import { FLANNEL_CHAINS, isAnothers } from '../../../../src/path/firewall/flannel-rules.ts'
 import {
   iptablesRules,
@@ -12,7 +13,6 @@ import {
   splitNftTable,
   type FirewallWish,
 } from '../../../../src/path/firewall/rules.ts'
-import { formatNet, parseNet, type Family } from '../../../../src/net/address.ts'
 import { asIpv6 } from '../../../support/as-ipv6.ts'
 
 const [POSTRTG, FWD] = FLANNEL_CHAINS

@@ -2,20 +2,23 @@
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
-import type { DataPath } from '../../../../src/path/contract.ts'
-import type { OpenPath } from '../../../../src/path/engine/engine.ts'
-import { openFamilies } from '../../../../src/path/tunnel/both-families.ts'
+import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
+import { currentExternal, type ExternalInterface } from '../../../../src/host/external-interface.ts'
 import type { Family } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
-import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { currentExternal, type ExternalInterface } from '../../../../src/host/external-interface.ts'
+import type { DataPath } from '../../../../src/path/contract.ts'
+import type { OpenPath } from '../../../../src/path/engine/engine.ts'
+import { openFamilies } from '../../../../src/path/tunnel/both-families.ts'
 
 const OF = { ipv4: {}, ipv6: {} }
 const PUBLIC = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
 const LEASE: OwnLease = {
-  ...{ key: 'own', subnet: { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:1::/64')! } },
-  ...{ attrs: { publicIp: PUBLIC, backendType: '' }, expiresAt: undefined, revision: 0n },
+  key: 'own',
+  subnet: { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:1::/64')! },
+  attrs: { publicIp: PUBLIC, backendType: '' },
+  expiresAt: undefined,
+  revision: 0n,
 }
 const LEASES: ReadonlyMap<string, Lease> = new Map([
   ['k', { key: 'k', subnet: {}, attrs: { publicIp: {}, backendType: '' } }],
@@ -23,7 +26,11 @@ const LEASES: ReadonlyMap<string, Lease> = new Map([
 
 /** What a family's path tells of the session with the one peer. */
 const sessionBy = (family: Family) => ({
-  ...{ publicKey: 'K', handshakeAt: family === 'ipv4' ? 4 : 6, ageMs: undefined, txBytes: 10, rxBytes: 5 },
+  publicKey: 'K',
+  handshakeAt: family === 'ipv4' ? 4 : 6,
+  ageMs: undefined,
+  txBytes: 10,
+  rxBytes: 5,
 })
 
 /**
@@ -98,7 +105,11 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
           [
             'k',
             {
-              ...{ txPackets: 1, txBytes: 10, rxPackets: undefined, rxBytes: 5, heardAt: family === 'ipv4' ? 7 : 9 },
+              txPackets: 1,
+              txBytes: 10,
+              rxPackets: undefined,
+              rxBytes: 5,
+              heardAt: family === 'ipv4' ? 7 : 9,
               sessions: { [family]: sessionBy(family) },
             },
           ],
@@ -115,10 +126,32 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     }
   }
   return {
-    ...{ asked, looked, broken, deaf, blind, stuck, slow, hanging, host, owns, knew, errors, infos, faults, again },
+    asked,
+    looked,
+    broken,
+    deaf,
+    blind,
+    stuck,
+    slow,
+    hanging,
+    host,
+    owns,
+    knew,
+    errors,
+    infos,
+    faults,
+    again,
     open: (mtu = 1430, isUnbound = false, signal = new AbortController().signal, leases?: ReadonlyMap<string, Lease>) =>
       openFamilies({
-        ...{ of: OF, lease, mtu, isUnbound, signal, external: () => external, open, run, log },
+        of: OF,
+        lease,
+        mtu,
+        isUnbound,
+        signal,
+        external: () => external,
+        open,
+        run,
+        log,
         ...(leases ? { leases } : {}),
       }),
   }
@@ -136,7 +169,11 @@ it('is told and asked as one', async () => {
     [
       'k',
       {
-        ...{ txPackets: 2, txBytes: 20, rxPackets: undefined, rxBytes: 10, heardAt: 9 },
+        txPackets: 2,
+        txBytes: 20,
+        rxPackets: undefined,
+        rxBytes: 10,
+        heardAt: 9,
         sessions: { ipv4: sessionBy('ipv4'), ipv6: sessionBy('ipv6') },
       },
     ],
@@ -226,8 +263,14 @@ it.each(ENDS)(
     await r.again(path)
     expect([path.lacking, path.unreported]).toEqual([{}, false])
     expect(r.asked).toEqual([
-      ...['open ipv4', 'open ipv6', 'apply ipv4 k', 'apply ipv6 k', 'apply ipv4 k'],
-      ...['close ipv6', 'open ipv6', 'apply ipv6 k'],
+      'open ipv4',
+      'open ipv6',
+      'apply ipv4 k',
+      'apply ipv6 k',
+      'apply ipv4 k',
+      'close ipv6',
+      'open ipv6',
+      'apply ipv6 k',
     ])
     expect(r.infos).toEqual(['IPv6 is carried again'])
     // The one that was not touched knows this node by its new address too.

@@ -1,12 +1,12 @@
-// ways.test.ts - which way packets to a peer go, and that a change asks the kernel for those peers alone that it may concern.
+// choose-carrier.test.ts - which way packets to a peer go, and that a change asks the kernel for those peers alone that it may concern.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { createDirectHops, createDirectWay } from '../../../../src/path/tunnel/direct-routing.ts'
-import { createWays, type Way } from '../../../../src/path/tunnel/choose-carrier.ts'
 import { WeftError } from '../../../../src/base/errors.ts'
-import type { Run } from '../../../../src/host/command.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
+import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { createWays, type Way } from '../../../../src/path/tunnel/choose-carrier.ts'
+import { createDirectHops, createDirectWay } from '../../../../src/path/tunnel/direct-routing.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Ipv4Lease => ({
@@ -125,10 +125,15 @@ describe('ways', () => {
   it('are taken in order: the last has what is left', async () => {
     const calls: string[] = []
     const passed = (txBytes: number) => ({
-      ...{ txPackets: 1, txBytes, rxPackets: 0, rxBytes: 0, heardAt: undefined },
+      txPackets: 1,
+      txBytes,
+      rxPackets: 0,
+      rxBytes: 0,
+      heardAt: undefined,
     })
     const way = (name: Way['name'], takes: Way['takes']): Way => ({
-      ...{ name, takes },
+      name,
+      takes,
       apply: async (peers, changed) => void calls.push(`${name} ${peers.size} ${changed?.size}`),
       endpointOf: () => `by ${name}`,
       traffic: () => new Map([NEAR, FAR].map(({ key }) => [key, passed(name === 'direct' ? 1 : 2)])),

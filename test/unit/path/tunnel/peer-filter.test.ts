@@ -2,10 +2,10 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
-import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../../../src/path/tunnel/peer-filter.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { addressText, netsOf, netText, parseNet, type Addresses } from '../../../../src/net/address.ts'
+import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../../../src/path/tunnel/peer-filter.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const OWN_MAC = 'own'
@@ -24,7 +24,10 @@ function create(hasIdentity: boolean): { filter: PeerFilter; lines: string[] } {
   const log = { info: say, warn: say, error: say, v: () => false }
   const identity = { name: 'MAC', own: OWN_MAC, of: macOf, remedy: 'take another' }
   const options: PeerFilterOptions = {
-    ...{ type: 'x', lease: own, network: parseIpv4Net('10.5.0.0/16')!, log },
+    type: 'x',
+    lease: own,
+    network: parseIpv4Net('10.5.0.0/16')!,
+    log,
     ...(hasIdentity ? { identity } : {}),
   }
   return { filter: createPeerFilter(options), lines }
@@ -234,7 +237,8 @@ function createBoth(alsoUnusable?: () => string | undefined) {
   ]
 }
 const ofBoth = (key: string, third: number, host: number, revision = 1n): Lease => ({
-  ...{ key, revision },
+  key,
+  revision,
   subnet: {
     ipv4: { address: ip('10.5.0.0') + third * 256, prefixLength: 24 },
     ...(key.includes('&') ? { ipv6: { address: (0xfc00n << 112n) + (BigInt(third) << 64n), prefixLength: 64 } } : {}),
@@ -287,7 +291,9 @@ it('takes thousands of subnets of IPv6 in a time that grows with their number, a
 it('says what changed and of no other', () => {
   const { filter } = create(false)
   const lease = (key: string, address: string, revision: bigint): Lease => ({
-    ...{ key, subnet: { ipv4: parseIpv4Net(key.replace(/-(\d+).*/, '/$1'))! }, revision },
+    key,
+    subnet: { ipv4: parseIpv4Net(key.replace(/-(\d+).*/, '/$1'))! },
+    revision,
     attrs: { publicIp: { ipv4: ip(address) }, backendType: 'x' },
   })
   const leases = new Map(

@@ -1,15 +1,18 @@
-// strangers.test.ts - what is said of those who are not let in.
+// unknown-senders.test.ts - what is said of those who are not let in.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { createStrangerLog, type StrangerLog } from '../../../../src/path/tunnel/unknown-senders.ts'
-import type { Stranger } from '../../../../src/path/engine/filter.ts'
 import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import type { Stranger } from '../../../../src/path/engine/filter.ts'
+import { createStrangerLog, type StrangerLog } from '../../../../src/path/tunnel/unknown-senders.ts'
 
 describe('strangers', () => {
   const ip = (text: string): number => parseIpv4(text)!
   const stranger = (reason: string, from: string, source: string, destination = '10.5.72.2'): Stranger => ({
-    ...{ reason: `rx_drop_${reason}`, from: ip(from), source: ip(source), destination: ip(destination) },
+    reason: `rx_drop_${reason}`,
+    from: ip(from),
+    source: ip(source),
+    destination: ip(destination),
   })
   const peers = [
     { subnet: parseIpv4Net('10.5.1.0/24')!, endpoint: ip('192.0.2.2'), port: 8285 },

@@ -87,10 +87,17 @@ it('puts what the daemon remembers before what was seen here, from where somethi
   const history = createHistory()
   const known = (...values: (number | null)[]): (number | null)[] => [null, null, ...values]
   history.remember({
-    ...{ schema: 1, at: at(100), stepSeconds: 10, peerStepSeconds: 120, peer: null },
+    schema: 1,
+    at: at(100),
+    stepSeconds: 10,
+    peerStepSeconds: 120,
+    peer: null,
     node: {
-      ...{ txBytesPerSecond: known(1, 2, 3), rxBytesPerSecond: known(4, 5, 6), dropsPerSecond: known(0, 0, 0) },
-      ...{ roundTripMs: known(null, 7, 8), lossPercent: known(0, 10, 20) },
+      txBytesPerSecond: known(1, 2, 3),
+      rxBytesPerSecond: known(4, 5, 6),
+      dropsPerSecond: known(0, 0, 0),
+      roundTripMs: known(null, 7, 8),
+      lossPercent: known(0, 10, 20),
     },
   })
   const second = (sample: { readonly at: number }): number => sample.at - Date.parse(at(0)) / 1000

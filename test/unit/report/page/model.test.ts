@@ -1,6 +1,7 @@
 // model.test.ts - what the page tells of a status: how each peer is, the verdict, what changed, the map's places.
 
 import { describe, expect, it } from 'vitest'
+import { formatIpv4 } from '../../../../src/net/ipv4.ts'
 import {
   around,
   byNeed,
@@ -18,7 +19,6 @@ import {
   placesOf,
   verdictOf,
 } from '../../../../src/report/page/model.ts'
-import { formatIpv4 } from '../../../../src/net/ipv4.ts'
 import {
   conditionOf,
   countPeers,
@@ -85,7 +85,10 @@ describe('a peer', () => {
     )
     const names = (text: string): string[] => matching(others, text, '').map(({ lease }) => lease)
     expect([names('vXlan '), names('jUNK'), names(':8285'), names('!')]).toEqual([
-      ...[['10.5.1.0-24'], ['10.5.2.0-24'], ['10.5.2.0-24'], []],
+      ['10.5.1.0-24'],
+      ['10.5.2.0-24'],
+      ['10.5.2.0-24'],
+      [],
     ])
   })
 })
@@ -106,7 +109,8 @@ describe('the verdict', () => {
     ],
     [
       statusWith([peerWith(1)], {
-        ...{ state: 'impaired', impairments: [{ by: 'path', what: 'the data path is down' }] },
+        state: 'impaired',
+        impairments: [{ by: 'path', what: 'the data path is down' }],
         trouble: 'the data path is down',
       }),
       'bad',
@@ -179,10 +183,14 @@ describe('the verdict', () => {
         .filter(([name]) => ['Last handshake', 'Keys', 'Public key'].includes(name))
         .map(([, text]) => text)
     expect(told({ ...keys, handshakeSecondsAgo: 75, ageSeconds: 75, failure: null })).toEqual([
-      ...['75 s ago', '75 s old', 'K='],
+      '75 s ago',
+      '75 s old',
+      'K=',
     ])
     expect(told({ ...keys, handshakeSecondsAgo: null, ageSeconds: null, failure: 'no-answer' })).toEqual([
-      ...['–', 'none now; the last handshake was not answered', 'K='],
+      '–',
+      'none now; the last handshake was not answered',
+      'K=',
     ])
     expect(factsOf(peersOf(statusWith([peerWith(1)]))[0]!).map(([name]) => name)).not.toContain('Keys')
   })
@@ -191,7 +199,9 @@ describe('the verdict', () => {
     const status = statusWith([peerWith(1)])
     const impairments = [{ by: 'store', what: 'the etcd store does not answer' }] as const
     expect(verdictOf({ ...status, state: 'impaired', impairments })).toMatchObject({
-      ...{ tone: 'bad', title: 'Impaired by its store', detail: expect.stringContaining('known nodes pass') },
+      tone: 'bad',
+      title: 'Impaired by its store',
+      detail: expect.stringContaining('known nodes pass'),
     })
   })
 })
@@ -217,7 +227,9 @@ describe('what changed', () => {
 
   it('names peers that came, went, or are otherwise, and the node', () => {
     const after = statusWith([peerWith(2, { state: 'programmed' }), peerWith(3)], {
-      ...{ state: 'impaired', impairments: [{ by: 'path', what: 'why' }], trouble: 'why' },
+      state: 'impaired',
+      impairments: [{ by: 'path', what: 'why' }],
+      trouble: 'why',
     })
     expect(changesOf(peers(before), peers(after))).toEqual([
       'This node is impaired by its data path: why',
@@ -258,7 +270,11 @@ describe('the map', () => {
     const all = peersOf(statusWith([0, 1, 2, 3].map((number) => peerWith(number))))
     expect(placesOf(all, 4)).toEqual(
       all.map((peer) => ({
-        ...{ key: peer.lease, name: peer.subnet, condition: 'answering', peers: [peer], isGroup: false },
+        key: peer.lease,
+        name: peer.subnet,
+        condition: 'answering',
+        peers: [peer],
+        isGroup: false,
       })),
     )
     const told = (most: number) =>
@@ -323,7 +339,10 @@ describe('of both families', () => {
   const statusOf = (...list: PeerStatus[]): Status => ({ ...soundDual.status, peers: countPeers(list, 10) })
   const stored = { state: 'stored', endpoint: null, way: null } as const
   const other = (number: number, peer: PeerStatus): PeerStatus => ({
-    ...{ ...peer, lease: `10.5.${number}.0-24`, subnet: `10.5.${number}.0/24`, ipv6Subnet: `fd00:5:0:${number}::/64` },
+    ...peer,
+    lease: `10.5.${number}.0-24`,
+    subnet: `10.5.${number}.0/24`,
+    ipv6Subnet: `fd00:5:0:${number}::/64`,
   })
 
   it.each([
@@ -354,7 +373,9 @@ describe('of both families', () => {
     ].map((list) => verdictOf(statusOf(...list)).title)
     expect(titles).toEqual([
       '2 of 2 peers do not answer by IPv6',
-      ...['2 of 2 peers do not answer', '2 of 2 peers do not answer', '1 of 2 peers does not answer by IPv6'],
+      '2 of 2 peers do not answer',
+      '2 of 2 peers do not answer',
+      '1 of 2 peers does not answer by IPv6',
     ])
   })
 

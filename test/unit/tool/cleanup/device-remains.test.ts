@@ -27,6 +27,11 @@ it("takes for flannel's what has its name, its kind and its VNI", async () => {
   ]
   const found = await findDevices(async () => JSON.stringify(links))
   expect(found.map(({ name }) => name)).toEqual([
-    ...['flannel.1', 'flannel.ipip', 'flannel-wg', 'flannel-v6.1', 'flannel-wg-v6', 'flannel0'],
+    'flannel.1',
+    'flannel.ipip',
+    'flannel-wg',
+    'flannel-v6.1',
+    'flannel-wg-v6',
+    'flannel0',
   ])
 })

@@ -4,9 +4,9 @@ import { closeSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
-import { leave } from '../../../../src/tool/cleanup/leave.ts'
 import { addon } from '../../../../src/host/addon.ts'
 import type { DaemonOptions } from '../../../../src/options.ts'
+import { leave } from '../../../../src/tool/cleanup/leave.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
@@ -22,10 +22,8 @@ it('one that listens and takes no connection is not taken for one that is not th
     }
     expect(fill).toThrow(expect.objectContaining({ code: 'EAGAIN' }))
     await expect(leave({ 'subnet-file': subnetFile } as DaemonOptions, log)).rejects.toMatchObject({
-      ...{
-        code: 'DEVICE',
-        message: expect.stringContaining('cannot ask the weftd that runs on this host: ') as string,
-      },
+      code: 'DEVICE',
+      message: expect.stringContaining('cannot ask the weftd that runs on this host: ') as string,
       remedy: 'run this as the user that runs it; or kill it, if it hangs',
     })
     expect(existsSync(path)).toBe(true)

@@ -5,10 +5,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
-import { CHECKS, diagnose, diagnoseStatus } from '../../../../src/tool/doctor/checks.ts'
-import type { Facts, Reach } from '../../../../src/tool/doctor/facts.ts'
-import type { Answers } from '../../../../src/tool/doctor/sides.ts'
-import { FINDINGS, grouped, type FindingName } from '../../../../src/tool/doctor/findings.ts'
+import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import {
   countPeers,
   startingReport,
@@ -16,6 +13,10 @@ import {
   type SessionStatus,
   type Status,
 } from '../../../../src/report/status.ts'
+import { CHECKS, diagnose, diagnoseStatus } from '../../../../src/tool/doctor/checks.ts'
+import type { Facts, Reach } from '../../../../src/tool/doctor/facts.ts'
+import { FINDINGS, grouped, type FindingName } from '../../../../src/tool/doctor/findings.ts'
+import type { Answers } from '../../../../src/tool/doctor/sides.ts'
 import {
   dualPeer,
   link,
@@ -30,9 +31,8 @@ import {
   soundPeer,
   soundStatus,
 } from '../../../support/facts.ts'
-import { waysBy } from '../../../support/ways.ts'
-import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
+import { waysBy } from '../../../support/ways.ts'
 
 const NOW = soundNow
 const peer = soundPeer
@@ -54,10 +54,14 @@ const withPeers = (...list: Partial<PeerStatus>[]): Partial<Facts> => ({
   answers: new Map(),
 })
 const withDual = (...list: PeerStatus[]): Partial<Facts> => ({
-  ...{ ...soundDual, status: { ...soundDual.status, peers: countPeers(list, 10) }, answers: new Map() },
+  ...soundDual,
+  status: { ...soundDual.status, peers: countPeers(list, 10) },
+  answers: new Map(),
 })
 const withIpv6 = (part: Partial<Status>): Partial<Facts> => ({
-  ...{ ...soundIpv6, status: { ...soundIpv6.status!, ...part }, answers: new Map() },
+  ...soundIpv6,
+  status: { ...soundIpv6.status!, ...part },
+  answers: new Map(),
 })
 const omitFamilies = ({ families: _families, ...rest }: NonNullable<Status['dataPath']>) => rest
 const dualAnswers = (ipv4: Answers, ipv6: Answers): Facts['answers'] => new Map([[dualPeer().lease, { ipv4, ipv6 }]])
@@ -72,8 +76,15 @@ const found = (part: Partial<Facts>): FindingName[] =>
 const withSession = (known: Partial<SessionStatus>, side: Partial<PeerStatus> = {}): Partial<Facts> =>
   withPeers({ state: 'programmed', lossPercent: null, session: { ...noKeys, ...known }, ...side })
 const noKeys: SessionStatus = {
-  ...{ publicKey: 'of-the-peer', handshakeSecondsAgo: null, ageSeconds: null, attempts: 0, failure: null, stale: 0 },
-  ...{ unconfirmed: 0, txBytes: 0, rxBytes: 0 },
+  publicKey: 'of-the-peer',
+  handshakeSecondsAgo: null,
+  ageSeconds: null,
+  attempts: 0,
+  failure: null,
+  stale: 0,
+  unconfirmed: 0,
+  txBytes: 0,
+  rxBytes: 0,
 }
 const withUnknown = (endpoint: string, secondsAgo: number): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, unknownKeys: [{ publicKey: 'of-nobody', endpoint, secondsAgo }] } })
@@ -206,8 +217,12 @@ describe('the doctor', () => {
     [
       'daemon-as-known',
       withStatus({
-        ...{ state: 'forwarding', trouble: 'waiting for the network configuration' },
-        ...{ node: null, config: null, lease: null, peers: null },
+        state: 'forwarding',
+        trouble: 'waiting for the network configuration',
+        node: null,
+        config: null,
+        lease: null,
+        peers: null,
       }),
     ],
     ['daemon-leaves', withStatus({ state: 'leaving', trouble: 'it stops' })],
@@ -237,7 +252,9 @@ describe('the doctor', () => {
         ...soundDual,
         status: {
           ...soundDual.status,
-          ...{ state: 'impaired', trouble: 'IPv6 is not carried: no device', peers: countPeers([], 10) },
+          state: 'impaired',
+          trouble: 'IPv6 is not carried: no device',
+          peers: countPeers([], 10),
           dataPath: { ...soundDual.status.dataPath, lacking: { ipv4: null, ipv6: 'no device' } },
         },
       },
@@ -551,10 +568,13 @@ describe('the doctor', () => {
         'drops',
       ])
       expect(detailsOf(dead(ours, { unit: 'systemd has it failed since Mon' }), 'daemon-silent')).toEqual([
-        ...['no weftd answers', 'systemd has it failed since Mon', 'nobody carries the packets of this node'],
+        'no weftd answers',
+        'systemd has it failed since Mon',
+        'nobody carries the packets of this node',
       ])
       expect(detailsOf(dead(kernel), 'daemon-silent')).toEqual([
-        ...['no weftd answers', 'the kernel goes on forwarding by what weftd set up last'],
+        'no weftd answers',
+        'the kernel goes on forwarding by what weftd set up last',
       ])
     })
     it('finds what is broken besides', () => {
@@ -634,7 +654,9 @@ describe('the doctor, by the status alone', () => {
   it('finds what the status has, as weft doctor does', () => {
     const silent: PeerStatus = { ...soundPeer, state: 'programmed', lossPercent: 100 }
     const sick: Status = {
-      ...{ ...soundStatus, peers: countPeers([silent], 10), store: { ...soundStatus.store, reachable: false } },
+      ...soundStatus,
+      peers: countPeers([silent], 10),
+      store: { ...soundStatus.store, reachable: false },
     }
     expect(diagnoseStatus(sick).map(({ name }) => name)).toEqual(['store-away', 'peer-silent'])
     const starting: Status = { ...soundStatus, ...startingReport('etcd', beginningWith('waiting for a lease')) }
@@ -905,7 +927,8 @@ describe('at its limits, the doctor', () => {
       'what was dropped is over',
       withStatus({
         dataPath: {
-          ...{ ...path, drops: { tx_drop_refused: 9_999 } },
+          ...path,
+          drops: { tx_drop_refused: 9_999 },
           recent: { seconds: 60, packets: 100, drops: {} },
         },
       }),
@@ -981,7 +1004,8 @@ describe('at its limits, the doctor', () => {
     // The whole network by another way is nobody's error there.
     expect(
       found({
-        ...{ ...kernel('vxlan'), ...wide },
+        ...kernel('vxlan'),
+        ...wide,
         routes: [...routes, route('10.5.0.0/16', 'eth9'), route('10.5.2.0/24', 'flannel0')],
       }),
     ).toEqual(['peer-unusable'])
@@ -991,12 +1015,14 @@ describe('at its limits, the doctor', () => {
     const dataPath = { ...soundDual.status.dataPath, device: null, devices: { ipv4: null, ipv6: null } }
     const config = { ...soundDual.status.config, backendType: 'host-gw' }
     const right = [
-      ...[route('10.5.1.0/24', 'cni0'), route('10.5.2.0/24', 'eth0', '192.0.2.2')],
+      route('10.5.1.0/24', 'cni0'),
+      route('10.5.2.0/24', 'eth0', '192.0.2.2'),
       { ...route('fd00:5:0:2::/64', 'eth0', '2001:db8::2'), metric: 1024 },
     ]
     const facts = { ...soundDual, status: { ...soundDual.status, config, dataPath } }
     const left = [
-      ...[...right, route('10.5.9.0/24', 'eth0', '192.0.2.9')],
+      ...right,
+      route('10.5.9.0/24', 'eth0', '192.0.2.9'),
       { ...route('fd00:5:0:9::/64', 'eth0', '2001:db8::9'), metric: 1024 },
     ]
     const foreign = (routes: Facts['routes']) =>
@@ -1068,20 +1094,18 @@ describe('at its limits, the doctor', () => {
       'drops',
     ])
     expect(unknown({ status: undefined, store: undefined, silence: '', storeAheadMs: undefined })).toEqual([
-      ...[
-        'families',
-        'firewall',
-        'routes',
-        'store',
-        'clock',
-        'config',
-        'leases',
-        'peers',
-        'handshakes',
-        'mtu',
-        'containers',
-        'drops',
-      ],
+      'families',
+      'firewall',
+      'routes',
+      'store',
+      'clock',
+      'config',
+      'leases',
+      'peers',
+      'handshakes',
+      'mtu',
+      'containers',
+      'drops',
     ])
     expect(unknown(withStatus({ dataPath: { ...path, open: false } }))).toEqual(['routes', 'containers'])
     expect(unknown(withStatus({ dataPath: { ...path, engine: 'none' } }))).toEqual(['routes'])
@@ -1105,9 +1129,7 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(unknown({ dataPath: null })).toEqual(['routes', 'mtu', 'containers', 'drops'])
     expect(unknown({ peers: null })).toEqual(['leases', 'peers', 'handshakes'])
     expect(unknown({ config: null })).toEqual(['families', 'firewall', 'routes', 'mtu', 'containers'])
-    expect(unknown({ node: null })).toEqual([
-      ...['firewall', 'routes', 'store', 'leases', 'peers', 'mtu', 'containers'],
-    ])
+    expect(unknown({ node: null })).toEqual(['firewall', 'routes', 'store', 'leases', 'peers', 'mtu', 'containers'])
   })
 
   it('tells of handshakes what was tried, and nothing of a peer that answers, or of what came once', () => {
@@ -1224,7 +1246,10 @@ describe('of a status that lacks a part, the doctor', () => {
 
   it('finds a subnet within another one, in whatever order they are told', () => {
     const [large, small, other] = ['10.5.8.0/23', '10.5.8.0/25', '10.5.4.0/24'].map((subnet, at) => ({
-      ...{ ...peer, lease: subnet, subnet, publicIp: `192.0.2.${20 + at}` },
+      ...peer,
+      lease: subnet,
+      subnet,
+      publicIp: `192.0.2.${20 + at}`,
     })) as [PeerStatus, PeerStatus, PeerStatus]
     for (const list of [
       [large, small, other],

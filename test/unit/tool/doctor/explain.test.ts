@@ -1,12 +1,12 @@
 // explain.test.ts - each kind of way that a packet may take, and what stops it there.
 
 import { expect, it } from 'vitest'
-import { explain, sideOf } from '../../../../src/tool/doctor/explain.ts'
-import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import type { Route } from '../../../../src/host/links.ts'
 import { parseAddress, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
+import { explain, sideOf } from '../../../../src/tool/doctor/explain.ts'
+import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import {
   dualPeer,
   linkAddress,
@@ -22,7 +22,12 @@ import {
 const ip = (text: string): number => parseIpv4(text)!
 const ipOf = (text: string): Address => parseAddress(text)!
 const by = (device: string, gateway?: string): Route => ({
-  ...{ device, gateway, destination: '', type: 'unicast', metric: 0, source: undefined },
+  device,
+  gateway,
+  destination: '',
+  type: 'unicast',
+  metric: 0,
+  source: undefined,
 })
 const ask = (source: string, destination: string, route: Route | undefined, facts: Partial<Facts> = {}) =>
   explain({
@@ -124,7 +129,13 @@ it('knows where an address is: this host first, then the longest subnet, then th
     return found.kind === 'peer' ? found.peer.peer.publicIp : found.kind
   }
   expect(['10.5.1.1', '10.5.1.2', '10.5.2.127', '10.5.2.128', '10.5.3.1', '10.6.0.1', '192.0.2.1'].map(side)).toEqual([
-    ...['host', 'here', '192.0.2.2', '192.0.2.3', 'nobody', 'outside', 'host'],
+    'host',
+    'here',
+    '192.0.2.2',
+    '192.0.2.3',
+    'nobody',
+    'outside',
+    'host',
   ])
   const bare = { ...status, node: null, config: null, peers: null }
   expect(sideOf(ip('10.5.1.2'), bare, { links: [] })).toEqual({ kind: 'outside' })
@@ -353,7 +364,8 @@ it('tells how a packet comes in', () => {
   ])
   const taken = (part: Partial<Facts>) => of('data path', part, ['10.5.2.2', '10.5.1.1', by('lo')])[0]!.split(':')[0]
   expect([taken(withPeer({ state: 'stored' })), taken(withStatus({ dataPath: { ...path, open: false } }))]).toEqual([
-    ...['data path false', 'data path false'],
+    'data path false',
+    'data path false',
   ])
   for (const route of [undefined, by('flannel0'), by('eth0', '192.0.2.9')])
     expect(way('198.51.100.1', '10.5.1.2', route).at(-1)).toBe('route false: no bridge of containers has 10.5.1.2')
@@ -368,7 +380,7 @@ it('knows each of the addresses of a link as this host', () => {
     },
   ]
   expect(['192.0.2.1', '192.0.2.7', '192.0.2.8'].map((address) => sideOf(ip(address), status, { links }).kind)).toEqual(
-    [...['host', 'host', 'outside']],
+    ['host', 'host', 'outside'],
   )
 })
 
@@ -406,11 +418,9 @@ it('says what it can where the daemon has no node, no configuration and no data 
 
 const [HERE6, THERE6] = ['fd00:5:0:1::2', 'fd00:5:0:2::2']
 const dual = (part: Partial<Facts>, ...list: PeerStatus[]): Partial<Facts> => ({
-  ...{
-    ...soundDual,
-    status: { ...soundDual.status, peers: countPeers(list.length > 0 ? list : [dualPeer()], 10) },
-    ...part,
-  },
+  ...soundDual,
+  status: { ...soundDual.status, peers: countPeers(list.length > 0 ? list : [dualPeer()], 10) },
+  ...part,
 })
 
 it('tells the way of IPv6 by what IPv6 has of its own', () => {
@@ -514,7 +524,7 @@ it('says that nothing takes IPv6 where the backend carries IPv4 alone', () => {
 
 it('knows that with WireGuard a node may send from its own subnet alone', () => {
   const sealed = (part: Partial<Facts> = {}): Partial<Facts> => ({
-    ...{ status: { ...status, config: { ...status.config!, backendType: 'wireguard' } } },
+    status: { ...status, config: { ...status.config!, backendType: 'wireguard' } },
     ...part,
   })
   const to = by('flannel0')

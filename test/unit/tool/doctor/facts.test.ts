@@ -2,8 +2,8 @@
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
-import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
 import type { Status } from '../../../../src/report/status.ts'
+import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
 import { soundDual, soundStatus } from '../../../support/facts.ts'
 
 /** What is asked of iptables and ip6tables, and what becomes of it. */
@@ -26,10 +26,13 @@ async function gathered(status: Status, answers: Readonly<Record<string, string>
 it('asks for the rules of the families that the node has', async () => {
   const both = { iptables: 'four', ip6tables: 'six' }
   expect(await gathered(soundStatus, both)).toEqual({
-    ...{ asked: ['iptables -w 5 -S'], iptables: 'four', ip6tables: undefined },
+    asked: ['iptables -w 5 -S'],
+    iptables: 'four',
+    ip6tables: undefined,
   })
   expect(await gathered(soundDual.status, both)).toEqual({
-    ...{ asked: ['iptables -w 5 -S', 'ip6tables -w 5 -S'], ...both },
+    asked: ['iptables -w 5 -S', 'ip6tables -w 5 -S'],
+    ...both,
   })
   expect(await gathered(soundDual.status, { iptables: 'four' })).toMatchObject({
     iptables: 'four',

@@ -1,14 +1,18 @@
 // filter-walk.test.ts - what iptables' rules, as `iptables -S` prints them, say of a packet; and where they leave it open.
 
 import { expect, it } from 'vitest'
-import type { FilteredPacket } from '../../../../src/tool/doctor/chain-walk.ts'
-import { walkFilter } from '../../../../src/tool/doctor/filter-walk.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
+import type { FilteredPacket } from '../../../../src/tool/doctor/chain-walk.ts'
+import { walkFilter } from '../../../../src/tool/doctor/filter-walk.ts'
 
 const packet: FilteredPacket = {
-  ...{ chain: 'INPUT', protocol: 'udp', source: parseIpv4('192.0.2.7')!, destination: parseIpv4('192.0.2.1')! },
-  ...{ port: 8285, from: 'eth0' },
+  chain: 'INPUT',
+  protocol: 'udp',
+  source: parseIpv4('192.0.2.7')!,
+  destination: parseIpv4('192.0.2.1')!,
+  port: 8285,
+  from: 'eth0',
 }
 const ofIpv6: FilteredPacket = {
   ...packet,

@@ -1,12 +1,12 @@
 // firewall.test.ts - what is asked of a host's firewall: both ways between containers, and what a peer sends from outside.
 
 import { describe, expect, it } from 'vitest'
-import type { Facts } from '../../../../src/tool/doctor/facts.ts'
-import { checkFirewall, portPacket } from '../../../../src/tool/doctor/firewall.ts'
-import { checkPeers } from '../../../../src/tool/doctor/peers.ts'
-import { readRuleset } from '../../../../src/tool/doctor/nft-walk.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type Status } from '../../../../src/report/status.ts'
+import type { Facts } from '../../../../src/tool/doctor/facts.ts'
+import { checkFirewall, portPacket } from '../../../../src/tool/doctor/firewall.ts'
+import { readRuleset } from '../../../../src/tool/doctor/nft-walk.ts'
+import { checkPeers } from '../../../../src/tool/doctor/peers.ts'
 import { dualPeer, sound, soundDual, soundPeer, soundStatus as status } from '../../../support/facts.ts'
 
 const found = (part: Partial<Facts>): string[] | undefined =>
@@ -154,7 +154,8 @@ describe('both families', () => {
   it('have a listing each', () => {
     expect(dual({ iptables: '-P FORWARD DROP' })).toEqual(['forward-dropped: -P FORWARD DROP'])
     expect(dual({ iptables: '-P FORWARD DROP', ip6tables: '-P FORWARD DROP' })).toEqual([
-      ...['forward-dropped: -P FORWARD DROP', 'forward-dropped: ip6tables: -P FORWARD DROP'],
+      'forward-dropped: -P FORWARD DROP',
+      'forward-dropped: ip6tables: -P FORWARD DROP',
     ])
   })
 
@@ -307,7 +308,9 @@ describe('nftables', () => {
     const asStatus = (state: 'answering' | 'programmed' | 'stored') =>
       found({ nft, ...withStatus({ peers: countPeers([{ ...soundPeer, state }], 10) }), answers: new Map() })
     expect([asStatus('answering'), asStatus('programmed'), asStatus('stored')]).toEqual([
-      ...[[], ['nft-drops: nft: inet own inputs: policy drop'], []],
+      [],
+      ['nft-drops: nft: inet own inputs: policy drop'],
+      [],
     ])
     expect(found({ nft, ...withStatus({ peers: null }) })).toEqual([])
     expect(found({ nft: undefined })).toEqual([])

@@ -1,10 +1,10 @@
 // kernel-ways.test.ts - what the doctor says of where the kernel sends packets, whatever the main table has.
 
 import { describe, expect, it } from 'vitest'
+import { countPeers } from '../../../../src/report/status.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { checkWays } from '../../../../src/tool/doctor/kernel-ways.ts'
 import { marksIn, waysToAsk } from '../../../../src/tool/doctor/way-questions.ts'
-import { countPeers } from '../../../../src/report/status.ts'
 import { sound, soundDual, soundPeer } from '../../../support/facts.ts'
 import { waysBy } from '../../../support/ways.ts'
 
@@ -25,8 +25,12 @@ it('asks for a packet of a container, one of this host, one that comes in, and o
   const devices = { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' }
   const dual = { ...soundDual.status, dataPath: { ...soundDual.status.dataPath, devices } }
   expect(waysToAsk(dual, soundDual.links, []).map(({ question }) => question.to)).toEqual([
-    ...['10.5.2.2', '10.5.2.2', '10.5.1.2'],
-    ...['fd00:5:0:2::2', 'fd00:5:0:2::2', 'fd00:5:0:1::2'],
+    '10.5.2.2',
+    '10.5.2.2',
+    '10.5.1.2',
+    'fd00:5:0:2::2',
+    'fd00:5:0:2::2',
+    'fd00:5:0:1::2',
   ])
   // Without containers yet only the host itself can be asked for.
   expect(waysToAsk(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])

@@ -10,8 +10,8 @@ import { diagnose } from '../../../../src/tool/doctor/checks.ts'
 import { explain } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import type { FindingName } from '../../../../src/tool/doctor/findings.ts'
-import { isWell } from '../../../../src/tool/weft/status.ts'
 import { toText } from '../../../../src/tool/weft/doctor.ts'
+import { isWell } from '../../../../src/tool/weft/status.ts'
 import { silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
 import { waysBy } from '../../../support/ways.ts'
 
@@ -139,7 +139,12 @@ const told = ({ byRule, refused }: { readonly byRule?: string; readonly refused?
 const plain = (_tone: unknown, text: string): string => text
 const [here, there] = ['10.5.1.2', '10.5.2.2'].map((text) => parseIpv4(text)!) as [number, number]
 const route = (device: string, part: Partial<Route> = {}): Route => ({
-  ...{ destination: '', device, gateway: undefined, type: 'unicast', metric: 0, source: undefined },
+  destination: '',
+  device,
+  gateway: undefined,
+  type: 'unicast',
+  metric: 0,
+  source: undefined,
   ...part,
 })
 

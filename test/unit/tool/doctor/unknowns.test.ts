@@ -2,10 +2,10 @@
 // more than what was looked at.
 
 import { expect, it } from 'vitest'
+import type { Status } from '../../../../src/report/status.ts'
 import { CHECKS, diagnose } from '../../../../src/tool/doctor/checks.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import { toText } from '../../../../src/tool/weft/doctor.ts'
-import type { Status } from '../../../../src/report/status.ts'
 import { sound, soundStatus as status } from '../../../support/facts.ts'
 
 const plain = (_tone: unknown, text: string): string => text

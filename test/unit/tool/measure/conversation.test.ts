@@ -19,7 +19,12 @@ import {
 
 const MARK = '0123456789abcdef'
 const IN_USE = {
-  ...{ subnet: '10.5.1.0/24', backendType: 'udp', device: 'flannel0', engine: 'native', mtu: 1472, pathMtu: null },
+  subnet: '10.5.1.0/24',
+  backendType: 'udp',
+  device: 'flannel0',
+  engine: 'native',
+  mtu: 1472,
+  pathMtu: null,
   features: ['udp-gso'],
 }
 const READERS = [readGreeting, readRequest, readRefusal, readWelcome, readReceived, readArrived, readEnded]
@@ -90,7 +95,12 @@ describe('a line', () => {
     const evil = '\u001B[2Jx'
     expect(readRefusal(lineOf({ refused: evil }))).toEqual({ refused: '?[2Jx' })
     expect(readWelcome(lineOf({ run: MARK, inUse: { subnet: evil, features: [evil], mtu: evil } }))!.inUse).toEqual({
-      ...{ subnet: '?[2Jx', backendType: '', device: null, engine: null, mtu: null, pathMtu: null },
+      subnet: '?[2Jx',
+      backendType: '',
+      device: null,
+      engine: null,
+      mtu: null,
+      pathMtu: null,
       features: ['?[2Jx'],
     })
     expect(readEnded(lineOf({ drops: { [evil]: 1, more: 'x' } }))).toEqual({ drops: { '?[2Jx': 1 } })

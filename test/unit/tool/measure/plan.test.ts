@@ -13,7 +13,10 @@ describe('a plan', () => {
   it('is what was asked for', () => {
     expect(planOf(USUAL)).toEqual(PLAN)
     expect(planOf({ streams: 1, seconds: '0.05', pairs: 1, rate: 5 })).toEqual({
-      ...{ streams: 1, seconds: 0.05, pairs: 1, bitsPerSecond: 5e6 },
+      streams: 1,
+      seconds: 0.05,
+      pairs: 1,
+      bitsPerSecond: 5e6,
     })
   })
 
@@ -36,7 +39,10 @@ describe('a plan', () => {
 
   it('may be as large as is said', () => {
     expect(planOf({ streams: 64, seconds: '60', pairs: 50, rate: 100_000 })).toEqual({
-      ...{ streams: 64, seconds: 60, pairs: 50, bitsPerSecond: 1e11 },
+      streams: 64,
+      seconds: 60,
+      pairs: 50,
+      bitsPerSecond: 1e11,
     })
     expect(planOf({ ...USUAL, seconds: '0.01' })).toMatchObject({ seconds: 0.01 })
   })

@@ -5,7 +5,11 @@ import { increase, median, resultOf, type Samples } from '../../../../src/tool/m
 
 const tcp = (bitsPerSecond: number, here = 0.3, there = 0.4) => ({ bitsPerSecond, busy: { here, there } })
 const udp = (datagrams: number, { sent = 1000, reordered = 0, overflowed = 0 } = {}) => ({
-  ...{ datagrams, sent, reordered, overflowed, seconds: 1 },
+  datagrams,
+  sent,
+  reordered,
+  overflowed,
+  seconds: 1,
 })
 const WELL: Samples = {
   roundTripsMs: { outside: [0.1, 0.2, 9], inside: [0.3, 0.4, 0.5] },
@@ -106,7 +110,8 @@ describe('a result', () => {
     expect(rates).toEqual({ outside: 0, inside: 0, ratio: null, leastRatio: null, mostRatio: null })
     expect(roundTripMs).toEqual({ outside: 1, inside: null, ratio: null })
     const some = resultOf({
-      ...{ ...WELL, roundTripsMs: { outside: [], inside: [1] } },
+      ...WELL,
+      roundTripsMs: { outside: [], inside: [1] },
       udp: { outside: [], inside: [{ ...udp(0, { sent: 0 }), seconds: 0 }] },
     })
     expect(some.roundTripMs).toEqual({ outside: null, inside: 1, ratio: null })

@@ -12,7 +12,12 @@ import { beginRun, measure, type Run } from '../../../../src/tool/measure/run.ts
 import { eventually } from '../../../support/event.ts'
 
 const IN_USE: InUse = {
-  ...{ subnet: '10.5.2.0/24', backendType: 'udp', device: 'flannel0', engine: 'native', mtu: 1472, pathMtu: null },
+  subnet: '10.5.2.0/24',
+  backendType: 'udp',
+  device: 'flannel0',
+  engine: 'native',
+  mtu: 1472,
+  pathMtu: null,
   features: [],
 }
 /** Two ways to the same host, from two of its addresses. */
@@ -36,7 +41,10 @@ let drops: number
 let listening: Promise<unknown>
 let runs: Run[]
 const optionsWith = (options: Partial<ListenerOptions>): ListenerOptions => ({
-  ...{ port, idleMs: LONG_MS, refusal: async () => undefined, say: (line) => void said.push(line) },
+  port,
+  idleMs: LONG_MS,
+  refusal: async () => undefined,
+  say: (line) => void said.push(line),
   here: async () => ({ inUse: IN_USE, drops: { rx_drop_malformed: drops++ } }),
   ...options,
 })

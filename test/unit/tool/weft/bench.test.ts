@@ -1,18 +1,33 @@
 // bench.test.ts - weft bench: who is let in, what is told of a host, and how a result looks.
 
 import { describe, expect, it } from 'vitest'
-import { inUseOf, refusalOf, waysTo } from '../../../../src/tool/weft/bench.ts'
-import { textOf, type Report } from '../../../../src/tool/weft/bench-text.ts'
 import { parseAddress } from '../../../../src/net/address.ts'
 import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
+import { textOf, type Report } from '../../../../src/tool/weft/bench-text.ts'
+import { inUseOf, refusalOf, waysTo } from '../../../../src/tool/weft/bench.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
 const peer = (number: number): PeerStatus => ({
-  ...{ lease: `10.5.${number}.0-24`, subnet: `10.5.${number}.0/24`, publicIp: `192.0.2.${number}`, type: '' },
-  ...{ ipv6Subnet: null, publicIpv6: null },
-  ...{ endpoint: `192.0.2.${number}:8285`, way: 'tunnel', state: 'programmed', held: false, since: '', pathMtu: 1372 },
-  ...{ txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardSecondsAgo: null, roundTripMs: null },
-  ...{ lossPercent: null, probedSecondsAgo: null },
+  lease: `10.5.${number}.0-24`,
+  subnet: `10.5.${number}.0/24`,
+  publicIp: `192.0.2.${number}`,
+  type: '',
+  ipv6Subnet: null,
+  publicIpv6: null,
+  endpoint: `192.0.2.${number}:8285`,
+  way: 'tunnel',
+  state: 'programmed',
+  held: false,
+  since: '',
+  pathMtu: 1372,
+  txPackets: 0,
+  txBytes: 0,
+  rxPackets: 0,
+  rxBytes: 0,
+  heardSecondsAgo: null,
+  roundTripMs: null,
+  lossPercent: null,
+  probedSecondsAgo: null,
 })
 const ofBoth = (number: number): PeerStatus => {
   const [ipv4, address] = [peer(number), `fd77::${number}`]
@@ -22,7 +37,9 @@ const ofBoth = (number: number): PeerStatus => {
 }
 const STATUS: Status = {
   ...startingReport('directory', beginningWith('')),
-  ...{ schema: 1, at: '', events: [] },
+  schema: 1,
+  at: '',
+  events: [],
   daemon: { version: '1', pid: 1, startedAt: '', subnetFile: '', leases: '' },
   node: {
     hostname: 'a',
@@ -34,8 +51,14 @@ const STATUS: Status = {
     twin: null,
   },
   dataPath: {
-    ...{ open: true, mtu: 1472, device: 'flannel0', engine: 'native', features: ['udp-gso'], threads: [] },
-    ...{ counters: {}, drops: {} },
+    open: true,
+    mtu: 1472,
+    device: 'flannel0',
+    engine: 'native',
+    features: ['udp-gso'],
+    threads: [],
+    counters: {},
+    drops: {},
   },
   peers: countPeers([peer(2), peer(3), ofBoth(4)], null),
 }
@@ -99,7 +122,12 @@ it('what is told of a host is of the family that is measured', () => {
 
 const IN_USE = inUseOf(STATUS, STATUS.peers!.list[0], 'ipv4')
 const REPORT: Report = {
-  ...{ peer: '10.5.2.0/24', outside: '192.0.2.2', inside: '10.5.2.0', port: 8286, isBroken: false, notes: [] },
+  peer: '10.5.2.0/24',
+  outside: '192.0.2.2',
+  inside: '10.5.2.0',
+  port: 8286,
+  isBroken: false,
+  notes: [],
   samples: {
     roundTripsMs: { outside: [], inside: [] },
     tcp: { outside: [], inside: [] },

@@ -1,14 +1,14 @@
 // capture.test.ts - weft capture: lines, JSON, exit codes, and what it says of packets that it cannot show. The file that it
 // writes is read by tcpdump in test/netns/capture.test.ts.
 
-import { createServer, type Server } from 'node:http'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
-import { createTally } from '../../../../src/tool/weft/capture.ts'
 import { noDrops, type DroppedPacket, type DropsReport } from '../../../../src/report/drops.ts'
+import { createTally } from '../../../../src/tool/weft/capture.ts'
 import { weft, type Terminal } from '../../../support/screen.ts'
 
 let folder: string
@@ -18,22 +18,25 @@ let asked: string[]
 let code: number
 
 const packet: DroppedPacket = {
-  ...{
-    atUs: 1_795_353_422_000_042,
-    direction: 'out',
-    reason: 'tx_drop_ttl',
-    packets: 1,
-    length: 60,
-    peer: '192.0.2.2',
-  },
-  ...{ encap: '', headers: '4500003c0000000001060000000000000a0502070050' },
+  atUs: 1_795_353_422_000_042,
+  direction: 'out',
+  reason: 'tx_drop_ttl',
+  packets: 1,
+  length: 60,
+  peer: '192.0.2.2',
+  encap: '',
+  headers: '4500003c0000000001060000000000000a0502070050',
 }
 const lost: DroppedPacket = { ...packet, direction: 'in', reason: 'rx_drop_ttl', packets: 3, peer: null, encap: '0800' }
 
 beforeEach(async () => {
   folder = mkdtempSync(join(tmpdir(), 'weft-capture-'))
   report = {
-    ...{ schema: 1, at: '2026-11-22T10:00:00.000Z', device: 'flannel.1', engine: 'native', next: [7, 8] },
+    schema: 1,
+    at: '2026-11-22T10:00:00.000Z',
+    device: 'flannel.1',
+    engine: 'native',
+    next: [7, 8],
     devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' },
     reasons: {
       tx_drop_ttl: { packets: 10, means: 'TTL ran out' },

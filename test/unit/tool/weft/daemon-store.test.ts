@@ -58,9 +58,14 @@ it('takes place and files from the status, user and password from the environmen
   ])
   writeFileSync(places.defaults, 'FLANNELD_ETCD_PASSWORD=older\n')
   const wanted = {
-    ...{ 'etcd-endpoints': 'https://192.0.2.9:2379', 'etcd-prefix': '/n', 'lease-dir': '' },
-    ...{ 'etcd-cafile': FILES.caFile, 'etcd-certfile': FILES.certFile, 'etcd-keyfile': FILES.keyFile },
-    ...{ 'etcd-username': 'node', 'etcd-password': 'a=b c' },
+    'etcd-endpoints': 'https://192.0.2.9:2379',
+    'etcd-prefix': '/n',
+    'lease-dir': '',
+    'etcd-cafile': FILES.caFile,
+    'etcd-certfile': FILES.certFile,
+    'etcd-keyfile': FILES.keyFile,
+    'etcd-username': 'node',
+    'etcd-password': 'a=b c',
   }
   expect(await found(status)).toEqual(wanted)
   // What is given goes first.

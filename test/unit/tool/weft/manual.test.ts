@@ -5,12 +5,12 @@ import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync 
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
-import { loadCommands } from '../../../../src/tool/weft/weft.ts'
-import type { Command } from '../../../../src/tool/weft/command.ts'
 import { FLAGS } from '../../../../src/options.ts'
-import { completion, manual, SHELLS, type Other, type Shell } from '../../../../src/tool/weft/manual.ts'
 import { countPeers } from '../../../../src/report/status.ts'
+import type { Command } from '../../../../src/tool/weft/command.ts'
+import { completion, manual, SHELLS, type Other, type Shell } from '../../../../src/tool/weft/manual.ts'
 import { wordsFor } from '../../../../src/tool/weft/status.ts'
+import { loadCommands } from '../../../../src/tool/weft/weft.ts'
 import { soundPeer } from '../../../support/facts.ts'
 import { weft } from '../../../support/screen.ts'
 
@@ -161,7 +161,10 @@ describe('of a small table', () => {
   const run = async (): Promise<number> => 0
   const commands: readonly Command[] = [
     {
-      ...{ name: 'ask', args: '', does: "ask it: a host's own", run },
+      name: 'ask',
+      args: '',
+      does: "ask it: a host's own",
+      run,
       more: "And some more is said of it, so much that there is a second line,\n.whose back\\slash and 'quotes' are its own.",
       flags: {
         json: { default: false, help: 'as [JSON]' },

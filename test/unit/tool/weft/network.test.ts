@@ -1,13 +1,13 @@
 // network.test.ts - what weft network shows of few nodes and of many, and what it exits with.
 
-import { createServer, type Server } from 'node:http'
 import { mkdtempSync, rmSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createHealth, serveHealth, serveSocket, type NetworkAsking } from '../../../../src/report/health.ts'
-import { cellLook, networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
 import type { AskedNode } from '../../../../src/report/network-findings.ts'
+import { cellLook, networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
 import { networkText } from '../../../../src/tool/weft/network.ts'
 import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
 import { weft } from '../../../support/screen.ts'
@@ -22,18 +22,35 @@ function reportOf(count: number, dead?: number, name = 'host'): NetworkReport {
     const seen = Array.from({ length: count }, (_each, other) => other + 1)
       .filter((to) => to !== number)
       .map((to) => ({
-        ...{ lease: lease(to), reach: to === dead ? ('silent' as const) : ('reached' as const) },
-        ...{ roundTripMs: to === dead ? null : number + to / 1000, lossPercent: 0, passesBytes: 1472 },
+        lease: lease(to),
+        reach: to === dead ? ('silent' as const) : ('reached' as const),
+        roundTripMs: to === dead ? null : number + to / 1000,
+        lossPercent: 0,
+        passesBytes: 1472,
       }))
     const view = {
-      ...{ schema: 1 as const, at: AT, version: '1.0', hostname: null, lease: lease(number), state: 'working' },
-      ...{ trouble: null, mtu: 1472, config: {}, peers: seen.length, seen },
+      schema: 1 as const,
+      at: AT,
+      version: '1.0',
+      hostname: null,
+      lease: lease(number),
+      state: 'working',
+      trouble: null,
+      mtu: 1472,
+      config: {},
+      peers: seen.length,
+      seen,
     }
     const isDead = number === dead
     return {
-      ...{ lease: lease(number), name: `${name}${number}`, subnet: `10.5.${number}.0/24` },
-      ...{ publicIp: `192.0.2.${number}`, kind: isDead ? 'silent' : 'told', why: isDead ? 'it says nothing' : null },
-      ...{ view: isDead ? undefined : view, clock: isDead ? undefined : { aheadMs: 0, uncertainMs: 1 } },
+      lease: lease(number),
+      name: `${name}${number}`,
+      subnet: `10.5.${number}.0/24`,
+      publicIp: `192.0.2.${number}`,
+      kind: isDead ? 'silent' : 'told',
+      why: isDead ? 'it says nothing' : null,
+      view: isDead ? undefined : view,
+      clock: isDead ? undefined : { aheadMs: 0, uncertainMs: 1 },
     }
   })
   return networkReport(nodes, AT, 31)

@@ -1,24 +1,31 @@
 // others.test.ts - what others wrote reaches the terminal as text: all that a status and a store can have, in each command.
 
-import { createServer, type Server } from 'node:http'
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { formatMetrics } from '../../../../src/report/metrics.ts'
 import type { Status } from '../../../../src/report/status.ts'
-import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
 import { soundPeer, soundStatus } from '../../../support/facts.ts'
+import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
 import { weft } from '../../../support/screen.ts'
 
 const { node, config, dataPath, daemon, store, peers, lease } = soundStatus
 /** Wherever a text may be anything. */
 const status: Status = {
-  ...{ ...soundStatus, state: 'impaired', trouble: HOSTILE, summary: HOSTILE },
+  ...soundStatus,
+  state: 'impaired',
+  trouble: HOSTILE,
+  summary: HOSTILE,
   node: { ...node!, hostname: HOSTILE, externalInterface: HOSTILE, twin: HOSTILE },
   config: { ...config!, backendType: HOSTILE, backend: { [HOSTILE]: HOSTILE } },
   dataPath: {
-    ...{ ...dataPath!, device: HOSTILE, engine: HOSTILE, features: [HOSTILE], drops: { [HOSTILE]: 1 } },
+    ...dataPath!,
+    device: HOSTILE,
+    engine: HOSTILE,
+    features: [HOSTILE],
+    drops: { [HOSTILE]: 1 },
     threads: [{ name: HOSTILE, hungSeconds: 9 }],
   },
   daemon: { ...daemon, version: HOSTILE, subnetFile: HOSTILE, leases: `${HOSTILE} /n` },
@@ -37,14 +44,12 @@ const status: Status = {
   ],
 }
 const drops = {
-  ...{
-    schema: 1,
-    at: '',
-    device: HOSTILE,
-    engine: 'native',
-    reasons: { [HOSTILE]: { packets: 3, means: HOSTILE } },
-    next: [],
-  },
+  schema: 1,
+  at: '',
+  device: HOSTILE,
+  engine: 'native',
+  reasons: { [HOSTILE]: { packets: 3, means: HOSTILE } },
+  next: [],
   packets: [
     {
       atUs: 1,

@@ -2,8 +2,8 @@
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
-import { packetText } from '../../../../src/tool/weft/packet-text.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { packetText } from '../../../../src/tool/weft/packet-text.ts'
 import { ipv4Packet, udpDatagram } from '../../../support/packets.ts'
 
 const [source, destination] = [parseIpv4('10.5.1.2')!, parseIpv4('10.5.2.7')!]

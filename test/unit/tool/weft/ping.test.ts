@@ -1,7 +1,7 @@
 // ping.test.ts - what weft ping exits with: whether anything came back.
 
-import { createServer, type Server } from 'node:http'
 import { mkdtempSync, rmSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
@@ -68,7 +68,10 @@ describe('by name', () => {
   const peer = soundStatus.peers!.list[0]!
   const peersCalled = (...names: readonly (string | null)[]): void => {
     const list = names.map((name, at) => ({
-      ...{ ...peer, name, subnet: `10.5.${at + 2}.0/24`, lease: `10.5.${at + 2}.0-24` },
+      ...peer,
+      name,
+      subnet: `10.5.${at + 2}.0/24`,
+      lease: `10.5.${at + 2}.0-24`,
       publicIp: `192.0.2.${at + 2}`,
     }))
     status = { ...soundStatus, peers: countPeers(list, 10) }
@@ -99,7 +102,8 @@ describe('by name', () => {
   it('that several have names them all, and asks none', async () => {
     peersCalled('web', 'web', 'other', 'web')
     expect(await ping('web')).toMatchObject({
-      ...{ code: 2, out: '' },
+      code: 2,
+      out: '',
       err: expect.stringContaining(
         '3 peers are called web: 10.5.2.0/24 at 192.0.2.2, 10.5.3.0/24 at 192.0.2.3, 10.5.5.0/24 at 192.0.2.5',
       ),
@@ -127,7 +131,8 @@ describe('by name', () => {
     expect(
       await weft(['ping', '--count', '1', '--status-socket', join(folder, 'socket'), '--', '--json']),
     ).toMatchObject({
-      ...{ code: 0, out: expect.stringContaining('--json (10.5.2.0/24)') },
+      code: 0,
+      out: expect.stringContaining('--json (10.5.2.0/24)'),
     })
   })
 })
@@ -140,13 +145,20 @@ describe('of both families', () => {
   })
 
   it.each([
-    ...['10.5.2.0/24', '10.5.2.9', '192.0.2.2', '10.5.2.0-24&fd00:5:0:2::-64'],
-    ...['fd00:5:0:2::/64', 'fd00:5:0:2:0::9', '2001:DB8::2'],
+    '10.5.2.0/24',
+    '10.5.2.9',
+    '192.0.2.2',
+    '10.5.2.0-24&fd00:5:0:2::-64',
+    'fd00:5:0:2::/64',
+    'fd00:5:0:2:0::9',
+    '2001:DB8::2',
   ])('a peer that is named %s is asked by both', async (name) => {
     const sum = '1 of 1 answered (0% lost), 1.5 ms to 1.5 ms'
     const { code, err, out } = await ping(name)
     expect([code, err, out.split('\n')]).toEqual([
-      ...[0, '', [`${by4}1.5 ms`, `${by6}1.5 ms`, `IPv4: ${sum}`, `IPv6: ${sum}`, '']],
+      0,
+      '',
+      [`${by4}1.5 ms`, `${by6}1.5 ms`, `IPv4: ${sum}`, `IPv6: ${sum}`, ''],
     ])
   })
 
@@ -155,8 +167,12 @@ describe('of both families', () => {
     expect([code, out.split('\n')]).toEqual([
       0,
       [
-        ...[`${by4}1.5 ms`, `${by6}1.5 ms`, `${by4}1.5 ms`, `${by6}no answer`],
-        ...['IPv4: 2 of 2 answered (0% lost), 1.5 ms to 1.5 ms', 'IPv6: 1 of 2 answered (50% lost), 1.5 ms to 1.5 ms'],
+        `${by4}1.5 ms`,
+        `${by6}1.5 ms`,
+        `${by4}1.5 ms`,
+        `${by6}no answer`,
+        'IPv4: 2 of 2 answered (0% lost), 1.5 ms to 1.5 ms',
+        'IPv6: 1 of 2 answered (50% lost), 1.5 ms to 1.5 ms',
         '',
       ],
     ])
@@ -166,7 +182,7 @@ describe('of both families', () => {
     const json = await ping('10.5.2.0/24', '--json')
     expect([json.code, JSON.parse(json.out)]).toEqual([
       3,
-      { ...{ peer: '10.5.2.0/24', name: null, ...first }, families: { ipv4: first, ipv6: second } },
+      { peer: '10.5.2.0/24', name: null, ...first, families: { ipv4: first, ipv6: second } },
     ])
   })
 

@@ -34,7 +34,10 @@ const listen = (): Promise<void> => new Promise((resolve) => server.listen(socke
 async function ready(...words: string[]): Promise<{ code: number; out: string; err: string }> {
   let [out, err] = ['', '']
   const screen = {
-    ...{ width: 80, isTerminal: false, colour: (_: string, text: string) => text, isRead: () => true },
+    width: 80,
+    isTerminal: false,
+    colour: (_: string, text: string) => text,
+    isRead: () => true,
     write: (text: string) => void (out += text),
     warn: (text: string) => void (err += text),
   } as unknown as Parameters<typeof main>[1]

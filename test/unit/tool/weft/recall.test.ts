@@ -12,8 +12,14 @@ const own = lease('10.5.1.0-24', '192.0.2.1')
 const udp = '{"Network":"10.5.0.0/16"}'
 const env = { FLANNEL_NETWORK: '10.5.0.0/16', FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1450' }
 const nothing: Remains = {
-  ...{ subnetFile: '/run/x', subnetEnv: undefined, known: undefined, stored: undefined, netConf: undefined },
-  ...{ links: [link('eth0', 1500, '192.0.2.1')], place: { store: 'etcd', leases: 'http://e /n' }, at: new Date(0) },
+  subnetFile: '/run/x',
+  subnetEnv: undefined,
+  known: undefined,
+  stored: undefined,
+  netConf: undefined,
+  links: [link('eth0', 1500, '192.0.2.1')],
+  place: { store: 'etcd', leases: 'http://e /n' },
+  at: new Date(0),
 }
 const known = {
   store: 'etcd /n',

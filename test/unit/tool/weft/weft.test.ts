@@ -1,14 +1,14 @@
 // weft.test.ts - the command line: help, exit codes, flags anywhere, and the look: tables, units, colours where somebody looks.
 
-import { createServer, type Server } from 'node:http'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../../lab/lab.ts'
+import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import { bitRate, bytes, duration, milliseconds, table } from '../../../../src/tool/weft/look.ts'
 import { loadCommands } from '../../../../src/tool/weft/weft.ts'
-import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import {
   dualPeer,
   peerOfIpv6,
@@ -138,33 +138,38 @@ describe('weft status', () => {
   let server: Server
   let status: Status
   const peer: PeerStatus = {
-    ...{ lease: '10.5.2.0-24', subnet: '10.5.2.0/24', publicIp: '192.0.2.2', endpoint: '192.0.2.2:8285', type: '' },
-    ...{ ipv6Subnet: null, publicIpv6: null },
-    ...{
-      state: 'answering',
-      held: false,
-      way: 'tunnel',
-      since: '',
-      txPackets: 10,
-      txBytes: 2048,
-      rxPackets: 10,
-      rxBytes: 4096,
-    },
-    ...{ heardSecondsAgo: 3, roundTripMs: 1.25, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null },
+    lease: '10.5.2.0-24',
+    subnet: '10.5.2.0/24',
+    publicIp: '192.0.2.2',
+    endpoint: '192.0.2.2:8285',
+    type: '',
+    ipv6Subnet: null,
+    publicIpv6: null,
+    state: 'answering',
+    held: false,
+    way: 'tunnel',
+    since: '',
+    txPackets: 10,
+    txBytes: 2048,
+    rxPackets: 10,
+    rxBytes: 4096,
+    heardSecondsAgo: 3,
+    roundTripMs: 1.25,
+    lossPercent: 0,
+    probedSecondsAgo: 3,
+    pathMtu: null,
   }
   const socket = (): string[] => ['--status-socket', join(folder, 'socket')]
   beforeEach(async () => {
     folder = mkdtempSync(join(tmpdir(), 'weft-cli-'))
     status = {
-      ...{
-        schema: 1,
-        at: '2026-11-22T10:00:00.000Z',
-        state: 'impaired',
-        impairments: [{ by: 'peers', what: '1 of 2 peers does not answer' }],
-        trouble: '1 of 2 peers does not answer',
-        summary: '',
-        repairs: 2,
-      },
+      schema: 1,
+      at: '2026-11-22T10:00:00.000Z',
+      state: 'impaired',
+      impairments: [{ by: 'peers', what: '1 of 2 peers does not answer' }],
+      trouble: '1 of 2 peers does not answer',
+      summary: '',
+      repairs: 2,
       daemon: {
         version: '1.2',
         pid: 7,
@@ -183,20 +188,27 @@ describe('weft status', () => {
         twin: null,
       },
       config: {
-        ...{
-          network: '10.5.0.0/16',
-          ipv6Network: null,
-          subnetLength: 24,
-          subnetMin: '10.5.1.0',
-          subnetMax: '10.5.255.0',
-        },
-        ...{ ipv6SubnetLength: null, ipv6SubnetMin: null, ipv6SubnetMax: null },
-        ...{ backendType: 'udp', backend: {} },
+        network: '10.5.0.0/16',
+        ipv6Network: null,
+        subnetLength: 24,
+        subnetMin: '10.5.1.0',
+        subnetMax: '10.5.255.0',
+        ipv6SubnetLength: null,
+        ipv6SubnetMin: null,
+        ipv6SubnetMax: null,
+        backendType: 'udp',
+        backend: {},
       },
       lease: { key: '10.5.1.0-24', expiresAt: '2026-11-23T09:00:00Z', published: {} },
       dataPath: {
-        ...{ open: true, mtu: 1472, device: 'flannel0', engine: 'native', features: ['udp-gso'], threads: [] },
-        ...{ counters: {}, drops: { tx_drop_no_route: 2 } },
+        open: true,
+        mtu: 1472,
+        device: 'flannel0',
+        engine: 'native',
+        features: ['udp-gso'],
+        threads: [],
+        counters: {},
+        drops: { tx_drop_no_route: 2 },
       },
       peers: countPeers(
         [peer, { ...peer, subnet: '10.5.3.0/24', state: 'programmed', lossPercent: 100, roundTripMs: null }],
@@ -278,8 +290,12 @@ describe('weft status', () => {
     status = { ...status, peers: countPeers(list, 10) }
     const { out } = await weft(['peers', ...socket()])
     expect(out.split('\n').map((line) => line.slice(line.search(/RECEIVED|4\.0 KiB/)))).toEqual([
-      ...['RECEIVED  HANDSHAKE', '4.0 KiB   32 s ago', '4.0 KiB   10 min ago, no keys now', '4.0 KiB   none'],
-      ...['4.0 KiB   -', ''],
+      'RECEIVED  HANDSHAKE',
+      '4.0 KiB   32 s ago',
+      '4.0 KiB   10 min ago, no keys now',
+      '4.0 KiB   none',
+      '4.0 KiB   -',
+      '',
     ])
   })
 

@@ -1,7 +1,7 @@
 // wg.test.ts - what `weft wg` makes of a status: the words of `wg show`, one device or two, and what it says where nothing is encrypted.
 
-import { createServer, type Server } from 'node:http'
 import { mkdtempSync, rmSync } from 'node:fs'
+import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
@@ -12,11 +12,22 @@ import { weft } from '../../../support/screen.ts'
 
 const OURS = { PublicKey: 'ours=', Port: 51_820 }
 const session = (publicKey: string, known: Partial<SessionStatus> = {}): SessionStatus => ({
-  ...{ publicKey, handshakeSecondsAgo: 63.9, ageSeconds: 63.9, attempts: 0, failure: null, stale: 0, unconfirmed: 0 },
-  ...{ txBytes: 3 * 1024, rxBytes: 1446, ...known },
+  publicKey,
+  handshakeSecondsAgo: 63.9,
+  ageSeconds: 63.9,
+  attempts: 0,
+  failure: null,
+  stale: 0,
+  unconfirmed: 0,
+  txBytes: 3 * 1024,
+  rxBytes: 1446,
+  ...known,
 })
 const peer = (name: string, known: Partial<SessionStatus> = {}): PeerStatus => ({
-  ...{ ...soundPeer, name, type: 'wireguard', endpoint: '192.0.2.2:51820' },
+  ...soundPeer,
+  name,
+  type: 'wireguard',
+  endpoint: '192.0.2.2:51820',
   session: session(`of-${name}=`, known),
 })
 const encrypting = (list: readonly PeerStatus[], backend: Readonly<Record<string, unknown>> = {}): Status => ({
@@ -51,12 +62,24 @@ it('prints what `wg show` would, the latest handshake first, and no secret', asy
   const before = ['  preshared key: (hidden)', '  endpoint: 192.0.2.2:51820', ...common]
   const after = ['  persistent keepalive: every 25 seconds', '']
   expect(out.split('\n')).toEqual([
-    ...['interface: flannel-wg', '  public key: ours=', '  private key: (hidden)', '  listening port: 51820', ''],
-    ...['peer: of-d=', ...before, '  latest handshake: 1 minute, 3 seconds ago'],
-    ...['  transfer: 1.41 KiB received, 3.00 KiB sent', ...after],
-    ...['peer: of-c=', ...before, '  latest handshake: 1 day, 2 hours, 3 minutes, 4 seconds ago'],
-    ...['  transfer: 0 B received, 3.00 KiB sent', ...after],
-    ...['peer: of-b=', ...before, ...after],
+    'interface: flannel-wg',
+    '  public key: ours=',
+    '  private key: (hidden)',
+    '  listening port: 51820',
+    '',
+    'peer: of-d=',
+    ...before,
+    '  latest handshake: 1 minute, 3 seconds ago',
+    '  transfer: 1.41 KiB received, 3.00 KiB sent',
+    ...after,
+    'peer: of-c=',
+    ...before,
+    '  latest handshake: 1 day, 2 hours, 3 minutes, 4 seconds ago',
+    '  transfer: 0 B received, 3.00 KiB sent',
+    ...after,
+    'peer: of-b=',
+    ...before,
+    ...after,
   ])
 })
 
@@ -65,8 +88,11 @@ it('leaves out what there is none of, and counts far', async () => {
   status = encrypting([{ ...peer('b', big), endpoint: null }])
   const { out } = await wg()
   expect(out.split('\n').slice(5)).toEqual([
-    ...['peer: of-b=', '  allowed ips: 10.5.2.0/24', '  latest handshake: Now'],
-    ...['  transfer: 3.00 MiB received, 5120.00 TiB sent', ''],
+    'peer: of-b=',
+    '  allowed ips: 10.5.2.0/24',
+    '  latest handshake: Now',
+    '  transfer: 3.00 MiB received, 5120.00 TiB sent',
+    '',
   ])
 })
 
@@ -78,12 +104,22 @@ it('tells programs the same, with names', async () => {
     {
       interfaces: [
         {
-          ...{ name: 'flannel-wg', publicKey: 'ours=', listeningPort: 51_820, engine: 'native' },
-          ...{ hasPresharedKey: true, keepaliveSeconds: 0 },
+          name: 'flannel-wg',
+          publicKey: 'ours=',
+          listeningPort: 51_820,
+          engine: 'native',
+          hasPresharedKey: true,
+          keepaliveSeconds: 0,
           peers: [
             {
-              ...{ publicKey: 'of-b=', name: 'b', endpoint: '192.0.2.2:51820', allowedIps: ['10.5.2.0/24'] },
-              ...{ handshakeSecondsAgo: 63.9, ageSeconds: 63.9, receivedBytes: 1446, sentBytes: 3072 },
+              publicKey: 'of-b=',
+              name: 'b',
+              endpoint: '192.0.2.2:51820',
+              allowedIps: ['10.5.2.0/24'],
+              handshakeSecondsAgo: 63.9,
+              ageSeconds: 63.9,
+              receivedBytes: 1446,
+              sentBytes: 3072,
             },
           ],
         },

@@ -3,12 +3,11 @@
 import { setMaxListeners } from 'node:events'
 import { status } from '@grpc/grpc-js'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { createEtcdStore } from '../../../../../src/control/store/etcd/etcd.ts'
+import { Secret } from '../../../../../src/base/secret.ts'
 import { hostsOf } from '../../../../../src/control/store/etcd/etcd-endpoint.ts'
 import { plainly, storeError } from '../../../../../src/control/store/etcd/etcd-errors.ts'
-
+import { createEtcdStore } from '../../../../../src/control/store/etcd/etcd.ts'
 import type { Store, StoreBatch } from '../../../../../src/control/store/store.ts'
-import { Secret } from '../../../../../src/base/secret.ts'
 import { eventually } from '../../../../support/event.ts'
 import {
   endForPings,
@@ -43,7 +42,13 @@ async function member(answer: (call: Call) => Answer | undefined): Promise<MockE
 function open(members: readonly MockEtcd[], more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store {
   const store = createEtcdStore({
     endpoints: members.map(({ endpoint }) => endpoint),
-    ...{ prefix: '/x', certFile: '', keyFile: '', caFile: '', username: '', password: new Secret(''), ...more },
+    prefix: '/x',
+    certFile: '',
+    keyFile: '',
+    caFile: '',
+    username: '',
+    password: new Secret(''),
+    ...more,
   })
   cleanups.push(() => store.close())
   return store

@@ -1,7 +1,16 @@
 // crypto.test.ts - the primitives, by the vectors of those who specified them.
 
 import { describe, expect, it } from 'vitest'
-import { hash, hmac, isEqual, mac, open, openX, seal, sealX } from '../../../../../src/path/backends/wireguard/crypto.ts'
+import {
+  hash,
+  hmac,
+  isEqual,
+  mac,
+  open,
+  openX,
+  seal,
+  sealX,
+} from '../../../../../src/path/backends/wireguard/crypto.ts'
 
 const bytes = (hex: string): Buffer => Buffer.from(hex, 'hex')
 const counting = (length: number, from = 0): Uint8Array => Uint8Array.from({ length }, (_, index) => from + index)

@@ -1,4 +1,4 @@
-// gate.test.ts - a flood takes its rates, and who proved its address has another one.
+// handshake-limiter.test.ts - a flood takes its rates, and who proved its address has another one.
 
 import { describe, expect, it } from 'vitest'
 import type { Cookies } from '../../../../../src/path/backends/wireguard/cookie.ts'

@@ -75,7 +75,9 @@ const take = (side: Side): Buffer => {
   return side.sent.pop()!.datagram
 }
 const peerOf = (of: Side, endpoint: Endpoint | undefined, more: Partial<HandshakePeer> = {}): HandshakePeer => ({
-  ...{ number: 3, publicKey: of.handshakes.publicKey, endpoint },
+  number: 3,
+  publicKey: of.handshakes.publicKey,
+  endpoint,
   ...more,
 })
 /** Two that know each other, as 3 and as 9. */
@@ -309,7 +311,9 @@ describe('an initiation without an answer', () => {
   it('waits for others’ where there are thousands, and comes to each', () => {
     const a = sideOf()
     const others = Array.from({ length: 400 }, (_, number) => ({
-      ...{ number, publicKey: systemRandomness.keyPair().publicKey, endpoint: { address: number + 1, port: 1 } },
+      number,
+      publicKey: systemRandomness.keyPair().publicKey,
+      endpoint: { address: number + 1, port: 1 },
     }))
     a.handshakes.setPeers(others)
     for (const { number } of others) a.handshakes.wanted(number, 0)

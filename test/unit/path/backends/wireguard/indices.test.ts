@@ -2,7 +2,12 @@
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
-import { createIndices, INDEX_KEY_BYTES, LOW_BITS, LOW_MASK } from '../../../../../src/path/backends/wireguard/indices.ts'
+import {
+  createIndices,
+  INDEX_KEY_BYTES,
+  LOW_BITS,
+  LOW_MASK,
+} from '../../../../../src/path/backends/wireguard/indices.ts'
 
 const bits = fc.integer({ min: 0, max: 0xffff_ffff })
 const peers = fc.integer({ min: 0, max: 2 ** (32 - LOW_BITS) - 1 })

@@ -8,17 +8,17 @@ import type { Mail, SessionKeys, UdpEndpoint } from '../../../../../native/addon
 import type { Log } from '../../../../../src/base/log.ts'
 import { Secret, SecretBytes } from '../../../../../src/base/secret.ts'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
-import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
 import { macKeysOf, writeMacs } from '../../../../../src/path/backends/wireguard/cookie.ts'
 import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
 import { RATES } from '../../../../../src/path/backends/wireguard/handshake-limiter.ts'
-import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
 import {
   createHandshakes,
   INITIATION_BYTES,
   type Handshakes,
 } from '../../../../../src/path/backends/wireguard/handshakes.ts'
 import { createKeeper, type Keeper, type KeeperPeer } from '../../../../../src/path/backends/wireguard/keeper.ts'
+import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
+import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
 
 const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
 const OURS: UdpEndpoint = { address: 0x0a00_0001, port: 51_820 }
@@ -37,7 +37,12 @@ interface FakeEngine extends EngineSessions {
 function engineOf(): FakeEngine {
   return {
     areKept: false,
-    ...{ sent: [], keyed: [], forgotten: [], mail: NO_MAIL, taken: 0, slowMs: 0 },
+    sent: [],
+    keyed: [],
+    forgotten: [],
+    mail: NO_MAIL,
+    taken: 0,
+    slowMs: 0,
     send(to, datagram) {
       this.sent.push({ to, datagram: Buffer.from(datagram) })
       return true
@@ -104,9 +109,15 @@ const unknown = (from: UdpEndpoint) => ({ ...from, bytes: Buffer.from([4, ...Buf
 function peer(): { readonly lease: Lease; readonly answer: () => void } {
   const sent: Uint8Array[] = []
   const handshakes: Handshakes = createHandshakes({
-    ...{ privateKey: new SecretBytes(keyOf()), indexSecret: 1, random: systemRandomness, keptTick: -1 },
+    privateKey: new SecretBytes(keyOf()),
+    indexSecret: 1,
+    random: systemRandomness,
+    keptTick: -1,
     engine: { send: (_to, datagram) => void sent.push(Buffer.from(datagram)), setKeys: () => {} },
-    ...{ wall: () => Date.now(), keepTick: () => {}, roamed: () => {}, overlooked: () => {} },
+    wall: () => Date.now(),
+    keepTick: () => {},
+    roamed: () => {},
+    overlooked: () => {},
   })
   const lease = leaseOf(handshakes.publicKey)
   return {

@@ -4,12 +4,12 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import type { Lease } from '../../../../../src/control/lease/lease.ts'
-import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
-import { createKeeper, type Keeper } from '../../../../../src/path/backends/wireguard/keeper.ts'
-import { createIndices, INDEX_KEY_BYTES } from '../../../../../src/path/backends/wireguard/indices.ts'
-import { publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
 import { Secret } from '../../../../../src/base/secret.ts'
+import type { Lease } from '../../../../../src/control/lease/lease.ts'
+import { createIndices, INDEX_KEY_BYTES } from '../../../../../src/path/backends/wireguard/indices.ts'
+import { createKeeper, type Keeper } from '../../../../../src/path/backends/wireguard/keeper.ts'
+import { publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
+import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
 import { log } from '../../../../support/fake-host.ts'
 
 type Mail = ReturnType<EngineSessions['takeMail']>
@@ -55,10 +55,15 @@ class Node {
   constructor(me: number, psk = '', keepalive = 25) {
     this.me = me
     this.keeper = createKeeper({
-      ...{ privateKey: KEYS[me]!, psk: new Secret(psk), keepalive, stampFile: join(folder, `stamp-${me}`), log },
+      privateKey: KEYS[me]!,
+      psk: new Secret(psk),
+      keepalive,
+      stampFile: join(folder, `stamp-${me}`),
+      log,
       hasLanes: () => this.hasLanes,
       peerOf: ({ attrs: { backendData } }) => ({
-        ...{ publicKey: publicKeyTo(KEYS[backendData as number]!), anyPort: this.anyPort },
+        publicKey: publicKeyTo(KEYS[backendData as number]!),
+        anyPort: this.anyPort,
         ...PLACES[backendData as number]!,
       }),
     })

@@ -4,8 +4,8 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, st
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
-import { changeOf, privateKeyOf, publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
 import { Secret } from '../../../../../src/base/secret.ts'
+import { changeOf, privateKeyOf, publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
 
 let folder: string
 beforeEach(() => {

@@ -4,7 +4,6 @@ import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
 import { seal, systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
-import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
 import {
   firstMessageBytes,
   readFirst,
@@ -15,6 +14,7 @@ import {
   writeFirst,
   writeSecond,
 } from '../../../../../src/path/backends/wireguard/noise.ts'
+import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
 
 const bytes = (hex: string): Buffer => Buffer.from(hex, 'hex')
 

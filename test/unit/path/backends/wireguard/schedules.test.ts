@@ -3,12 +3,16 @@
 //
 // Most have something else in place of X25519, which takes most of the time: both sides get the same secret, and nobody else does.
 
-import type * as X25519 from '../../../../../src/path/backends/wireguard/x25519.ts'
-import { describe, expect, it, vi } from 'vitest'
 import { randomBytes } from 'node:crypto'
+import { describe, expect, it, vi } from 'vitest'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
 import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
-import { createHandshakes, type Endpoint, type Handshakes } from '../../../../../src/path/backends/wireguard/handshakes.ts'
+import {
+  createHandshakes,
+  type Endpoint,
+  type Handshakes,
+} from '../../../../../src/path/backends/wireguard/handshakes.ts'
+import type * as X25519 from '../../../../../src/path/backends/wireguard/x25519.ts'
 import { randomFrom, type Random } from '../../../../support/packet-model.ts'
 import { createSessions, type Packet, type Sessions } from '../../../../support/wireguard-sessions.ts'
 
@@ -60,7 +64,9 @@ function idle(key: Uint8Array): Handshakes {
     random: systemRandomness,
     wall: () => WALL,
     keptTick: -1,
-    ...{ keepTick: () => {}, roamed: () => {}, overlooked: () => {} },
+    keepTick: () => {},
+    roamed: () => {},
+    overlooked: () => {},
   })
 }
 
@@ -144,7 +150,8 @@ function run(seed: number): number {
       wall: () => WALL + now + node.wallOffset,
       keptTick: node.kept,
       keepTick: (tick) => (node.kept = tick),
-      ...{ roamed: () => {}, overlooked: () => {} },
+      roamed: () => {},
+      overlooked: () => {},
     })
     node.handshakes.setPeers([{ number: 5, publicKey: publicKeys[1 - who]!, psk, endpoint: other.place }])
   }

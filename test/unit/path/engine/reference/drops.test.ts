@@ -51,11 +51,9 @@ it('keeps what is of a direction, and says of the bytes before a packet no more 
   log.add('rx_drop_ttl', Buffer.alloc(8), { encapBytes: 22 })
   log.add('rx_drop_ttl', Buffer.alloc(200))
   expect(log.read().packets.map(({ encapBytes, peer }) => [encapBytes, peer])).toEqual([
-    ...[
-      [22, 0],
-      [8, 0],
-      [0, 0],
-    ],
+    [22, 0],
+    [8, 0],
+    [0, 0],
   ])
   expect(log.read([0]).next).toEqual([0, 3])
   expect(log.read([0]).packets).toHaveLength(3)

@@ -2,6 +2,8 @@
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
+import { ipv4Net, parseIpv4 } from '../../../../../src/net/ipv4.ts'
+import { decodePeers, encodePeers } from '../../../../../src/path/engine/peers.ts'
 import {
   clampMss,
   decrementTtl,
@@ -20,8 +22,6 @@ import {
   reasonMalformed,
   TIME_EXCEEDED,
 } from '../../../../../src/path/engine/reference/packet.ts'
-import { decodePeers, encodePeers } from '../../../../../src/path/engine/peers.ts'
-import { ipv4Net, parseIpv4 } from '../../../../../src/net/ipv4.ts'
 import { ipv4Packet } from '../../../../support/packets.ts'
 
 describe('what a TCP connection begins with', () => {
@@ -65,7 +65,12 @@ describe('what a TCP connection begins with', () => {
   })
 
   it.each([
-    ...[[[2]], [[2, 0]], [[9, 1, 2, 4]], [[9, 200, 2, 4]], [[0, 2, 4, 255, 255]], [[2, 3, 255]]],
+    [[2]],
+    [[2, 0]],
+    [[9, 1, 2, 4]],
+    [[9, 200, 2, 4]],
+    [[0, 2, 4, 255, 255]],
+    [[2, 3, 255]],
     [[0, 4, 0, 0, 2, 4, 255, 255]],
   ])('is left alone with options %j', (options) => {
     const packet = segment(options, SYN)
@@ -211,16 +216,24 @@ describe('packet', () => {
 })
 
 it.each([
-  ...[['223.255.255.255', false] as const, ['224.0.0.0', true] as const, ['239.255.255.255', true] as const],
-  ...[['240.0.0.1', false] as const, ['255.255.255.255', true] as const, ['255.255.255.254', false] as const],
+  ['223.255.255.255', false] as const,
+  ['224.0.0.0', true] as const,
+  ['239.255.255.255', true] as const,
+  ['240.0.0.1', false] as const,
+  ['255.255.255.255', true] as const,
+  ['255.255.255.254', false] as const,
 ])('is for the link alone: %s: %s', (destination, is) => {
   const payload = Buffer.alloc(8)
   expect(isForLink(ipv4Packet({ source: 0x0a050102, destination: parseIpv4(destination)!, payload }))).toBe(is)
 })
 
 it.each([
-  ...[[0xff02, true] as const, [0xfe80, true] as const, [0xfebf, true] as const],
-  ...[[0xfe7f, false] as const, [0xfec0, false] as const, [0x2001, false] as const],
+  [0xff02, true] as const,
+  [0xfe80, true] as const,
+  [0xfebf, true] as const,
+  [0xfe7f, false] as const,
+  [0xfec0, false] as const,
+  [0x2001, false] as const,
 ])('of IPv6 is for the link alone, by its first bits: %i: %s', (first, is) => {
   const packet = Buffer.alloc(40)
   packet.writeUInt8(0x60, 0)
@@ -237,7 +250,8 @@ describe('peer records', () => {
       port: fc.integer({ min: 0, max: 65535 }),
     })
     const limited = fc.record({
-      ...{ subnet: peer.map(({ subnet }) => subnet), endpoint: ip },
+      subnet: peer.map(({ subnet }) => subnet),
+      endpoint: ip,
       port: fc.constant(8285),
       limit: fc.integer({ min: 1, max: 65535 }),
     })
@@ -387,7 +401,10 @@ describe('at the limits of a packet', () => {
     tcp.writeUInt8(2, 13)
     const syn = { ...between, protocol: 6, payload: tcp }
     expect([0, 0x2000, 0x4000, 1].map((fragment) => isTcpSyn(ipv4Packet({ ...syn, fragment })))).toEqual([
-      ...[true, true, true, false],
+      true,
+      true,
+      true,
+      false,
     ])
   })
 
