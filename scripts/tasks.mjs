@@ -52,6 +52,12 @@ export const TASKS = {
     setup: ['lint'],
     commands: [script('scripts/lint-native.mjs')],
   },
+  'lint:words': {
+    usage: '[FILE...]',
+    accepts: /\.(?:ts|mjs|h|cc|md)$/,
+    setup: ['lint'],
+    commands: [script('scripts/lint-words.mjs')],
+  },
   format: {
     ...NO_WORDS,
     setup: ['lint'],
