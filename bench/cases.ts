@@ -1,4 +1,4 @@
-// cases.ts - what is measured on a path. Each case takes one sample; measure.ts repeats and interleaves them.
+// cases.ts - the measurements on a path. Each case takes one sample; measure.ts repeats and interleaves the cases.
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -13,20 +13,20 @@ export interface Metric {
 }
 
 export interface Case {
-  /** Told to the reader with the table: how the sample is taken. */
+  /** How the sample is taken, for the reader of the table. */
   readonly method: string
   readonly metrics: Readonly<Record<string, Metric>>
-  /** Seconds that a sample takes, about. */
+  /** The approximate duration of a sample, in seconds. */
   lasts(seconds: number): number
-  /** One value for each metric. */
+  /** Takes a sample: one value for each metric. */
   sample(path: Path, seconds: number): Promise<Readonly<Record<string, number>>>
 }
 
 const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
 /**
- * The CPU time that the machine has spent: the time in which its CPUs were not idle (proc_stat(5): idle, iowait; steal
- * is another's).
+ * Returns a function that returns the CPU seconds that the machine has spent since this call: the time in which its CPUs were not idle
+ * (proc_stat(5): idle, iowait). Steal counts as idle, because other machines used it.
  */
 function busyClock(): () => number {
   const idleSeconds = (): number => {
@@ -39,7 +39,7 @@ function busyClock(): () => number {
   return () => Math.max(0, ((performance.now() - start) / 1000) * cores - (idleSeconds() - idle))
 }
 
-/** BBR where the kernel has it loaded, else what the system uses. */
+/** Returns the congestion control for TCP cases: BBR if the kernel has loaded it, else the system's default. */
 function usual(): string {
   const folder = '/proc/sys/net/ipv4'
   const hasBbr = system(`${folder}/tcp_available_congestion_control`).split(' ').includes('bbr')
@@ -65,21 +65,21 @@ function tcp(streams: number, control: string, label = ''): Case {
 }
 
 interface UdpTrial extends Trial {
-  /** CPU time of the machine for a datagram that arrived, in us. */
+  /** CPU time of the machine for each datagram that arrived, in us. */
   readonly cpu: number
-  /** The part of it that was the sender's and the receiver's, the kernel's work for them included, in %. */
+  /** The share of that time that sender and receiver used, in %. It includes the kernel's work for them. */
   readonly ends: number
 }
 
-/** `udp` goes to a receiver that is woken by what comes, `udp-polled` to one that looks from time to time. */
+/** The receiver `udp` sleeps until a datagram wakes it. The receiver `udp-polled` checks its socket at intervals. */
 type Receiver = 'udp' | 'udp-polled'
 
-/** `rate` is datagrams a second; 0 is as many as the sender can. */
+/** Runs one trial. `rate` is in datagrams a second; 0 means as fast as the sender can. */
 async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
   const busy = busyClock()
   const run = await path.traffic(to, path.address, seconds, bytes, Math.round(rate))
   const { sent = 0, seconds: took = 1 } = run
-  // Datagrams that the sink's own full socket dropped had arrived.
+  // Datagrams that the full socket of the receiver dropped did arrive.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
   const spent = busy()
   return {
@@ -99,7 +99,7 @@ function udpFlood(bytes: number): Case {
   }
 }
 
-/** Seconds of one trial at one rate. */
+/** The duration of one trial, in seconds. */
 const TRIAL = 0.4
 
 function udpClean(bytes: number, to: Receiver = 'udp'): Case {
@@ -181,13 +181,13 @@ const pingIdle: Case = {
   },
 }
 
-/** Beside a load: its own start is no part of the sample. */
+/** Measurements during a load. The sample begins `startS` seconds after the load. */
 const LOADED = { seconds: 3, pingIntervalS: 0.0015, startS: 0.3 }
 const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 
 const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
 
-/** Takes a sample beside bulk TCP in the same direction, once that has started; returns the bulk's Gbit/s too. */
+/** Takes a sample during bulk TCP in the same direction. Returns the sample and the throughput of the bulk in Gbit/s. */
 async function beside<Sample>(
   { iperf }: Path,
   streams: number,
@@ -261,18 +261,18 @@ export const CASES: Readonly<Record<string, Case>> = {
   'rr-loaded8': rrLoaded(8),
 }
 
-/** Cases of a run that names none. */
+/** The cases of a run whose command line names no case. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
-/** Cases of the suite. The others tell where the time of these goes. */
+/** The cases of the suite. */
 export const SUITE: readonly string[] =
   'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')
-/** Cases by which the backends are told apart. */
+/** The cases of `npm run bench -- backends`. */
 export const BETWEEN_BACKENDS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'udp1400-flood', 'rr', 'ping']
-/** Cases by which those that encrypt are told apart. */
+/** The cases of `npm run bench -- wireguard`. */
 export const BETWEEN_CARRIERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping', 'ping-loaded8']
-/** Cases by which the families are told apart. */
+/** The cases of `npm run bench -- by-family`. */
 export const BETWEEN_FAMILIES: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping']
-/** Cases by which the ends are told apart. */
+/** The suite's cases between containers. */
 export const BETWEEN_CONTAINERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping-loaded', 'ping-loaded8']
-/** Cases by which the features are told apart. */
-export const TELLING: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']
+/** The suite's cases for each feature of the native engine. */
+export const BETWEEN_FEATURES: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']

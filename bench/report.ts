@@ -1,4 +1,4 @@
-// report.ts - renders results as tables, for a terminal, for the READMEs, and two beside each other. Pure.
+// report.ts - renders one result or a comparison of two as tables, for a terminal and for the READMEs. No I/O.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, ratio, ratios, spread, verdict, type Part, type Result, type Series } from './result.ts'
@@ -14,14 +14,14 @@ function percent(values: readonly number[]): string {
 const ratioCell = (values: readonly number[] | undefined): string =>
   values ? `${number(median(values))} ${percent(values)}` : '-'
 
-/** The paths that others are held against, where a part has them and names none. */
+/** The paths that ratios refer to, unless a part names others. A path that the part did not measure is left out. */
 const REFERENCES: readonly string[] = ['vxlan', 'naive']
 
 function referencesOf({ series, references = REFERENCES }: Part): readonly string[] {
   return references.filter((reference) => series.some(({ values }) => reference in values))
 }
 
-/** Rows of one metric: path, median, spread, and how many times each reference it is. */
+/** Returns a row for each path of one metric: path, median, spread, and the ratio to each reference. */
 function rows({ values }: Series, references: readonly string[]): string[][] {
   return Object.entries(values).map(([path, each]) => [
     path,
@@ -32,10 +32,10 @@ function rows({ values }: Series, references: readonly string[]): string[][] {
 }
 
 /**
- * What the longer headers of a path take of a throughput, where both carry as many packets: the bytes for TCP in a full one, as a ratio to
- * the reference's; and the ratio that is left with that allowed for.
+ * Returns two cells that correct a throughput for longer headers. The first is the ratio of the TCP payloads of full packets: the
+ * expected ratio if both paths carry equally many packets. The second is the measured ratio divided by the first.
  */
-function allowanceCells(
+function correctionCells(
   { payloadBytes = {} }: Part,
   { values, unit }: Series,
   path: string,
@@ -51,7 +51,7 @@ export function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
-/** The circumstances of a part, for the head of a column. */
+/** Returns the name of a part's conditions, for the head of a column. */
 const conditionOf = ({ link, ends }: Part): string => (ends === 'containers' ? 'containers' : `${link} link`)
 
 function describePart(part: Part): string {
@@ -67,7 +67,7 @@ export function describeRun({ machine, commit, date, parts }: Result): string {
   return `${date.slice(0, 10)}, commit ${commit}; ${of}; ${parts.map(describePart).join('; ')}`
 }
 
-/** Columns padded: the first to the left, numbers to the right. */
+/** Returns a table as lines: the first column is left-aligned, the others right-aligned. */
 export function columns(table: readonly (readonly string[])[]): string[] {
   const widths = (table[0] ?? []).map((_, column) => Math.max(...table.map((row) => (row[column] ?? '').length)))
   return table.map((row) =>
@@ -78,7 +78,7 @@ export function columns(table: readonly (readonly string[])[]): string[] {
   )
 }
 
-/** Rows under a head, as Markdown. */
+/** Returns a table as Markdown. The first row is the head. */
 export function markdown([head = [], ...body]: readonly (readonly string[])[]): string {
   const line = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
   return [line(head), `|---|${'---:|'.repeat(head.length - 1)}`, ...body.map(line)].join('\n')
@@ -87,12 +87,12 @@ export function markdown([head = [], ...body]: readonly (readonly string[])[]): 
 function partTable(part: Part): string {
   const references = referencesOf(part)
   const [first = ''] = references
-  const isAllowed = part.references !== undefined && part.payloadBytes !== undefined
+  const isCorrected = part.references !== undefined && part.payloadBytes !== undefined
   const head = [
     'median',
     'spread',
     ...references.map((reference) => `of ${reference}`),
-    ...(isAllowed ? ['by headers alone', `of ${first}, headers allowed`] : []),
+    ...(isCorrected ? ['by headers alone', `of ${first}, corrected`] : []),
   ]
   const table: string[][] = []
   const breaks = new Set<number>()
@@ -103,7 +103,7 @@ function partTable(part: Part): string {
       ...rows(series, references).map(([path = '', ...cells]) => [
         `  ${path}`,
         ...cells,
-        ...(isAllowed ? allowanceCells(part, series, path, first) : []),
+        ...(isCorrected ? correctionCells(part, series, path, first) : []),
       ]),
     )
   }
@@ -112,7 +112,7 @@ function partTable(part: Part): string {
     .join('\n')
 }
 
-/** All figures of a result, to read on a terminal. */
+/** Returns all figures of a result for a terminal. */
 export function textTable(result: Result): string {
   const single = result.parts.length === 1
   const parts = result.parts.map((part) => `${single ? '' : `== ${describePart(part)}\n\n`}${partTable(part)}`)
@@ -155,9 +155,9 @@ export function pathTable(part: Part, reference: string): string {
 }
 
 /**
- * Compares two results. Plain figures of two runs are not comparable on a noisy machine: compared is each path's ratio
- * to a reference of the same run that the change cannot have touched. The change is unresolved when the intervals of
- * the two runs overlap (result.ts).
+ * Compares two results. Absolute figures of two runs are not comparable on a noisy machine. So the table compares each path's ratio
+ * to a reference of the same run that the change cannot affect. The verdict is `unresolved` if the intervals of the two runs
+ * overlap (result.ts).
  */
 export function compareTable(before: Result, after: Result, reference = 'vxlan'): string {
   const table = [['', 'before', 'after', 'after/before', `by ${reference}`, '']]
@@ -173,10 +173,10 @@ export function compareTable(before: Result, after: Result, reference = 'vxlan')
         const [was, is] = [ratios(oldValues, old.values[reference]), ratios(values, series.values[reference])]
         const related = path !== reference && was && is
         const change = related ? verdict(was, is) : verdict(oldValues, values)
-        const said = change === 'unresolved' ? change : change === series.better ? 'better' : 'worse'
+        const word = change === 'unresolved' ? change : change === series.better ? 'better' : 'worse'
         const [a, b] = [median(oldValues), median(values)]
         const byReference = related ? median(is) / median(was) : undefined
-        table.push([`  ${path}`, number(a), number(b), times(b / a), times(byReference), said])
+        table.push([`  ${path}`, number(a), number(b), times(b / a), times(byReference), word])
       }
     }
   }
