@@ -2,9 +2,9 @@
 //
 //   micro   {"name":"checksum","label":"1400 B","bytes":1400,"ns":...,"cycles":...,"clock":"cycles"}
 //
-// Cycles come from perf_event_open(2). If that is not allowed, they are ticks of the time-stamp counter of x86, which has a fixed
-// rate. Other machines have no cycles. Each function runs once in cache, on one buffer, and once out of cache, on buffers in random
-// order that together are larger than any cache.
+// Cycles come from perf_event_open(2). If that is not allowed, they are ticks of the time-stamp counter of x86, which
+// has a fixed rate. Other machines have no cycles. Each function runs once in cache, on one buffer, and once out of
+// cache, on buffers in random order that together are larger than any cache.
 #include <linux/perf_event.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>

@@ -1,14 +1,14 @@
 // traffic.cc - the ends of measurements that iperf3 cannot make: paced UDP, and requests and answers of one byte.
 //
 //   traffic serve                           serves the other modes; prints `ready`
-//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams with BYTES of payload, RATE a second or as fast as it can (0), to
-//                                           a receiver that each datagram may wake
+//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams with BYTES of payload, RATE a second or as fast as it can
+//                                           (0), to a receiver that each datagram may wake
 //   traffic udp-polled ...                  sends like udp, to a receiver that checks its socket at intervals
 //   traffic rr ADDRESS SECONDS PAUSE_US     one connection: a byte, its answer, a pause, and again
 //   traffic crr ADDRESS SECONDS             a new connection for each byte and its answer
 //
-// All modes except serve print one line of JSON. A server serves one client at a time. The first byte of a connection names its kind, so
-// that `crr` needs the least possible work.
+// All modes except serve print one line of JSON. A server serves one client at a time. The first byte of a connection
+// names its kind, so that `crr` needs the least possible work.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -41,11 +41,11 @@ constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
 /// The maximum number of datagrams in one system call.
 constexpr size_t kBatch = 64;
-/// The interval at which the sender sends the datagrams that are due. It is short enough not to fill a queue, and long enough to cost
-/// little CPU time.
+/// The interval at which the sender sends the datagrams that are due. It is short enough not to fill a queue, and long
+/// enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
-/// The maximum delay that a sender makes up for when it was not scheduled in time. More would be a burst. The sender reports the
-/// number of sent datagrams, which shows a rate that is too low.
+/// The maximum delay that a sender makes up for when it was not scheduled in time. More would be a burst. The sender
+/// reports the number of sent datagrams, which shows a rate that is too low.
 constexpr uint64_t kCatchUpNs = 500'000;
 /// The interval at which a polled sink checks its socket. No datagram wakes it, so it costs almost no CPU time.
 constexpr uint64_t kSinkTickNs = 500'000;
@@ -358,7 +358,8 @@ int connect_request_response(const weft::Address& address, uint64_t duration) {
   while (now < start + duration) {
     const uint64_t asked = now;
     const Fd fd = connect_to(SOCK_STREAM, address, kPort);
-    // The server closes first, and this end answers with a reset. Otherwise tens of thousands of connections would stay in TIME-WAIT.
+    // The server closes first, and this end answers with a reset. Otherwise tens of thousands of connections would stay
+    // in TIME-WAIT.
     const linger reset{1, 0};
     if (setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0) fail("SO_LINGER");
     char byte = kOnce;
