@@ -42,22 +42,22 @@ const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
     what: 'One TCP stream between containers on two hosts',
-    why: 'On this link the kernel neither cuts nor copies packets for its vxlan. A process between the hosts must do both.',
+    why: 'This link carries superpackets, so kernel vxlan neither splits nor copies them; weft does both.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
-    what: 'One TCP stream over a link with frames of at most the MTU',
-    why: 'A network card without tunnel offloads is such a link. Here kernel vxlan must cut packets too.',
+    what: 'One TCP stream over a link that carries no superpackets',
+    why: 'Both split every packet, as with a network card without tunnel offloads.',
   },
   {
     of: ['containers', 'udp64', 'rate'],
     what: 'UDP of 64 bytes with at most 1% lost, between containers',
-    why: 'weft hands many packets to the kernel with one system call.',
+    why: 'weft hands the kernel many packets in one message.',
   },
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'A ping beside a TCP stream, between containers',
-    why: 'The ping does not wait behind the stream, because weft carries it in another queue. It waits until a thread on each host wakes up.',
+    why: 'The ping has its own lane, but on each host a thread has to wake up.',
   },
 ] as const
 

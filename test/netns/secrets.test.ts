@@ -327,8 +327,8 @@ users: [{name: u, user: {token: "${CANARY}", client-key-data: "${Buffer.from(CAN
 `
   for (const [text, line] of [
     [good, /the Kubernetes API at|fail to create kubernetes config/],
-    [good.replace('}]\n', '\n'), /it is no YAML/],
-    [good.replace(`"${CANARY}"`, `*${CANARY}`), /it is no YAML/],
+    [good.replace('}]\n', '\n'), /it is not valid YAML/],
+    [good.replace(`"${CANARY}"`, `*${CANARY}`), /it is not valid YAML/],
     [good.replace('https:', 'ftp:'), /the server in .*kubeconfig is "ftp:\/\/127\.0\.0\.1:1"/],
   ] as const) {
     writeFileSync(kubeconfig, text)
