@@ -18,7 +18,6 @@ export interface Case {
   readonly metrics: Readonly<Record<string, Metric>>
   /** The approximate duration of a sample, in seconds. */
   lasts(seconds: number): number
-  /** Takes a sample: one value for each metric. */
   sample(path: Path, seconds: number): Promise<Readonly<Record<string, number>>>
 }
 
@@ -99,22 +98,21 @@ function udpFlood(bytes: number): Case {
   }
 }
 
-/** The duration of one trial, in seconds. */
-const TRIAL = 0.4
+const TRIAL_S = 0.4
 
 function udpClean(bytes: number, to: Receiver = 'udp'): Case {
   const polled = to === 'udp-polled'
   const label = polled ? ', polled' : ''
   return {
-    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%, by bisection with trials of ${TRIAL} s; the receiver ${polled ? 'looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}`,
+    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%, by bisection with trials of ${TRIAL_S} s; the receiver ${polled ? 'looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}`,
     metrics: {
       rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
       cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
       ends: { title: `UDP ${bytes} B${label}, share of sender and receiver`, unit: '%', better: 'less' },
     },
-    lasts: () => 12 * TRIAL,
+    lasts: () => 12 * TRIAL_S,
     async sample(path) {
-      const best = await highestCleanRate((rate) => udp(to, path, bytes, TRIAL, rate))
+      const best = await highestCleanRate((rate) => udp(to, path, bytes, TRIAL_S, rate))
       return best ? { rate: best.received / 1e3, cpu: best.cpu, ends: best.ends } : { rate: 0 }
     },
   }
@@ -263,16 +261,10 @@ export const CASES: Readonly<Record<string, Case>> = {
 
 /** The cases of a run whose command line names no case. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
-/** The cases of the suite. */
 export const SUITE: readonly string[] =
   'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')
-/** The cases of `npm run bench -- backends`. */
 export const BETWEEN_BACKENDS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'udp1400-flood', 'rr', 'ping']
-/** The cases of `npm run bench -- wireguard`. */
-export const BETWEEN_CARRIERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping', 'ping-loaded8']
-/** The cases of `npm run bench -- by-family`. */
+export const BETWEEN_ENCRYPTED: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping', 'ping-loaded8']
 export const BETWEEN_FAMILIES: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping']
-/** The suite's cases between containers. */
 export const BETWEEN_CONTAINERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping-loaded', 'ping-loaded8']
-/** The suite's cases for each feature of the native engine. */
 export const BETWEEN_FEATURES: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']

@@ -24,7 +24,6 @@ const METHOD =
   `\`ip\` or \`bridge\` until then. batches: the calls that change the kernel. change: one node's lease gets another MAC in each family, from the rename of the file to ` +
   `the log line, median of ${CHANGES}`
 
-/** The families of the network of each path. */
 const PATHS: Readonly<Record<string, readonly Family[]>> = { ipv4: ['ipv4'], both: ['ipv4', 'ipv6'] }
 
 const METRICS = {

@@ -29,7 +29,6 @@ const HEADLINES = [
   'rr-loaded rate',
 ]
 
-/** The tables of the plain link, the wire link and between containers. */
 const SUMMARY: Summary = {
   rows: [...HEADLINES.filter((row) => !row.includes('cubic')), 'tcp cpu', 'udp64 cpu'],
   paths: ['native', 'dgram', 'naive', 'vxlan', 'veth'],
@@ -64,7 +63,6 @@ const FOUR = [
 const linksOf = ({ parts }: Result): readonly Part[] =>
   parts.filter(({ name, link }) => link !== undefined && name === link)
 
-/** Returns a list item for each of the four figures, or undefined if one was not measured. */
 function fourFigures({ parts }: Result): string | undefined {
   const items = FOUR.map(({ of: [name, of, metric], what, why }) => {
     const part = parts.find((each) => each.name === name)
@@ -79,7 +77,6 @@ function fourFigures({ parts }: Result): string | undefined {
   return items.includes(undefined) ? undefined : items.join('\n')
 }
 
-/** Returns the text of each block by its name. */
 export function figureBlocks(result: Result): Readonly<Record<string, string>> {
   const part = (name: string): Part | undefined => result.parts.find((each) => each.name === name)
   const methods = Object.assign({}, ...linksOf(result).map(({ method }) => method)) as Record<string, string>
@@ -111,7 +108,6 @@ export function fillFigures(text: string, blocks: Readonly<Record<string, string
   )
 }
 
-/** Returns the chart of a result as SVG. */
 export function resultChart(result: Result): string {
   const { machine, date, commit } = result
   return chart(linksOf(result), {

@@ -199,7 +199,6 @@ async function measure(count: number): Promise<Record<string, number>> {
 }
 
 const changesFor = (count: number): number => (count > 100_000 ? CHANGES / 3 : CHANGES)
-/** Waits until the callbacks that are due have run. */
 const settled = (): Promise<void> => new Promise((resolve) => setImmediate(() => setImmediate(resolve)))
 
 process.stdout.write(`${JSON.stringify(await measure(Number(process.argv[2])))}\n`)

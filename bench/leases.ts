@@ -20,7 +20,6 @@ import { nativeProgram } from './native.ts'
 import type { Part, Series } from './result.ts'
 
 const NETWORK = '/coreos.com/network'
-/** 10.0.0.0/8 has enough /24 subnets for 60,000 leases. */
 const CONFIG = '{"Network":"10.0.0.0/8","SubnetLen":24,"Backend":{"Type":"udp"}}'
 const CHANGES = 100
 const CHANGES_WHEN_LARGE = 30
@@ -65,7 +64,6 @@ interface Bed {
   close(): Promise<void>
 }
 
-/** Makes hosts, an etcd in their switch's namespace, and a writer of leases. */
 async function openBed(hosts: number): Promise<Bed> {
   const lab = await createLab({ hosts })
   const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
@@ -276,7 +274,6 @@ async function together(): Promise<Record<string, number>> {
   }
 }
 
-/** Measures one change in a network of `leases`, in JavaScript and in C++, each in its own process. */
 async function walk(leases: number): Promise<Record<string, number>> {
   const read = async (command: readonly string[]): Promise<Record<string, number>> =>
     JSON.parse(await output(command, { timeoutMs: WALK_MS })) as Record<string, number>
@@ -290,7 +287,6 @@ async function walk(leases: number): Promise<Record<string, number>> {
   return { ...inJs, ...(await read([program, `${leases}`])) }
 }
 
-/** Returns the number of calls that etcd's gRPC server has started. */
 async function requests(bed: Bed): Promise<number> {
   const script = `fetch('${bed.etcd.endpoint}/metrics').then((r) => r.text()).then((t) => process.stdout.write(t))`
   const command = ['ip', 'netns', 'exec', `${bed.lab.id}-switch`, process.execPath, '-e', script]
@@ -338,7 +334,6 @@ const METRICS: readonly (readonly [string, string, Metric])[] = [
   ['together', 'requests', { title: 'etcd requests an hour, each daemon', unit: '', better: 'less' }],
 ]
 
-/** The measurements with their approximate duration in seconds. */
 const STEPS: readonly (readonly [
   name: string,
   seconds: number,
@@ -356,7 +351,6 @@ const STEPS: readonly (readonly [
 
 export const LEASES_SECONDS = STEPS.reduce((sum, [, seconds]) => sum + seconds, 0)
 
-/** Runs each measurement once. */
 export async function measureLeases(progress: Progress): Promise<Part> {
   if (!existsSync('/usr/bin/etcd')) throw new Error('the leases part needs etcd; install etcd-server and etcd-client')
   const measured = new Map<string, Record<string, number>>()

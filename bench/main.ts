@@ -9,7 +9,7 @@ import { createProgress, type Progress } from '../scripts/progress.mjs'
 import { describeError, isWeftError, messageOf, WeftError } from '../src/base/errors.ts'
 import {
   BETWEEN_BACKENDS,
-  BETWEEN_CARRIERS,
+  BETWEEN_ENCRYPTED,
   BETWEEN_CONTAINERS,
   BETWEEN_FAMILIES,
   CASES,
@@ -122,7 +122,7 @@ const BESIDE: Readonly<
   backends: { paths: BACKEND_PATH_NAMES, cases: BETWEEN_BACKENDS },
   wireguard: {
     paths: ['native', 'vxlan', 'wireguard-userspace', 'wireguard-go', 'nebula'],
-    cases: BETWEEN_CARRIERS,
+    cases: BETWEEN_ENCRYPTED,
     references: ['native', 'vxlan', 'wireguard-go', 'nebula'],
   },
   'by-family': {
@@ -208,7 +208,6 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   return links.map((link) => ({ ...common, name: link, link, cases, paths }))
 }
 
-/** The links of `--link both`. */
 const BOTH = ['plain', 'wire'] as const
 
 const OPTIONS = {
@@ -233,7 +232,6 @@ function partsBeside({ parts, commit }: Result, now: string): Part[] {
   return parts.map((part) => (commit === now ? part : { commit, ...part }))
 }
 
-/** Writes a result's figures into the READMEs, and its chart. */
 function report(result: Result): void {
   writeFileSync(SUITE_FILE, `${JSON.stringify(result, undefined, 2)}\n`)
   const blocks = figureBlocks(result)

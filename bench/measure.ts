@@ -34,7 +34,6 @@ function commit(): string {
   }
 }
 
-/** Returns a result without its parts. */
 export const circumstances = (): Omit<Result, 'parts'> => ({
   schema: 2,
   date: new Date().toISOString(),
@@ -43,19 +42,14 @@ export const circumstances = (): Omit<Result, 'parts'> => ({
 })
 
 export interface Plan extends PathOptions {
-  /** The name of the part. */
   readonly name: string
-  /** The cases by name. */
   readonly cases: readonly (readonly [string, Case])[]
   readonly paths: readonly string[]
   readonly rounds: number
-  /** The length of a throughput sample. */
   readonly seconds: number
-  /** See Part.references. */
   readonly references?: readonly string[] | undefined
 }
 
-/** The approximate time to set up a path. */
 const SETUP_SECONDS = 1
 const secondsOf = (each: Case, seconds: number): number => each.lasts(seconds) + 0.1
 

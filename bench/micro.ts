@@ -25,7 +25,6 @@ const ABOUT: Readonly<Record<string, string>> = {
   lookup: 'PeerTable::find() for destinations in random order',
 }
 
-/** The approximate duration of one round. */
 export const MICRO_SECONDS = 2
 
 const CLOCKS = { cycles: 'bytes/cycle', tsc: 'bytes/tick of the time-stamp counter' }

@@ -25,11 +25,9 @@ export interface Path {
   readonly name: string
   readonly from: Place
   readonly to: Place
-  /** The address of `to` on this path. */
   readonly address: string
   /** The TCP payload of a full packet, in bytes; undefined if the path has no subnets for containers. */
   readonly payloadBytes?: number | undefined
-  /** Runs iperf3 from `from` to `to`, with more arguments. */
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
   /** Runs bench/native/traffic.cc in `from` against its server in `to`. Returns its numbers by name. */
   traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
@@ -44,7 +42,6 @@ interface Reach {
   readonly subnets?: readonly [Subnet, Subnet]
 }
 
-/** Sets up a path between two hosts. */
 type Setup = (from: Host, to: Host, lab: Lab) => Promise<Reach>
 
 /** Gives two hosts without a daemon subnets for containers, and routes to them through `via`. */
@@ -60,7 +57,6 @@ const without = (features: readonly string[]): string[] => features.flatMap((fea
 
 const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp' }, '--engine', engine, ...flags)
 
-/** Returns the setup of two daemons with this backend. */
 const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, { flags })
 
 /** Returns the setup of two daemons in a dual-stack network. Containers send packets of the family `inner`. */
@@ -208,7 +204,6 @@ function peerProgram(command: string): Setup {
   }
 }
 
-/** Starts a program and waits until it prints `ready`. */
 function ready(place: Place, command: readonly string[], what: string): Promise<void> {
   const child = place.spawn(command)
   const said: string[] = []
@@ -261,9 +256,7 @@ export const BACKEND_PATH_NAMES: readonly string[] = [
   'wireguard-userspace',
   'wireguard-go',
 ]
-/** The path of the daemons of `--old`. */
 export const OLD_PATH_NAME = 'old'
-/** The paths with the native engine without one feature. */
 export const FEATURE_PATH_NAMES: readonly string[] = addon.featureNames.map((feature) => `native-${feature}`)
 
 function setupFor(name: string, { peer, old }: Pick<PathOptions, 'peer' | 'old'>): Setup {
@@ -315,9 +308,7 @@ export type Ends = (typeof ENDS)[number]
 export interface PathOptions {
   readonly link: Link
   readonly ends: Ends
-  /** The command of the path `peer`. */
   readonly peer?: string | undefined
-  /** The checkout of the path `old`. */
   readonly old?: string | undefined
 }
 

@@ -51,7 +51,6 @@ export function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
-/** Returns the name of a part's conditions, for the head of a column. */
 const conditionOf = ({ link, ends }: Part): string => (ends === 'containers' ? 'containers' : `${link} link`)
 
 function describePart(part: Part): string {
@@ -112,14 +111,12 @@ function partTable(part: Part): string {
     .join('\n')
 }
 
-/** Returns all figures of a result for a terminal. */
 export function textTable(result: Result): string {
   const single = result.parts.length === 1
   const parts = result.parts.map((part) => `${single ? '' : `== ${describePart(part)}\n\n`}${partTable(part)}`)
   return `${parts.join('\n\n')}\n\n${describeRun(result)}`
 }
 
-/** Which rows and columns of a part a summary has. */
 export interface Summary {
   /** The metrics, as `case metric`. */
   readonly rows: readonly string[]

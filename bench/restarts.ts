@@ -81,7 +81,6 @@ function readPings(printed: string): { readonly times: number[]; readonly lost: 
   return { times: answers.map(([, time]) => 1000 * Number(time)), lost: last - answers.length }
 }
 
-/** Runs Node.js on a host; returns the duration in ms. */
 async function took(host: Host, ...args: readonly string[]): Promise<number> {
   const began = performance.now()
   await host.run([process.execPath, ...args])

@@ -27,7 +27,6 @@ export interface Part {
   readonly link?: Link
   /** Default: hosts. */
   readonly ends?: Ends
-  /** The commit of the part, if it differs from the result's. */
   readonly commit?: string
   /** The paths that ratios refer to, if they differ from the usual ones (report.ts). */
   readonly references?: readonly string[]
@@ -35,7 +34,6 @@ export interface Part {
   readonly payloadBytes?: Readonly<Record<string, number>>
   readonly rounds: number
   readonly seconds: number
-  /** The method of each case. */
   readonly method: Readonly<Record<string, string>>
   readonly series: readonly Series[]
 }
@@ -96,7 +94,6 @@ export function ratios(
   return each.every(Number.isFinite) ? each : undefined
 }
 
-/** Returns the median of `ratios`. */
 export function ratio(a: readonly number[] | undefined, b: readonly number[] | undefined): number | undefined {
   const each = ratios(a, b)
   return each && median(each)

@@ -3,11 +3,9 @@
 export interface Trial {
   /** Sent datagrams a second; below the requested rate if the sender was too slow. */
   readonly sent: number
-  /** Arrived datagrams a second. */
   readonly received: number
 }
 
-/** The maximum share of lost datagrams. */
 export const MAX_LOSS = 0.01
 /** The ratio of two neighbouring rates. */
 const STEP = 1.05

@@ -14,7 +14,6 @@ import { readFirst, Remote, writeSecond } from '../src/path/backends/wireguard/n
 import { keyPairOf, newKeyPair } from '../src/path/backends/wireguard/x25519.ts'
 
 export const PORT = 51_820
-/** The address of a peer's host. */
 export const hostOf = (number: number): string => `172.16.${number >> 8}.${number & 255}`
 /** The first three bytes of the subnet of a peer's containers. */
 export const subnetOf = (number: number): string => `10.${1 + (number >> 8)}.${number & 255}`

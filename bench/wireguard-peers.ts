@@ -20,7 +20,6 @@ const SETTLE_MS = 12_000
 const IDLE_MS = 20_000
 export const WIREGUARD_PEERS_SECONDS_A_ROUND = 210
 
-/** The backend of each path. */
 const PATHS = {
   udp: { Type: 'udp' },
   wireguard: { Type: 'wireguard', DataPath: 'userspace' },

@@ -32,11 +32,9 @@ export type Reader = (typeof READERS)[number]
 export type Expected = Partial<Readonly<Record<Reader, string>>>
 
 export interface Fault {
-  /** The name of the fault for a person. */
   readonly title: string
   /** The action that makes the fault, and its effect on packets. */
   readonly does: string
-  /** The remedy on real hosts. */
   readonly remedy: string
   /** Programs of scripts/machine.mjs that the fault needs in addition to those of a lab. */
   readonly needs?: readonly string[]
@@ -52,7 +50,6 @@ export interface Fault {
 }
 
 interface DaemonMore {
-  /** Replaces the lab's subnet file. */
   readonly subnetFile?: string
   readonly env?: Readonly<Record<string, string>>
 }
@@ -68,10 +65,8 @@ export interface Network {
   readonly members: readonly Member[]
   /** The host on whose side the fault is. */
   readonly last: Member
-  /** A host without a daemon. */
   readonly spare: Host
   readonly etcd: Etcd | undefined
-  /** The families of containers and of the underlay. */
   readonly families: readonly Family[]
   readonly config: string
   /** Returns the environment of a host's daemon and of weft's commands there. */
@@ -93,14 +88,12 @@ const PORT = '8285'
 const subnetOf = ({ host }: Member): string => networkOf(subnetOfEnv(host.subnetEnv()).gateway)
 const readEnv = (file: string): Record<string, string> =>
   ({ ...parseEnv(readFileSync(file, 'utf8')) }) as Record<string, string>
-/** The name of a host's port on the switch. */
 const portOf = ({ host }: Member): string => host.name.replace('host', 'h')
 /** Runs the command `make`; returns a function that runs the command `undo`. */
 async function makeAndUndo(place: Place, make: string, undo: string): Promise<() => Promise<unknown>> {
   await place.output(make.split(' '))
   return () => place.output(undo.split(' '))
 }
-/** Adds a rule for each family that drops the packets to the port. */
 const filter =
   (chain: string) =>
   async ({ last, families }: Network) => {
@@ -415,7 +408,6 @@ export const FAULT_NAMES = Object.keys(FAULTS) as FaultName[]
 
 export interface NetworkOptions {
   readonly hosts: number
-  /** Additional flags of weftd on every host. */
   readonly args: readonly string[]
   /** The underlay's family of a dual-stack network. If it is left out, the network has IPv4 alone. */
   readonly underlay?: Family | undefined

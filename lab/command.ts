@@ -31,7 +31,6 @@ export function execute(
   })
 }
 
-/** Runs a program that must succeed; returns its stdout. */
 export async function output(
   command: readonly string[],
   options: { timeoutMs?: number; input?: string } = {},
@@ -47,7 +46,6 @@ export function executeSync(command: readonly string[]): string {
   return spawnSync(file, args, { encoding: 'utf8', timeout: 10_000 * PATIENCE }).stdout ?? ''
 }
 
-/** Resolves when the process has ended. */
 export function ended(child: ChildProcess): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return Promise.resolve()
   return new Promise((resolve) => child.once('exit', () => resolve()))

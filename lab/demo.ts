@@ -52,10 +52,8 @@ const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encry
   --engine       the engine that moves packets. Default: native
 `
 const NETWORK = '10.5.0.0/16'
-/** The second network, which is dual-stack and carried by the kernel. */
 const BOTH = { Network: '10.6.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:6::/48' }
 const TCP_SECONDS = 1
-/** How long the demo tries to reach a pair of containers. */
 const REACH_MS = 10_000
 /** The time limit until containers reach each other after a repair. weftd retries a lost store after half a minute at most. */
 const GREEN_MS = 60_000
@@ -74,7 +72,6 @@ const green = paint(32)
 const red = paint(31)
 const print = (text = ''): void => void process.stdout.write(`${text}\n`)
 
-/** Shows the title of a step while it runs, and then its duration. */
 async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
   const started = performance.now()
   if (tty) process.stdout.write(`  ${dim('…')} ${title}`)
@@ -99,7 +96,6 @@ interface Wanted {
   readonly underlay: Family | undefined
 }
 
-/** A host in a dual-stack network. */
 interface DualMember extends Member {
   readonly subnet: Subnet
 }
@@ -150,11 +146,9 @@ async function pingAll(members: readonly Member[], addressOf: (to: Member) => st
   )
 }
 
-/** Pings all pairs over each family. */
 const pingBy = (members: readonly Member[], ways: readonly ((to: Member) => string)[]): Promise<readonly Pings[]> =>
   Promise.all(ways.map((way) => pingAll(members, way)))
 
-/** Returns the round-trip times between two containers as text, one for each family. */
 function timesText(pings: readonly Pings[], from: number, to: number): string {
   if (from === to) return '-'
   const times = pings.map((by) => by[from]?.[to])
@@ -172,7 +166,6 @@ const isComplete = (pings: Pings): boolean =>
   pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
 const milliseconds = (time: number | undefined): string => (time === undefined ? 'no answer' : `${time.toFixed(2)} ms`)
 
-/** Starts a second daemon and a container on each host, for a dual-stack network. */
 async function startBoth(lab: Lab, type: string): Promise<DualMember[]> {
   const leases = join(lab.folder, 'leases-of-both')
   mkdirSync(leases)
@@ -224,7 +217,6 @@ async function printPages(
   for (const member of members) print(`    ${member.host.name}   ${await showPage(member)}`)
 }
 
-/** Sends bursts to the second container and pings to the others, until the demo ends. */
 function makeTraffic([first, second, ...others]: readonly Member[]): void {
   if (!first || !second) return
   const inside = ({ host, pod }: Member, script: string): void =>
@@ -300,7 +292,6 @@ async function demoBroken(
   }
 }
 
-/** Returns names as two lines of the help. */
 function inLines(names: readonly string[]): string {
   const lines = [names.slice(0, 8), names.slice(8)].map((some) => some.join(', '))
   return lines.join(',\n                 ')

@@ -39,11 +39,9 @@ function packetsOf(pcap: Buffer): Buffer[] {
 }
 
 interface Tap {
-  /** Waits for `count` packets, and ends the capture. */
   take(count: number): Promise<readonly Buffer[]>
 }
 
-/** Starts a capture at eth0 of a host or a container; resolves when it runs. */
 async function tap(at: Place, filter: string): Promise<Tap> {
   const child = at.spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', filter])
   const { stdout, stderr } = child

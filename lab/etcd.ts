@@ -20,7 +20,6 @@ const ETCDCTL = [
   '--command-timeout',
   `${EVENT_MS}ms`,
 ]
-/** The pause before a failed call is retried. */
 const RETRY_MS = 100
 
 export interface Etcd {
@@ -28,15 +27,12 @@ export interface Etcd {
   readonly process: ChildProcess
   /** With `tls`: the PEM file of the server's certificate, which is also the authority. */
   readonly certificate: string
-  /** Runs etcdctl against it and returns its stdout. */
   ctl(...args: string[]): Promise<string>
   /** Ends the server with a signal, by default SIGKILL. Its data stay for `start`. */
   kill(signal?: NodeJS.Signals): Promise<void>
-  /** Starts it again on the same data and ports. */
   start(): Promise<void>
   /** Ends the server and starts it with the data of this snapshot (`etcdctl snapshot save`). */
   restore(snapshot: string): Promise<void>
-  /** Ends it and removes its data. */
   close(): Promise<void>
 }
 
@@ -82,10 +78,8 @@ async function launch(args: readonly string[], enter: readonly string[] = []): P
 }
 
 interface Site {
-  /** The address and port for clients, and for other members. */
   readonly client: string
   readonly peer: string
-  /** The command prefix that runs a command there. */
   readonly enter: readonly string[]
 }
 
@@ -99,7 +93,6 @@ export interface EtcdPlace {
   readonly address?: string
   /** Clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must present it too. */
   readonly tls?: boolean | Certificate
-  /** More of etcd's flags. */
   readonly flags?: readonly string[]
 }
 
@@ -109,7 +102,6 @@ export interface Certificate {
   readonly key: string
 }
 
-/** Starts an etcd on loopback, or in a namespace at an address. */
 export async function startEtcd({ namespace, address, tls = false, flags = [] }: EtcdPlace = {}): Promise<Etcd> {
   const data = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
   const { client, peer, enter } = await siteOf(namespace, address)
@@ -204,16 +196,13 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
   return etcd
 }
 
-/** One member of a cluster. */
 export interface EtcdMember {
   readonly endpoint: string
   readonly process: ChildProcess
-  /** Ends it with SIGKILL; its data stay for `start`. */
   kill(): Promise<void>
   start(): Promise<void>
   /** Stops the process with its connections open (SIGSTOP). Resolves when it has stopped. */
   freeze(): Promise<void>
-  /** Continues the stopped process. */
   thaw(): void
   /** Removes the member from the cluster and adds a new member without data in its place. */
   replace(): Promise<void>
@@ -241,7 +230,6 @@ async function untilDone<T>(what: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Starts a cluster of three members, on loopback or each in its own namespace. */
 export async function startEtcdCluster(
   places?: readonly { readonly namespace: string; readonly address: string }[],
 ): Promise<EtcdCluster> {
@@ -259,7 +247,6 @@ export async function startEtcdCluster(
       ...args,
     ])
 
-  /** Resolves when these members agree on a leader. */
   const becomeHealthy = (through: readonly EtcdMember[]): Promise<unknown> =>
     untilDone(() => ctl(['endpoint', 'health'], through))
 

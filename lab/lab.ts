@@ -94,11 +94,9 @@ let labCount = 0
 export interface Daemon {
   readonly process: ChildProcess
   readonly logFile: string
-  /** All lines that the daemon has logged. */
   readonly lines: readonly string[]
   /** Resolves with the first past or future line that matches. Rejects when the daemon ends or the time is up. */
   line(pattern: RegExp, timeoutMs?: number): Promise<string>
-  /** Sends the signal and waits for the end; returns the exit code. */
   stop(signal?: NodeJS.Signals): Promise<number | null>
 }
 
@@ -107,33 +105,26 @@ export interface DaemonArgs {
   readonly network?: string
   /** weftd's flags, without --subnet-file and the flags of the interface. */
   readonly args: readonly string[]
-  /** The flags of the interface. Default: `--iface eth0`. */
   readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>
   /** A FIFO that delays the start until a writer opens it, so that several daemons start together. The daemon first prints `waiting`. */
   readonly gate?: string
   /** The command prefix of weftd, such as setpriv with its arguments. */
   readonly before?: readonly string[]
-  /** The folder of another checkout of weft, whose weftd is started. */
   readonly checkout?: string
 }
 
-/** A network namespace and the ways to run programs in it. */
 export interface Place {
   readonly namespace: string
-  /** Runs a program in the namespace. */
   run(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<Finished>
-  /** Runs a program that must succeed; returns its stdout. */
   output(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<string>
   /** Starts a program in the namespace. It ends with the lab. */
   spawn(command: readonly string[], options?: { stdin?: boolean }): ChildProcess
 }
 
-/** A container. Its addresses are in its host's subnet. */
 export interface Pod extends Place {
   /** The IPv4 address; empty if the host's subnet has no IPv4. */
   readonly address: string
-  /** The IPv6 address, if the host's subnet has IPv6. */
   readonly ipv6?: string
 }
 
@@ -154,7 +145,6 @@ export function networkOf(gateway: string): string {
   return formatNet(netAround(parseAddress(address) ?? 0, Number(length)))
 }
 
-/** Returns the subnet in the values of a subnet.env. */
 export const subnetOfEnv = ({
   FLANNEL_SUBNET = '',
   FLANNEL_IPV6_SUBNET,
@@ -167,12 +157,9 @@ export const subnetOfEnv = ({
 
 export interface Host extends Place {
   readonly name: string
-  /** The IPv4 address on the underlay. */
   readonly address: string
-  /** The IPv6 address on the underlay, if the lab has IPv6. */
   readonly ipv6: string
   readonly subnetFile: string
-  /** The Unix socket of the daemon's status. */
   readonly statusSocket: string
   startDaemon(options: DaemonArgs): Daemon
   /** Returns the values of subnet.env, or of the file of an additional network. */
@@ -202,7 +189,6 @@ export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Prom
 
 export interface LabOptions {
   readonly hosts: number
-  /** The MTU of the underlay, in bytes. */
   readonly mtu?: number
   /** `veth` connects two hosts directly, without the switch, for measurements. */
   readonly underlay?: 'bridge' | 'veth'
@@ -301,7 +287,6 @@ export async function createLab({
     spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
   })
 
-  /** Returns the `ip` command that makes eth0 of a host and its other end `peer`. */
   const plug = (namespace: string, peer: string): string =>
     `link add ${peer} mtu ${mtu} type veth peer name eth0 mtu ${mtu} netns ${namespace}`
 
@@ -331,7 +316,6 @@ export async function createLab({
     const script = 'for each; do echo 1 > "/proc/sys/net/$each" || exit; done'
     await output(inside(namespace, ['sh', '-c', script, 'sh', ...forwarding]))
     let pods = 0
-    /** The number of containers on each bridge. */
     const bridged = new Map<string, number>()
     const subnetEnv = (network?: string): Readonly<Record<string, string>> =>
       Object.fromEntries(

@@ -44,7 +44,6 @@ export interface IperfServer {
   stop(): Promise<void>
 }
 
-/** Starts an iperf3 server with `spawn`. It serves one run at a time. */
 export async function iperfServer(
   spawn: (command: readonly string[]) => ChildProcess,
   port = 5201,
@@ -79,7 +78,6 @@ export async function iperfServer(
 
 export interface IperfResult {
   readonly bitsPerSecond: number
-  /** Arrived UDP datagrams a second. */
   readonly packetsPerSecond: number
   /** The share of lost UDP datagrams, 0 to 1. */
   readonly loss: number

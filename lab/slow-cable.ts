@@ -6,7 +6,6 @@ import { createInterface } from 'node:readline'
 import { ended } from './command.ts'
 import type { Lab } from './lab.ts'
 
-/** Reads frames from each TAP and writes them to the other TAP after `argv[1]` ms. */
 const PROGRAM = `
 import collections, fcntl, os, select, struct, sys, time
 def tap(name):
