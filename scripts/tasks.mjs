@@ -43,6 +43,7 @@ export const TASKS = {
       ['tsc', '-p', 'test/page'],
       ['oxlint', '--type-aware', '--deny-warnings'],
       ['oxfmt', '--check'],
+      script('scripts/alert-rules.mjs', '--check'),
     ],
   },
   'lint:native': {
@@ -57,7 +58,11 @@ export const TASKS = {
     setup: ['lint'],
     commands: [script('scripts/lint-words.mjs')],
   },
-  format: { ...NO_WORDS, setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
+  format: {
+    ...NO_WORDS,
+    setup: ['lint'],
+    commands: [script('scripts/alert-rules.mjs'), ['oxfmt'], script('scripts/lint-native.mjs', '--fix')],
+  },
   // `test` runs the tests that test/selection.json chooses, `test:whole` all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
