@@ -366,7 +366,7 @@ describe('deploy/charts/weft', () => {
     expect(specOf({ weft }, 'PrometheusRule')).toEqual(theirs('prometheusrule.yml'))
     const runbooks = 'https://wiki.example/weft/'
     const led = specOf({ weft: { ...weft, monitoring: { ...monitoring, runbooks } } }, 'PrometheusRule')
-    expect(JSON.stringify(led)).toContain('"https://wiki.example/weft/docs/doctor.md#daemon-silent"')
+    expect(JSON.stringify(led)).toContain('"https://wiki.example/weft/docs/findings-host.md#daemon-silent"')
     expect(JSON.stringify(led)).not.toContain('"docs/')
   })
 
