@@ -6,11 +6,11 @@ import { get as httpsGet } from 'node:https'
 import { parseEnv } from 'node:util'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { knock, type Knocked } from '../../host/knock.ts'
 import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
 import { lookUpRoutes, policyRules } from '../../host/route-lookup.ts'
 import { getSysctl } from '../../host/sysctl.ts'
+import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
@@ -78,7 +78,7 @@ export interface Facts {
 /** The results of probing a host outside the data path. */
 export interface Reach {
   /** The reaction to a datagram to the backend's port; undefined if there was none, or the backend has no port. */
-  readonly port: Knocked | undefined
+  readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined
   /** True if the host answers a ping; undefined if no ping could be sent. */
   readonly isPinged: boolean | undefined
@@ -280,7 +280,7 @@ async function probePeers(
 }
 
 /** How long to wait for an ICMP error. It comes within milliseconds, or never. */
-const KNOCK_MS = 1_000
+const ICMP_WAIT_MS = 1_000
 
 /** Probes the hosts of silent peers outside the data path, at the addresses to which packets for these peers go. */
 async function reachesOf(
@@ -302,7 +302,7 @@ async function reachesOf(
       const text = /:(\d+)$/.exec(sidesOf(peer)[family]?.endpoint ?? '')?.[1]
       const portNumber = text === undefined ? undefined : Number(text)
       const [port, isPinged] = await Promise.all([
-        portNumber === undefined ? undefined : knock(host, portNumber, KNOCK_MS),
+        portNumber === undefined ? undefined : probeUdpPort(host, portNumber, ICMP_WAIT_MS),
         ping(peer, family).catch((error: unknown) => {
           if (isWeftError(error)) return undefined
           throw error
