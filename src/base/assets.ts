@@ -22,7 +22,6 @@ function packageRoot(): string {
   return folder
 }
 
-/** Reads package.json; undefined if there is none. */
 function manifest(): { readonly name: string; readonly version: string } | undefined {
   try {
     return JSON.parse(readFileSync(join(packageRoot(), 'package.json'), 'utf8')) as { name: string; version: string }
@@ -32,7 +31,6 @@ function manifest(): { readonly name: string; readonly version: string } | undef
   }
 }
 
-/** The package's version. */
 export const version = (): string => manifest()?.version ?? 'unknown'
 
 /** Loads the prebuilt addon of the package, or else the one that was built here. Throws the Error of the failure. */

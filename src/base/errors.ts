@@ -36,7 +36,6 @@ export class WeftError extends Error {
   }
 }
 
-/** True if `error` is a WeftError, and has the given code if one is given. */
 export function isWeftError(error: unknown, code?: ErrorCode): error is WeftError {
   return error instanceof WeftError && (code === undefined || error.code === code)
 }
@@ -58,7 +57,6 @@ export function describeError(error: unknown): string {
   return String(error)
 }
 
-/** Returns the message of any thrown value. */
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error)
 }

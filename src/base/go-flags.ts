@@ -30,11 +30,8 @@ type Widen<Value> = Value extends boolean
 
 export interface ParsedFlags<Table extends FlagTable> {
   readonly options: Options<Table>
-  /** The names of the flags on the command line. */
   readonly given: ReadonlySet<string>
-  /** The arguments that follow the flags. */
   readonly rest: readonly string[]
-  /** The last flag on the command line. */
   readonly last: (keyof Table & string) | undefined
 }
 
@@ -134,7 +131,6 @@ export function parseFlags<Table extends FlagTable>(table: Table, args: readonly
   return { options: options as Options<Table>, given, rest: args.slice(index), last }
 }
 
-/** Returns the environment variable of a flag (coreos/pkg flagutil). */
 export const variableOf = (prefix: string, name: string): string =>
   `${prefix}_${name.toUpperCase().replaceAll('-', '_')}`
 

@@ -2,7 +2,6 @@
 
 import { createHmac, randomBytes } from 'node:crypto'
 
-/** The text that is printed in place of a secret. */
 export const HIDDEN = '<hidden>'
 /** A random key of this process, so that secrets cannot be guessed from their hashes. */
 const salt = randomBytes(32)

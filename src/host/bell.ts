@@ -46,7 +46,6 @@ export function createBell(): Bell {
   }
 }
 
-/** Waits `ms` milliseconds; rejects with the signal's reason. */
 export async function pause(signal: AbortSignal, ms: number): Promise<void> {
   await createBell().wait(signal, ms)
 }

@@ -33,7 +33,6 @@ export function withSystemFolders(path: string | undefined): string {
   const folders = path === undefined || path === '' ? ['/usr/local/bin', '/usr/bin', '/bin'] : path.split(':')
   return [...folders, ...SYSTEM_FOLDERS.filter((folder) => !folders.includes(folder))].join(':')
 }
-/** The environment of programs that weftd and weft run. */
 export const childEnvironment = (more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEnv => ({
   ...process.env,
   PATH: withSystemFolders(process.env['PATH']),
@@ -45,7 +44,6 @@ export type Run = (file: string, args: readonly string[], options?: RunOptions) 
 
 export interface RunOptions {
   readonly input?: string
-  /** Variables in addition to those of this process. */
   readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
   /** True for a command that waits for another program, and so has no time limit. */

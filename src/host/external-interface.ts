@@ -71,7 +71,6 @@ export interface Earlier {
   readonly isOwn: (link: Link) => boolean
 }
 
-/** The value for a node that knows of no earlier run. */
 const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 /** Remembers the addresses with which the node started, and since when an address in use has been missing. */
@@ -120,7 +119,6 @@ export interface InterfaceWishes {
 /** Reads a setting of the kernel, as `getSysctl` of sysctl.ts does. */
 export type ReadSysctl = (name: string) => Promise<string | undefined>
 
-/** The facts for the choice. */
 interface Host {
   readonly run: Run
   readonly links: readonly Link[]
@@ -142,7 +140,6 @@ interface Found {
   readonly pattern?: string
 }
 
-/** An interface that has an address of every family of the network. */
 interface Choice {
   readonly link: Link
   readonly address: Addresses
@@ -394,7 +391,6 @@ async function complete(host: Host, { link, given = {}, isNamed = false, pattern
   return { link, address, named: { ipv4: isNamedOf('ipv4'), ipv6: isNamedOf('ipv6') }, pattern }
 }
 
-/** Makes the error for an interface without an address of a family. */
 async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message: string): Promise<WeftError> {
   const setting = family === 'ipv6' ? await ipv6OffBy(link) : undefined
   if (setting === undefined) return new WeftError('INTERFACE', message)
@@ -428,7 +424,6 @@ export async function chooseForSome(
   throw failure
 }
 
-/** Adds the interface's addresses, if any, of the families that did not determine the choice. */
 function withOthers(
   found: ExternalInterface,
   families: readonly Family[],
@@ -707,7 +702,6 @@ function linkOf(links: readonly Link[], name: string): Link {
   throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }
 
-/** Converts the interface to an object for a JSON file, with its addresses as text. */
 export function externalText({ hold, ...external }: ExternalInterface): object {
   const text = (addresses: Addresses): object =>
     Object.fromEntries(listed(addresses).map((address) => [familyOf(address), formatAddress(address)]))

@@ -38,7 +38,6 @@ export interface Link {
   readonly up: boolean
   readonly loopback: boolean
   readonly queueLength: number
-  /** The addresses in the kernel's order. */
   readonly addresses: { readonly ipv4: readonly LinkAddress<Ipv4>[]; readonly ipv6: readonly LinkAddress<Ipv6>[] }
 }
 
@@ -47,7 +46,6 @@ export interface Route {
   readonly device: string
   /** The destination, such as `10.5.0.0/16` or `default`. */
   readonly destination: string
-  /** The type, such as `unicast`, `blackhole` or `unreachable`. */
   readonly type: string
   /** The origin of the route, such as `kernel`, `static`, or `ra` for a router advertisement. */
   readonly protocol?: string | undefined
@@ -84,7 +82,6 @@ interface JsonRoute {
   protocol?: string
   nexthops?: { dev?: string }[]
   gateway?: string
-  /** A gateway of the other family. */
   via?: { host?: string }
   metric?: number
   prefsrc?: string
@@ -129,7 +126,6 @@ export function parseList<T>(text: string, command: string): T[] {
   })
 }
 
-/** Returns the beginning of a program's output. */
 const excerpt = (text: string): string => JSON.stringify(text.slice(0, 60))
 
 function toLink(json: JsonLink): Link {
@@ -160,12 +156,10 @@ function toLink(json: JsonLink): Link {
   }
 }
 
-/** Lists all interfaces, in the kernel's order. */
 export async function listLinks(run: Run): Promise<Link[]> {
   return (await ipJson<JsonLink>(run, ['address', 'show'])).filter((json) => json.ifname).map(toLink)
 }
 
-/** Finds an interface by its name; undefined if there is none. */
 export async function findLink(run: Run, name: string): Promise<Link | undefined> {
   try {
     const [json] = await ipJson<JsonLink>(run, ['address', 'show', 'dev', name])
@@ -212,7 +206,6 @@ export async function addDevice(
 /** The metric of a route that was made without one (net/ipv6/route.c, IP6_RT_PRIO_USER). */
 export const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
-/** Returns the flag of `ip` for a family. */
 export const ipFlag = (of: Address | Net | Family): '-4' | '-6' =>
   (of === 'ipv4' || of === 'ipv6' ? of : familyOf(of)) === 'ipv4' ? '-4' : '-6'
 

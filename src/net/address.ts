@@ -29,7 +29,6 @@ export type Net = Ipv4Net | Ipv6Net
 
 export const FAMILIES = ['ipv4', 'ipv6'] as const
 export type Family = (typeof FAMILIES)[number]
-/** The names of the families for display. */
 export const FAMILY_NAMES: Readonly<Record<Family, string>> = { ipv4: 'IPv4', ipv6: 'IPv6' }
 
 /** A value for each family; undefined or left out if there is none. */
@@ -40,10 +39,8 @@ export interface ByFamily<Of4, Of6 = Of4> {
 export type Addresses = ByFamily<Ipv4, Ipv6>
 export type Nets = ByFamily<Ipv4Net, Ipv6Net>
 
-/** Lists the families that have a value. */
 export const familiesOf = (of: ByFamily<unknown>): Family[] => FAMILIES.filter((family) => of[family] !== undefined)
 
-/** Selects the values of these families. */
 export const onlyOf = <Of4, Of6>(
   families: readonly Family[],
   { ipv4, ipv6 }: ByFamily<Of4, Of6>,
@@ -58,7 +55,6 @@ export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6
 export const familyOf = (value: Address | Net): Family =>
   typeof value === 'number' || (typeof value === 'object' && isIpv4Net(value)) ? 'ipv4' : 'ipv6'
 
-/** The length of an address in bits. */
 export const ADDRESS_BITS: Readonly<Record<Family, number>> = { ipv4: 32, ipv6: 128 }
 
 /** Lists the existing values, IPv4 first. */
@@ -87,7 +83,6 @@ export const netAround = (address: Address, prefixLength: number): Net =>
 export const parseNet = (text: string): Net | undefined => parseIpv4Net(text) ?? parseIpv6Net(text)
 export const formatNet = (net: Net): string => (isIpv4Net(net) ? formatIpv4Net(net) : formatIpv6Net(net))
 
-/** Returns the number of addresses in a network of this prefix length and the family of `net`. */
 export const netSize = (net: Net, prefixLength = net.prefixLength): bigint =>
   1n << BigInt(ADDRESS_BITS[familyOf(net)] - prefixLength)
 
@@ -135,7 +130,6 @@ export function compareAddresses(a: Address, b: Address): number {
 
 /** Formats the primary address as Go does; 0.0.0.0 if there is none. */
 export const addressText = (addresses: Addresses): string => formatAddress(primary(addresses) ?? 0)
-/** Formats all networks. */
 export const netsText = (nets: Nets): string => listed(nets).map(formatNet).join(' and ')
 /** Formats the primary network as Go does; 0.0.0.0/0 if there is none. */
 export const netText = (nets: Nets): string => formatNet(primary(nets) ?? { address: 0, prefixLength: 0 })

@@ -30,7 +30,6 @@ export function ipv4Mask(prefixLength: number): number {
   return prefixLength === 0 ? 0 : (0xffffffff << (32 - prefixLength)) >>> 0
 }
 
-/** Makes a network, and clears its host bits. */
 export function ipv4Net(address: Ipv4, prefixLength: number): Ipv4Net {
   return { address: (address & ipv4Mask(prefixLength)) >>> 0, prefixLength }
 }

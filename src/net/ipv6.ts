@@ -60,7 +60,6 @@ function ipv6Mask(prefixLength: number): bigint {
   return ((1n << BigInt(prefixLength)) - 1n) << BigInt(128 - prefixLength)
 }
 
-/** Makes a network, and clears its host bits. */
 export function ipv6Net(address: Ipv6, prefixLength: number): Ipv6Net {
   return { address: address & ipv6Mask(prefixLength), prefixLength }
 }

@@ -25,7 +25,6 @@ their routes, routes to other nodes by their hosts, subnet.env and the files bes
   --dry-run               only print
 `
 
-/** The outputs: `say` for things that were removed, `warn` for things that stay. */
 export interface Output {
   readonly say: (line: string) => void
   readonly warn: (line: string) => void

@@ -36,7 +36,6 @@ export interface Facts {
   readonly tunProblem: string | undefined
   /** True if this process is root without CAP_NET_ADMIN. Then a weftd in the same container lacks it too. */
   readonly lacksNetAdmin: boolean
-  /** True if the kernel forwards IPv4. */
   readonly isForwarding: boolean
   /** True if the kernel forwards IPv6; undefined if the network or the kernel has no IPv6. */
   readonly isForwardingIpv6: boolean | undefined
@@ -67,7 +66,6 @@ export interface Facts {
   readonly whyStoreUnknown?: string | undefined
   /** The state of weftd in systemd, in words. Only looked up if weftd did not answer; empty if systemd has no such unit. */
   readonly unit?: string | undefined
-  /** The kernel's neighbour tables; undefined if they were not read. */
   readonly neighbours?: readonly NeighbourTable[] | undefined
   /** The kernel's routes for packets to peers and from them; undefined if they were not looked up. */
   readonly kernelRoutes?: KernelRoutes | undefined
@@ -75,7 +73,6 @@ export interface Facts {
   readonly bridgeFilter?: string | undefined
 }
 
-/** The results of probing a host outside the data path. */
 export interface Reach {
   /** The reaction to a datagram to the backend's port; undefined if there was none, or the backend has no port. */
   readonly port: UdpProbeResult | undefined
@@ -86,9 +83,7 @@ export interface Reach {
   readonly isOffLink: boolean
 }
 
-/** The state of the store as weft doctor found it. */
 export interface StoreSeen {
-  /** The reason why the store does not answer. */
   readonly problem?: string
   /** The network configuration in the store, in the form of the status; undefined if it cannot be read. */
   readonly config?: Status['config'] | undefined
@@ -202,7 +197,6 @@ export async function gatherFacts({
   }
 }
 
-/** Looks up the kernel's routes for packets to peers and from them. */
 async function kernelRoutesOf(
   status: Status | undefined,
   links: readonly Link[],
