@@ -26,7 +26,6 @@ item. Refuses to run while a daemon runs.
   --dry-run               only print what would be removed
 `
 
-/** The outputs: `say` for things that were removed, `warn` for things that stay. */
 export interface Output {
   readonly say: (line: string) => void
   readonly warn: (line: string) => void

@@ -16,7 +16,6 @@ interface JsonRoute {
   protocol?: string
 }
 
-/** Finds the devices, with the routes that are removed with them. */
 export async function findDeviceRemains(run: Run): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const { name, kind } of await findDevices(run)) {
@@ -101,7 +100,6 @@ export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string
   }))
 }
 
-/** Lists the routes of both families. */
 async function routes46(run: Run, selector: readonly string[]): Promise<JsonRoute[]> {
   const of = (family: string) =>
     ipJson<JsonRoute>(run, [family, 'route', 'show', ...selector]).catch((error: unknown) => {

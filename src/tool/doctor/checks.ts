@@ -23,7 +23,6 @@ interface Check {
   readonly look: (facts: Facts) => readonly Finding[] | undefined
 }
 
-/** All checks, in the order of the output. */
 export const CHECKS: readonly Check[] = [
   { name: 'daemon', look: checkDaemon },
   { name: 'tun', look: checkTun },
@@ -93,7 +92,6 @@ function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | und
   return [...lacking, { name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }
 
-/** Checks for faults of a whole family, which affect all peers. */
 function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined {
   const { config, dataPath } = status ?? {}
   if (!config) return undefined
@@ -281,7 +279,6 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
 
 export interface Diagnosis {
   readonly check: string
-  /** Undefined if the facts did not suffice. */
   readonly findings: readonly Finding[] | undefined
   /** The reason why the facts did not suffice. */
   readonly why?: string

@@ -56,7 +56,6 @@ export interface Question {
   readonly route: Route | undefined
   /** The policy rule that led to the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
-  /** The reason why the kernel refuses the packet. */
   readonly refused?: string | undefined
 }
 
@@ -154,7 +153,6 @@ const nodeText = (side: SeenSide): string => {
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
   (dataPath?.families?.includes(family) ?? family === 'ipv4') && dataPath?.engine !== 'kernel'
 
-/** Returns the addresses from which a peer sends its datagrams with packets of one family. */
 function sendersText(side: SeenSide, status: Status): string {
   const addresses = outersIn(status, side.family).flatMap((outer) => placeIn(side.peer, outer).publicIp ?? [])
   return addresses.map(formatAddress).join(' or ') || hostText(side)
@@ -362,7 +360,6 @@ function away(question: Question, from: Side): Step[] {
   ]
 }
 
-/** Finds the peer that has this public address. */
 const peerAt = (address: Address, { peers }: Status): SeenSide | undefined =>
   (peers?.list ?? []).map((peer) => sideIn(peer, familyOf(address))).find(({ publicIp }) => publicIp === address)
 

@@ -6,11 +6,11 @@ import { get as httpsGet } from 'node:https'
 import { parseEnv } from 'node:util'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { knock, type Knocked } from '../../host/knock.ts'
 import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
 import { lookUpRoutes, policyRules } from '../../host/route-lookup.ts'
 import { getSysctl } from '../../host/sysctl.ts'
+import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
@@ -36,7 +36,6 @@ export interface Facts {
   readonly tunProblem: string | undefined
   /** True if this process is root without CAP_NET_ADMIN. Then a weftd in the same container lacks it too. */
   readonly lacksNetAdmin: boolean
-  /** True if the kernel forwards IPv4. */
   readonly isForwarding: boolean
   /** True if the kernel forwards IPv6; undefined if the network or the kernel has no IPv6. */
   readonly isForwardingIpv6: boolean | undefined
@@ -67,7 +66,6 @@ export interface Facts {
   readonly whyStoreUnknown?: string | undefined
   /** The state of weftd in systemd, in words. Only looked up if weftd did not answer; empty if systemd has no such unit. */
   readonly unit?: string | undefined
-  /** The kernel's neighbour tables; undefined if they were not read. */
   readonly neighbours?: readonly NeighbourTable[] | undefined
   /** The kernel's routes for packets to peers and from them; undefined if they were not looked up. */
   readonly kernelRoutes?: KernelRoutes | undefined
@@ -75,10 +73,9 @@ export interface Facts {
   readonly bridgeFilter?: string | undefined
 }
 
-/** The results of probing a host outside the data path. */
 export interface Reach {
   /** The reaction to a datagram to the backend's port; undefined if there was none, or the backend has no port. */
-  readonly port: Knocked | undefined
+  readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined
   /** True if the host answers a ping; undefined if no ping could be sent. */
   readonly isPinged: boolean | undefined
@@ -86,9 +83,7 @@ export interface Reach {
   readonly isOffLink: boolean
 }
 
-/** The state of the store as weft doctor found it. */
 export interface StoreSeen {
-  /** The reason why the store does not answer. */
   readonly problem?: string
   /** The network configuration in the store, in the form of the status; undefined if it cannot be read. */
   readonly config?: Status['config'] | undefined
@@ -202,7 +197,6 @@ export async function gatherFacts({
   }
 }
 
-/** Looks up the kernel's routes for packets to peers and from them. */
 async function kernelRoutesOf(
   status: Status | undefined,
   links: readonly Link[],
@@ -280,7 +274,7 @@ async function probePeers(
 }
 
 /** How long to wait for an ICMP error. It comes within milliseconds, or never. */
-const KNOCK_MS = 1_000
+const ICMP_WAIT_MS = 1_000
 
 /** Probes the hosts of silent peers outside the data path, at the addresses to which packets for these peers go. */
 async function reachesOf(
@@ -302,7 +296,7 @@ async function reachesOf(
       const text = /:(\d+)$/.exec(sidesOf(peer)[family]?.endpoint ?? '')?.[1]
       const portNumber = text === undefined ? undefined : Number(text)
       const [port, isPinged] = await Promise.all([
-        portNumber === undefined ? undefined : knock(host, portNumber, KNOCK_MS),
+        portNumber === undefined ? undefined : probeUdpPort(host, portNumber, ICMP_WAIT_MS),
         ping(peer, family).catch((error: unknown) => {
           if (isWeftError(error)) return undefined
           throw error

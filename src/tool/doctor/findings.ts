@@ -11,7 +11,6 @@ interface Possible {
   readonly fix: string
 }
 
-/** All findings, by the name that programs match. */
 export const FINDINGS = {
   'daemon-silent': {
     check: 'daemon',
@@ -410,10 +409,8 @@ export interface Finding {
   readonly fix?: string | undefined
 }
 
-/** Returns the remedy for a finding. */
 export const fixOf = ({ name, fix }: Finding): string => fix ?? FINDINGS[name].fix
 
-/** Makes one finding per item of a list. */
 export const each = <T>(name: FindingName, all: readonly T[], detailOf: (one: T) => string): Finding[] =>
   all.map((one) => ({ name, detail: detailOf(one) }))
 
@@ -425,7 +422,6 @@ export function grouped(findings: readonly Finding[]): readonly {
   readonly name: FindingName
   readonly details: readonly string[]
   readonly more: number
-  /** The remedies, without repetitions. */
   readonly fixes: readonly string[]
 }[] {
   return [...new Set(findings.map(({ name }) => name))].map((name) => {

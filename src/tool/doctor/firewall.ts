@@ -36,7 +36,6 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
 const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | undefined =>
   family === 'ipv4' ? iptables : ip6tables
 
-/** Returns an address that a container may have. */
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
 /** True if the firewall of this host certainly drops packets to the port of other nodes. */
@@ -53,7 +52,6 @@ interface Dropped extends Finding {
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
   readonly side: OwnSide
-  /** True if weft's rules for FORWARD exist. */
   readonly isFlannels: boolean
 }
 
@@ -180,7 +178,6 @@ function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, {
   return words.some((word) => Boolean(word) && text.includes(word ?? ''))
 }
 
-/** Merges equal findings, with one remedy for all packets that a rule drops. */
 function merged(dropped: readonly Dropped[]): Finding[] {
   const keys = [...new Set(dropped.map(({ name, detail }) => `${name} ${detail}`))]
   return keys.flatMap((key) => {
@@ -252,7 +249,6 @@ export function portPacket(
   return { ...way, protocol, ...(port === undefined ? {} : { port }) }
 }
 
-/** Returns the packet in the other direction, which this host sends. */
 export function sentBack({ source, destination, from, ...packet }: FilteredPacket): FilteredPacket {
   return {
     ...packet,

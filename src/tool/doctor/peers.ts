@@ -48,14 +48,12 @@ export function checkLeases({ status }: Facts): Finding[] | undefined {
 
 type Place = Parameters<typeof placeIn>[0]
 
-/** Returns the public IP that two nodes have in common; undefined if there is none. */
 const sameAddress = (a: Place, b: Place): Address | undefined =>
   FAMILIES.flatMap((family) => {
     const address = placeIn(a, family).publicIp
     return address !== undefined && address === placeIn(b, family).publicIp ? [address] : []
   })[0]
 
-/** Finds the pairs of nodes whose subnets overlap. */
 function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
   const sorted = nodes
     .flatMap((node) => {

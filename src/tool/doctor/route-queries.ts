@@ -11,12 +11,10 @@ const QUERIED_PEERS = 16
 /** The maximum number of packet marks with which routes are looked up. */
 const QUERIED_MARKS = 4
 
-/** A packet whose route is looked up. */
 export interface PeerQuery {
   readonly family: Family
   /** `out`: from a container of this node to one of a peer; `host`: from this host; `in`: from a container of a peer. */
   readonly direction: 'out' | 'host' | 'in'
-  /** The peer's lease. */
   readonly lease: string
   readonly query: RouteQuery
 }
@@ -25,7 +23,6 @@ export interface AnsweredQuery extends PeerQuery {
   readonly answer: RouteAnswer
 }
 
-/** The kernel's answers, and its policy rules by family. */
 export interface KernelRoutes {
   readonly answers: readonly AnsweredQuery[]
   readonly rules: Readonly<Partial<Record<Family, readonly PolicyRule[]>>>

@@ -38,7 +38,6 @@ export interface OwnSide {
   readonly subnet: Net
 }
 
-/** The ranges of the network. */
 export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config']>): Nets => ({
   ipv4: parseIpv4Net(network),
   ipv6: parseIpv6Net(ipv6Network ?? ''),
@@ -88,7 +87,6 @@ export function isOwnDevice(
   })
 }
 
-/** One family of a peer. */
 export interface SeenSide extends PeerSide {
   readonly family: Family
   readonly peer: PeerStatus

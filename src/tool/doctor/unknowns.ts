@@ -5,7 +5,6 @@ import { ownSides } from './sides.ts'
 
 type Reason = (facts: Facts) => string | undefined
 
-/** The reason if the daemon reports no status, or has no node yet. */
 const withoutNode: Reason = ({ status, silence, isForbidden }) => {
   if (isForbidden) return 'this user may not query weftd: run weft doctor as root'
   if (!status) return `weftd does not answer${silence ? ` (${silence})` : ''}, and no earlier weftd left a status`
@@ -53,7 +52,6 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   drops: [withoutDaemon, withoutNode, () => 'weftd has counted for too short a time'],
 }
 
-/** Returns the reason why a check was not possible. */
 export function whyUnknown(check: string, facts: Facts): string {
   for (const reason of REASONS[check] ?? [withoutNode]) {
     const why = reason(facts)

@@ -24,12 +24,10 @@ export interface InUse {
 
 export type Counts = Readonly<Record<string, number>>
 
-/** The first line of a connection. */
 export type Greeting =
   | { readonly wants: 'run'; readonly inside: string }
   | { readonly wants: 'stream' | 'echo'; readonly run: string }
 
-/** The requests on the leading connection. */
 export type Request =
   | { readonly ask: 'tcp'; readonly streams: number; readonly seconds: number }
   /**
@@ -37,7 +35,6 @@ export type Request =
    * counted in a later sample.
    */
   | { readonly ask: 'udp'; readonly first: number; readonly datagrams: number }
-  /** Reports how many datagrams were sent. */
   | { readonly ask: 'sent'; readonly datagrams: number }
   | { readonly ask: 'end' }
 
@@ -59,7 +56,6 @@ export interface Received {
   readonly busy: number
 }
 export interface Arrived {
-  /** The number of datagrams; duplicates are counted once. */
   readonly datagrams: number
   /** The number of datagrams that arrived after a later one. */
   readonly reordered: number
@@ -144,7 +140,6 @@ function readInUse(value: unknown): InUse | null {
   }
 }
 
-/** True if the listener is ready for the requested data. */
 export const isReady = (line: string): boolean => fieldsOf(line)?.['ready'] === true
 
 export function readReceived(line: string): Received | undefined {

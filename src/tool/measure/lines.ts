@@ -2,7 +2,6 @@
 
 import { connect, type Socket } from 'node:net'
 
-/** The maximum length of a line. */
 const LONGEST_BYTES = 16_384
 
 /** Reads a line. Rejects if the connection ends first, the line is too long, or it takes longer than `limitMs`. */
@@ -45,7 +44,6 @@ export function readLine(socket: Socket, limitMs: number): Promise<string> {
   })
 }
 
-/** The addresses of a connection. */
 export interface PathAddresses {
   /** The destination, an address of either family. */
   readonly to: string

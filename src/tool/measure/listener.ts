@@ -37,7 +37,6 @@ export interface ListenerOptions {
   refusal: (address: string, inside: string) => Promise<string | undefined>
   /** Returns the facts about this host that concern that host; null if no weftd answers here. */
   here: (address: string, inside: string) => Promise<Here | null>
-  /** Prints a line for the operator. */
   say: (line: string) => void
 }
 
@@ -67,7 +66,6 @@ interface Run {
 export async function listen(options: ListenerOptions, signal: AbortSignal): Promise<void> {
   const { port, idleMs } = options
   const now: { run: Run | undefined } = { run: undefined }
-  /** Rings when a run begins or ends. */
   const changed = createBell()
   const refused = new Set<string>()
   const connections = new Set<Socket>()
@@ -158,7 +156,6 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
 /** The wildcard address of each family. IPv6 has sockets of its own, so that IPv4 addresses have the same form on every host. */
 const HOSTS = ['0.0.0.0', '::'] as const
 
-/** The sockets of one family. */
 interface Endpoint {
   readonly host: (typeof HOSTS)[number]
   readonly server: Server
@@ -190,7 +187,6 @@ async function bind({ host, server, datagrams }: Endpoint, port: number): Promis
   }
 }
 
-/** Adds a connection that carries measured data to a run. */
 function join(run: Run, socket: Socket, what: 'stream' | 'echo'): void {
   run.sockets.add(socket)
   socket.once('close', () => run.sockets.delete(socket))

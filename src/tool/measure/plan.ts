@@ -6,15 +6,11 @@ import { DATAGRAM_HEADER_BYTES, LIMITS } from './conversation.ts'
 /** The two paths to a peer: to its public IP, and through the data path to its overlay address. */
 export const PATHS = ['outside', 'inside'] as const
 export type PathName = (typeof PATHS)[number]
-/** A value for each path. */
 export type Both<Value> = Readonly<Record<PathName, Value>>
 
 export interface Plan {
-  /** The number of simultaneous TCP connections. */
   readonly streams: number
-  /** The length of each sample. */
   readonly seconds: number
-  /** The number of samples of each path. */
   readonly pairs: number
   /** The rate of UDP; 0 to derive it from the TCP rates. */
   readonly bitsPerSecond: number

@@ -13,11 +13,9 @@ export interface UdpSample extends Arrived {
   readonly seconds: number
 }
 export interface Samples {
-  /** The round-trip time of each request that was answered. */
   readonly roundTripsMs: Both<readonly number[]>
   readonly tcp: Both<readonly TcpSample[]>
   readonly udp: Both<readonly UdpSample[]>
-  /** The payload length of a datagram. */
   readonly datagramBytes: number
 }
 
@@ -48,7 +46,6 @@ export interface Result {
   readonly notes: readonly string[]
 }
 
-/** Returns the median; undefined if there are no values. */
 export function median(values: readonly number[]): number | undefined {
   const sorted = values.toSorted((a, b) => a - b)
   const middle = sorted.length >> 1
@@ -56,7 +53,6 @@ export function median(values: readonly number[]): number | undefined {
   return below === undefined || above === undefined ? undefined : (below + above) / 2
 }
 
-/** The result of echo requests inside the tunnel. */
 export interface Length {
   /** The length of the longest packet that containers may send. */
   readonly asked: number

@@ -42,7 +42,6 @@ const MOST_BURST_MS = 3
 /** The number of datagram buffers, which are used in turn. At most half of them wait in the socket's queue, so a reused buffer is free. */
 const DATAGRAM_BUFFERS = 512
 
-/** A run that the listener accepted. */
 export interface Run {
   readonly there: InUse | null
   /** Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses. */
@@ -50,7 +49,6 @@ export interface Run {
   roundTrips(path: PathName): Promise<number | undefined>
   tcp(path: PathName, streams: number, seconds: number): Promise<TcpSample>
   udp(path: PathName, seconds: number, bytes: number, bitsPerSecond: number): Promise<UdpSample>
-  /** Ends the run, and returns the packets dropped on the other host. */
   end(): Promise<Counts | null>
   close(): void
 }
@@ -184,7 +182,6 @@ interface Paced {
   readonly perSecond: number
   readonly seconds: number
   readonly bytes: number
-  /** True if the run has ended. */
   readonly isOver: () => boolean
 }
 

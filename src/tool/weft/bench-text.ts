@@ -9,7 +9,6 @@ import { bitRate, carrierText, milliseconds, table, type Screen } from './look.t
 /** Smaller percentages are shown as less than this one. */
 const LEAST_PERCENT = 0.001
 
-/** The measured peer and its addresses. */
 export interface About extends Both<string> {
   readonly peer: string
   readonly name?: string | null
@@ -25,7 +24,6 @@ export interface Report extends Result, About {
   readonly drops: { readonly here: Counts; readonly there: Counts | null }
 }
 
-/** Formats the report as text. */
 export function textOf(report: Report, { colour }: Pick<Screen, 'colour'>): string {
   const { peer, name = null, outside, inside, plan, tcp, udp, roundTripMs, inUse, drops, notes } = report
   const or = (value: number | null, text: (value: number) => string): string => (value === null ? '-' : text(value))

@@ -17,7 +17,6 @@ import type { Run } from '../../host/command.ts'
 import type { Status } from '../../report/status.ts'
 
 export interface ToBundle {
-  /** The findings as text and as JSON. */
   readonly findings: string
   readonly findingsJson: string
   readonly status: Status | undefined
@@ -92,7 +91,6 @@ async function outputs(run: Run, commands: readonly Words[]): Promise<string> {
   return parts.join('')
 }
 
-/** Lists the secrets in a configuration. */
 function secretsIn(value: unknown): readonly Secret[] {
   if (value instanceof Secret) return [value]
   return typeof value === 'object' && value !== null ? Object.values(value).flatMap(secretsIn) : []

@@ -105,7 +105,6 @@ function reasonsNamed(name: string, { reasons }: DropsReport): ReadonlySet<strin
   throw new WeftError('USAGE', `there is no reason ${name} for drops`, { remedy: `give one of ${all.join(', ')}` })
 }
 
-/** Returns a report with only these reasons. */
 function wanted(report: DropsReport, names: ReadonlySet<string>): DropsReport {
   return {
     ...report,
@@ -156,7 +155,6 @@ function line(packet: DroppedPacket, { reasons }: DropsReport, { colour }: Scree
   return `${colour('dim', timeText(atUs))} ${direction.padEnd(3)} ${what}: ${colour('bad', means)} (${reason})\n`
 }
 
-/** Lists details that are not in the packet's headers. */
 function detailsOf({ direction, packets, peer, peerName, encap }: DroppedPacket): string[] {
   const host = peerName ? `${briefly(peerName)} (${peer})` : peer
   return [
@@ -166,7 +164,6 @@ function detailsOf({ direction, packets, peer, peerName, encap }: DroppedPacket)
   ]
 }
 
-/** Formats a time as ISO 8601 with microseconds. */
 function timeText(us: number): string {
   const rest = String(us % 1_000).padStart(3, '0')
   return new Date(Math.floor(us / 1_000)).toISOString().replace('Z', `${rest}Z`)

@@ -6,12 +6,10 @@ import { Secret } from '../../base/secret.ts'
 import { WEFT_FLAGS } from '../../options.ts'
 import type { Screen } from './look.ts'
 
-/** The exit codes of weft. */
 export const EXIT = {
   ok: 0,
   /** The command failed: a daemon, a store or a program does not answer. */
   failed: 1,
-  /** The command line is invalid. */
   usage: 2,
   /** The command worked, and found a fault: a peer does not answer, weft doctor found a failure, or a configuration is invalid. */
   wrong: 3,
@@ -38,9 +36,7 @@ export interface Command {
   readonly name: string
   /** The arguments as the help shows them, such as `SRC DST`. Brackets mark optional ones. */
   readonly args: string
-  /** One line that says what the command does. */
   readonly does: string
-  /** More sentences for the help. */
   readonly more: string
   readonly flags: FlagTable
   /** Returns the exit code. Throws WeftError USAGE for a command line that cannot be read, HelpWanted for -h. */
@@ -76,7 +72,6 @@ export function command<Table extends FlagTable>(definition: Definition<Table>):
   }
 }
 
-/** Returns the minimum and the maximum number of arguments. */
 function countOf(args: string): readonly [number, number] {
   const words = args.split(' ').filter((word) => word !== '')
   return [words.filter((word) => !word.startsWith('[')).length, words.length]
@@ -105,13 +100,11 @@ function parseWords<Table extends FlagTable>(
   return { rest, options: applyEnvironment(table, parsed, 'FLANNELD', environment, onBad) }
 }
 
-/** Flags that many commands share. */
 export const JSON_FLAG = { json: { default: false, help: 'print JSON, for programs' } } as const
 export const SOCKET_FLAG = {
   'status-socket': { ...WEFT_FLAGS['status-socket'], help: 'Unix socket of the daemon' },
 } as const
 
-/** Returns the help text of a command. */
 export function helpOf({ name, args, does, more, flags }: Command): string {
   const usage = `Usage: weft ${[name, ...(Object.keys(flags).length > 0 ? ['[OPTION]...'] : []), args].join(' ').trim()}`
   const width = Math.max(0, ...Object.entries(flags).map((flag) => wordsOf(flag).length))

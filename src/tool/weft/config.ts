@@ -141,7 +141,6 @@ function describeRange({ network, subnetLength, subnetMin, subnetMax }: SubnetRa
   }
 }
 
-/** Returns the stored configuration; undefined if there is none, or it is invalid. */
 async function storedConfig(store: Store, signal: AbortSignal): Promise<NetworkConfig | undefined> {
   try {
     return check(await store.config(signal)).config

@@ -50,7 +50,6 @@ export async function dockerOpts(
     if (net) await refuseRouted(net, execute)
 }
 
-/** Throws WeftError ADDRESS for a subnet that is routed through a gateway. */
 async function refuseRouted(subnet: Net, execute: Run): Promise<void> {
   const net = formatNet(subnet)
   const family = isIpv4Net(subnet) ? [] : ['-6']
@@ -116,9 +115,7 @@ interface DockerOptsWish {
   readonly individual: boolean
   /** True to write all options in one variable. */
   readonly combined: boolean
-  /** The name of that variable. */
   readonly key: string
-  /** True to include `--ip-masq`. */
   readonly ipMasq: boolean
 }
 

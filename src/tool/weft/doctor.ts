@@ -67,7 +67,6 @@ export const doctorCommand = command({
 
 type DoctorOptions = StoreOptions & { readonly 'status-socket': string; readonly 'subnet-file': string }
 
-/** Gathers the facts about this host, and judges them. */
 async function examine(options: DoctorOptions, signal: AbortSignal) {
   let silence: string | undefined
   let isForbidden = false
@@ -101,10 +100,8 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   }
 }
 
-/** The contents of a store, and its place in words. */
 interface Looked {
   readonly seen: StoreSeen | undefined
-  /** The reason why `seen` is undefined. */
   readonly why?: string
   readonly stored: Remains['stored']
   readonly place: Remains['place']

@@ -56,7 +56,6 @@ const addressesText = (addresses: Addresses): string =>
 /** Returns the backend type of a lease for display. `udp` and `alloc` publish no type; such a lease is shown as `udp`. */
 const typeText = (published: string): string => published || DEFAULT_TYPE
 
-/** Converts a lease for --json. */
 const toJson = ({ entry, lease, problem }: Read) => ({
   key: entry.key,
   subnet: lease ? netText(lease.subnet) : null,
@@ -153,7 +152,6 @@ function findEntry(entries: readonly StoreEntry[], subnet: Nets): StoreEntry | u
   )
 }
 
-/** Finds the entry with these subnets. Throws WeftError USAGE if there is none. */
 function entryOf(entries: readonly StoreEntry[], subnet: Nets): StoreEntry {
   const entry = findEntry(entries, subnet)
   if (entry) return entry
@@ -162,7 +160,6 @@ function entryOf(entries: readonly StoreEntry[], subnet: Nets): StoreEntry {
   })
 }
 
-/** Formats the subnets that a key names. */
 const nameOf = (key: string): string => subnetName(parseLeaseKey(key) ?? {})
 
 export const leaseShowCommand = command({

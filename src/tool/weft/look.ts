@@ -4,7 +4,6 @@ import { printable, printableLines } from '../../base/text.ts'
 import type { Family } from '../../net/address.ts'
 import { devicesText } from '../../report/status.ts'
 
-/** The standard output and standard error of a command. */
 export interface Screen {
   /** True if standard output is a terminal, so that lines may be overwritten. */
   readonly isTerminal: boolean
@@ -13,7 +12,6 @@ export interface Screen {
   readonly colour: Colour
   /** Writes to standard output. Bytes are written as they are. In a text, all terminal sequences but weft's own are escaped. */
   write(text: string | Uint8Array): void
-  /** Writes a line to standard error. */
   warn(line: string): void
 }
 
@@ -60,7 +58,6 @@ const withOurSequences = (text: string): string =>
     .map((part, at) => (at % 2 === 1 ? part : printableLines(part)))
     .join('')
 
-/** A table cell: its text, with an optional tone. */
 export type Cell = string | readonly [Tone, string]
 
 const textOf = (cell: Cell): string => printable(typeof cell === 'string' ? cell : cell[1])
@@ -94,7 +91,6 @@ export function duration(seconds: number): string {
   return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`
 }
 
-/** Formats a size, such as `1.2 MiB`. */
 export function bytes(count: number): string {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
   let [value, unit] = [count, 0]
@@ -102,7 +98,6 @@ export function bytes(count: number): string {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`
 }
 
-/** Formats a bit rate in powers of 1000, such as `1.2 Gbit/s`. */
 export function bitRate(bitsPerSecond: number): string {
   const units = ['bit/s', 'kbit/s', 'Mbit/s', 'Gbit/s', 'Tbit/s']
   let [value, unit] = [bitsPerSecond, 0]

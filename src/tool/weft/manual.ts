@@ -12,7 +12,6 @@ const PEERS = 'weft peers --names 2>/dev/null'
 export interface Other {
   readonly name: string
   readonly does: string
-  /** The arguments that completion offers. */
   readonly follows?: Follows
 }
 
@@ -26,7 +25,6 @@ const quoted = (text: string): string => `'${text.replaceAll("'", String.raw`'\'
 interface Word {
   readonly name: string
   readonly does: string
-  /** The second words of a group, such as `ls` in `lease ls`. */
   readonly next: readonly Word[]
   readonly flags: readonly Flag[]
   readonly follows: Follows
@@ -38,7 +36,6 @@ interface Flag {
   readonly value: 'none' | 'text' | 'number'
 }
 
-/** Converts the table of commands to a tree of words. */
 function treeOf(commands: readonly Command[], others: readonly Other[]): readonly Word[] {
   const wordOf = (name: string, { does, args, flags }: Command): Word => ({
     name,
@@ -66,7 +63,6 @@ function treeOf(commands: readonly Command[], others: readonly Other[]): readonl
   return [...tree.values()]
 }
 
-/** Returns the completion script of a shell. */
 export function completion(shell: Shell, commands: readonly Command[], others: readonly Other[]): string {
   const tree = treeOf(commands, others)
   switch (shell) {
@@ -267,7 +263,6 @@ const DOCUMENTS = [
   'in the folder of the npm package, and in the repository.',
 ]
 
-/** A flag of weftd and its description. */
 interface DaemonFlag {
   readonly default: unknown
   readonly help: string

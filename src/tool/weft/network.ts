@@ -19,7 +19,6 @@ const TIMEOUT_MS = 30_000
 const MOST_COLUMNS = 12
 /** The maximum number of nodes that are listed without --all. If there are more, only nodes with a problem are listed. */
 const MOST_ROWS = 40
-/** The number of slowest pairs that are named. */
 const SLOWEST = 3
 
 export const networkCommand = command({
@@ -38,7 +37,6 @@ export const networkCommand = command({
   },
 })
 
-/** Formats the report as text. */
 export function networkText(report: NetworkReport, all: boolean, colour: Colour): string {
   const { nodes, matrix } = report
   const parts = [heading(report, colour), findingsText(report, colour)]
@@ -57,7 +55,6 @@ function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour
 
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>
 
-/** Formats the findings; each kind is explained once. */
 function findingsText({ findings }: NetworkReport, colour: Colour): string {
   const names = [...new Set(findings.map(({ name }) => name))].filter((name): name is NetworkFindingName =>
     Object.hasOwn(NETWORK_FINDINGS, name),

@@ -25,7 +25,6 @@ const ICMP: ReadonlyMap<number, string> = new Map([
 /** The number of bytes that are shown if the data is not an IP packet. */
 const SHOWN_BYTES = 16
 
-/** Describes any bytes; never throws. */
 export function packetText(bytes: Buffer): string {
   const version = bytes.length > 0 ? bytes.readUInt8(0) >> 4 : 0
   if (version === 4 && bytes.length >= 20) return ipv4Text(bytes)
@@ -48,7 +47,6 @@ function ipv6Text(bytes: Buffer): string {
   return betweenText(`[${source}]`, `[${destination}]`, bytes.readUInt8(6), bytes.subarray(40))
 }
 
-/** `behind` is the data after the IP header. */
 function betweenText(source: string, destination: string, protocol: number, behind: Buffer): string {
   const name = protocolText(protocol)
   if (HAVE_PORTS.has(name) && behind.length >= 4)

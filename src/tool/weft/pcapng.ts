@@ -56,9 +56,7 @@ export function interfaceDescription(name: string, mostBytes: number): Buffer {
 export interface CapturedPacket {
   /** Microseconds since 1970. */
   readonly timeUs: number
-  /** The first bytes of the packet. */
   readonly bytes: Uint8Array
-  /** The full length of the packet. */
   readonly length: number
   readonly direction: 'in' | 'out'
   readonly comment: string

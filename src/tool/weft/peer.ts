@@ -53,13 +53,11 @@ function peersCalled({ peers }: Status, name: string): readonly PeerStatus[] {
   return whole.length > 0 || wanted === '' || wanted.includes('.') ? whole : having(firstLabel)
 }
 
-/** True if this is the name of this host, or its first label. */
 export function isOwnName({ node }: Status, name: string): boolean {
   const [wanted, own] = [name.toLowerCase(), node?.hostname.toLowerCase() ?? '']
   return wanted !== '' && (wanted === own || wanted === firstLabel(own))
 }
 
-/** Finds the peer whose subnet contains an address. */
 function peerWith({ peers }: Status, address: Address | undefined): PeerStatus | undefined {
   if (address === undefined) return undefined
   const withNets = peers?.list.map((peer) => ({ peer, net: placeIn(peer, familyOf(address)).subnet }))
@@ -67,7 +65,6 @@ function peerWith({ peers }: Status, address: Address | undefined): PeerStatus |
   return having?.toSorted((a, b) => b.net.prefixLength - a.net.prefixLength)[0]?.peer
 }
 
-/** The source and destination address of a probe. */
 export interface Probe<A extends Address = Address> {
   readonly family: Family
   readonly from: A
@@ -116,7 +113,6 @@ export function probesWanted(probes: readonly Probe[], family: string): readonly
   })
 }
 
-/** Sends echo requests from one address. */
 export interface Pinger {
   ping(to: Address, waitMs: number, bytes?: number): Promise<number | undefined>
   close(): void

@@ -28,7 +28,6 @@ export interface Remains {
   readonly subnetFile: string
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
   readonly known: LastKnown | undefined
-  /** The contents of the store; undefined if it does not answer. */
   readonly stored: { readonly config: string | undefined; readonly leases: readonly Lease[] } | undefined
   /** The content of net-conf.json, which a Kubernetes pod mounts; undefined if the file does not exist. */
   readonly netConf: string | undefined
@@ -55,7 +54,6 @@ export function storedConfig(text: string): StoreSeen['config'] {
   return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
 }
 
-/** Reads this node's subnets from the variables of subnet.env. */
 function subnetsIn(env: Remains['subnetEnv']): Nets {
   const netOf = (name: string) => parseNet(env?.[name] ?? '')
   const [ipv4, ipv6] = [netOf('FLANNEL_SUBNET'), netOf('FLANNEL_IPV6_SUBNET')]
@@ -180,7 +178,6 @@ export function recall({
   }
 }
 
-/** Returns the endpoint of a peer in the form of the status. */
 function endpointOf({ backendType, backend }: NetworkConfig, host: string): string {
   const port = portOf(backendType, backend)
   if (port === undefined) return host

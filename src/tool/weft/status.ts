@@ -36,7 +36,6 @@ import {
 const WATCH_MS = 2_000
 /** The maximum number of peers that are shown without --all. */
 const SHOWN_PEERS = 100
-/** The maximum number of warnings and errors of the log that are shown. */
 const SHOWN_EVENTS = 5
 
 const WATCH_FLAG = { watch: { default: false, help: `repeat every ${WATCH_MS / 1000} s, with rates` } } as const
@@ -86,7 +85,6 @@ export const wordsFor = ({ peers }: Pick<Status, 'peers'>): readonly string[] =>
   ...new Set((peers?.list ?? []).flatMap(({ name, subnet }) => (name && PLAIN.test(name) ? [name, subnet] : [subnet]))),
 ]
 
-/** Shows the status once, or repeatedly with --watch, as JSON or as text. */
 async function show(
   {
     json,
@@ -171,7 +169,6 @@ function pathText({ dataPath, config }: Status): string {
   return carrierText({ ...dataPath, backendType: config?.backendType ?? 'as last known' }) + trouble
 }
 
-/** Describes the packets dropped since the start, and in the last minute. */
 function dropsText({ dataPath }: Status): string {
   const { drops = {}, recent } = dataPath ?? {}
   const all = Object.entries(drops).map(([name, number]) => {

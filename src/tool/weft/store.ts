@@ -18,7 +18,6 @@ const WAIT_MS = 10_000
 
 export interface Opened {
   readonly store: Store
-  /** The status of this host's daemon; undefined if it does not answer. */
   readonly status: Status | undefined
   readonly signal: AbortSignal
 }

@@ -85,7 +85,6 @@ const topNames = (): readonly string[] => [
   ),
 ]
 
-/** Loads the commands whose names begin with `start`. */
 export const loadCommands = (start = ''): Promise<readonly Command[]> =>
   Promise.all(
     Object.entries(COMMANDS)
@@ -96,7 +95,6 @@ export const loadCommands = (start = ''): Promise<readonly Command[]> =>
 const isHelp = (word: string | undefined): boolean =>
   word !== undefined && ['-h', '-?', '-help', '--help'].includes(word)
 
-/** The commands that are not in the table. */
 const OTHERS: readonly Other[] = [
   ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
   {
@@ -131,7 +129,6 @@ async function help(): Promise<string> {
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
-/** Prints the version: a line for people, or a JSON object for programs. */
 function writeVersion(rest: readonly string[], screen: Screen): number {
   if (isHelp(rest[0])) {
     screen.write('Usage: weft version [--json]\n')
@@ -147,7 +144,6 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
   return EXIT.ok
 }
 
-/** Finds the command at the beginning of the words; its name has one word or two. */
 async function find(
   words: readonly string[],
 ): Promise<{ readonly found: Command; readonly rest: readonly string[] } | undefined> {
@@ -159,7 +155,6 @@ async function find(
   return undefined
 }
 
-/** Runs a subcommand and returns the exit code. */
 export async function main(
   words: readonly string[],
   screen: Screen = createScreen(process.stdout, process.stderr, process.env),

@@ -28,7 +28,6 @@ interface Interface {
   readonly name: string
   readonly publicKey: string
   readonly listeningPort: number | null
-  /** The engine, as in the status. */
   readonly engine: string | null
   readonly hasPresharedKey: boolean
   /** The interval of keepalives; 0 if none are sent. */
@@ -87,7 +86,6 @@ export function interfacesOf(status: Status): readonly Interface[] {
 
 const DATA: Readonly<Record<Family, string>> = { ipv4: 'BackendData', ipv6: 'BackendV6Data' }
 
-/** Reads the public key and the port of this node from its lease. */
 function endOf(published: unknown): { readonly publicKey: string; readonly port: number | null } | undefined {
   const { PublicKey: publicKey, Port: port } = (published ?? {}) as Readonly<Record<string, unknown>>
   return typeof publicKey === 'string' ? { publicKey, port: typeof port === 'number' ? port : null } : undefined
@@ -162,7 +160,6 @@ function spanText(seconds: number): string {
 }
 const agoText = (seconds: number): string => (seconds < 1 ? 'Now' : `${spanText(seconds)} ago`)
 
-/** Formats a size, such as `1.41 KiB`. */
 function size(bytes: number): string {
   const units = ['KiB', 'MiB', 'GiB', 'TiB']
   if (bytes < 1024) return `${bytes} B`

@@ -3,7 +3,7 @@
 import type * as childProcess from 'node:child_process'
 import { EventEmitter } from 'node:events'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
-import { changesOf, createNews, entriesOf, watchHost } from '../../../src/host/events.ts'
+import { changesOf, createChangeFilter, entriesOf, watchHost } from '../../../src/host/events.ts'
 
 /** What starting a program says, if it is not what it says here. */
 const fork = vi.hoisted<{ fails?: (() => object) | undefined }>(() => ({}))
@@ -97,12 +97,12 @@ it.each<[what: string, lines: readonly (readonly [line: string, isNew: boolean])
     ],
   ],
 ])('takes %s for new that is, and not for a renewed lifetime', (_what, lines) => {
-  const isNew = createNews()
+  const isNew = createChangeFilter()
   expect(lines.map(([line]) => [line, isNew(line)])).toEqual(lines)
 })
 
 it('remembers no more addresses than a host can have, and takes one for new that it has forgotten', () => {
-  const isNew = createNews()
+  const isNew = createChangeFilter()
   const line = (number: number): string =>
     `3: eth0    inet6 2001:db8::${number.toString(16)}/64 scope global ${LASTS(9)}`
   for (let number = 1; number <= 10_000; number++) expect(isNew(line(number))).toBe(true)

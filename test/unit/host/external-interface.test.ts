@@ -512,7 +512,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
         message: `invalid public IPv6 address: ${publicIpv6}`,
         remedy: expect.stringMatching(
           /^fe.*[^0]$/.test(publicIpv6) && !publicIpv6.includes('%')
-            ? /link-local one holds on its own/
+            ? /link-local address is valid only on its own link/
             : /--public-ipv6/,
         ),
       })
@@ -527,7 +527,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
       {},
       hostOfBoth('eth0', 'eth1'),
       `${failed}v6 default route interface eth1 must be the same with v4 default route interface eth0`,
-      `lead both default routes by one interface, or name one with --iface: ${ALL('not of both default routes')}`,
+      `let both default routes use one interface, or name one with --iface: ${ALL('not of both default routes')}`,
     ],
     [
       'no default route of IPv6',

@@ -31,7 +31,7 @@ it.each(Object.keys(asks).flatMap((name) => JUNK.map((junk) => [name, junk] as c
   async (name, junk) => {
     await expect(asks[name]!(async () => junk)).rejects.toMatchObject({
       code: 'COMMAND',
-      message: expect.stringMatching(/^`ip .*` printed what is no JSON list: "/),
+      message: expect.stringMatching(/^`ip .*` did not print a JSON list, but: "/),
       remedy: expect.stringContaining('by hand'),
     })
   },
