@@ -47,7 +47,7 @@ function correctionCells(
   return [`${(own / its).toFixed(3)} x`, times(measured && measured / (own / its))]
 }
 
-export function heading({ title, unit, better }: Series): string {
+function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
@@ -67,7 +67,7 @@ export function describeRun({ machine, commit, date, parts }: Result): string {
 }
 
 /** Returns a table as lines: the first column is left-aligned, the others right-aligned. */
-export function columns(table: readonly (readonly string[])[]): string[] {
+function columns(table: readonly (readonly string[])[]): string[] {
   const widths = (table[0] ?? []).map((_, column) => Math.max(...table.map((row) => (row[column] ?? '').length)))
   return table.map((row) =>
     row

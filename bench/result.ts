@@ -46,7 +46,7 @@ export interface Result {
   readonly parts: readonly Part[]
 }
 
-export interface Interval {
+interface Interval {
   readonly low: number
   readonly middle: number
   readonly high: number
@@ -99,7 +99,7 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
   return each && median(each)
 }
 
-export type Verdict = 'more' | 'less' | 'unresolved'
+type Verdict = 'more' | 'less' | 'unresolved'
 
 /** Compares two runs. They differ by more than chance if their intervals do not overlap. */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {

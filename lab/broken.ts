@@ -406,7 +406,7 @@ export const FAULTS = {
 export type FaultName = keyof typeof FAULTS
 export const FAULT_NAMES = Object.keys(FAULTS) as FaultName[]
 
-export interface NetworkOptions {
+interface NetworkOptions {
   readonly hosts: number
   readonly args: readonly string[]
   /** The underlay's family of a dual-stack network. If it is left out, the network has IPv4 alone. */

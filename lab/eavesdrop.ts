@@ -15,7 +15,7 @@ const INNER = PAYLOAD + 28
 const UDP_LENGTH = INNER + 8 + 32
 
 /** The number of captured pings and answers, and how many of them show the text or the containers' addresses. */
-export interface Found {
+interface Found {
   readonly packets: number
   readonly withText: number
   readonly withAddresses: number

@@ -88,7 +88,7 @@ async function siteOf(namespace?: string, address?: string): Promise<Site> {
   return { client: `${address}:2379`, peer: `${address}:2380`, enter: ['ip', 'netns', 'exec', namespace] }
 }
 
-export interface EtcdPlace {
+interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
   /** Clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must present it too. */
@@ -97,7 +97,7 @@ export interface EtcdPlace {
 }
 
 /** PEM files of a self-signed certificate for servers and clients. */
-export interface Certificate {
+interface Certificate {
   readonly certificate: string
   readonly key: string
 }

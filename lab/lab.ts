@@ -27,20 +27,28 @@ import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
 import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
+/** The package's top folder, from lab/ and from dist/lab/. */
+export const packageRoot = (() => {
+  let folder = dirname(fileURLToPath(import.meta.url))
+  while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
+  return folder
+})()
+
 /** The time limit for an event in a lab, in ms. It is long because of slow machines. */
 export const EVENT_MS = 60_000 * PATIENCE
 
 /**
- * A value for `DaemonArgs.before` if wireguard-go may run. It gives each host its own folder for wireguard-go's socket, which is named
- * after the device, because all hosts of a lab have the same device name.
+ * A value for `DaemonArgs.before` of a daemon that needs a WireGuard device. If the kernel has no WireGuard, wireguard-go makes the device
+ * (wireguard-device/ip). Each host gets its own folder for wireguard-go's socket, which is named after the device, because all hosts have
+ * the same device name.
  */
 export const WIREGUARD_APART: readonly string[] = [
   'unshare',
   '--mount',
   'sh',
   '-c',
-  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
-  'sh',
+  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && PATH="$0:$PATH" exec "$@"',
+  join(packageRoot, 'lab/wireguard-device'),
 ]
 
 /** A value for `DaemonArgs.before` that gives the daemon's host this name, in its own UTS namespace. */
@@ -70,13 +78,6 @@ export const SWITCH_ADDRESS = '192.168.77.254'
 
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
-
-/** The package's top folder, from lab/ and from dist/lab/. */
-export const packageRoot = (() => {
-  let folder = dirname(fileURLToPath(import.meta.url))
-  while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
-  return folder
-})()
 
 /** Returns the start time of a process in clock ticks since boot (proc(5), field 22); undefined if there is no such process. */
 function startTime(pid: number): string | undefined {
@@ -187,7 +188,7 @@ export interface Lab {
 /** The labs of this process. Each lab calls `beforeClose` before it removes its hosts, for reports of failures. */
 export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
-export interface LabOptions {
+interface LabOptions {
   readonly hosts: number
   readonly mtu?: number
   /** `veth` connects two hosts directly, without the switch, for measurements. */
@@ -197,7 +198,7 @@ export interface LabOptions {
 }
 
 /** Removes the remains of labs whose owner has ended. */
-export function removeLeftovers(): void {
+function removeLeftovers(): void {
   const gone = (id: string): boolean => {
     const match = /^weft-(\d+)-(\d+)/.exec(id)
     return match !== null && startTime(Number(match[1])) !== match[2]

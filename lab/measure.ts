@@ -38,7 +38,7 @@ export async function reach(namespace: string, address: string, timeoutMs = EVEN
   }
 }
 
-export interface IperfServer {
+interface IperfServer {
   /** Runs a client in a namespace against the server, with more arguments such as ['--udp', '--length', '64']. */
   run(namespace: string, address: string, seconds: number, args?: readonly string[]): Promise<IperfResult>
   stop(): Promise<void>

@@ -26,7 +26,7 @@ item. Refuses to run while a daemon runs.
   --dry-run               only print what would be removed
 `
 
-export interface Output {
+interface Output {
   readonly say: (line: string) => void
   readonly warn: (line: string) => void
 }

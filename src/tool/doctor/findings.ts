@@ -1,6 +1,6 @@
 // findings.ts - the table of all findings of `weft doctor`. docs/findings-*.md have the same rows; a test compares them. Pure.
 
-export type Level = 'warning' | 'failure'
+type Level = 'warning' | 'failure'
 
 interface Possible {
   /** The name of a check in CHECKS (checks.ts). */
