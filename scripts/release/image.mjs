@@ -2,7 +2,7 @@
 // (github.com/opencontainers/image-spec, image-layout.md).
 //
 // An image has two layers: Debian's programs that weft runs, with their libraries (image-base.mjs), and weft itself at flanneld's path. It
-// detects the kind of iptables like the image of deploy/Dockerfile. The only difference from that image is that it lacks wireguard-go.
+// detects the kind of iptables in the same way as the image of deploy/Dockerfile, and users can run either one.
 
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'

@@ -49,7 +49,7 @@ function firstSection() {
 }
 
 /** Writes the version to each place, and the version and the date into the changelog's heading. */
-export function cut(version, day = new Date().toISOString().slice(0, 10)) {
+function cut(version, day = new Date().toISOString().slice(0, 10)) {
   if (!isVersion(version)) throw new Error(`${JSON.stringify(version)} is not a version such as 0.2.0`)
   const section = firstSection()
   if (section.day !== 'unreleased')

@@ -19,8 +19,8 @@ export interface DroppedPacket {
   readonly length: number
   /** The address that the datagram came from (`in`) or was destined for (`out`). */
   readonly peer: string | null
-  /** The name of the host that has this address, as in the status. Older versions of weftd omit it. */
-  readonly peerName?: string | null
+  /** The name of the host that has this address, as in the status. */
+  readonly peerName: string | null
   /** The bytes of the encapsulation header, in hexadecimal, if the datagram contained no valid packet; else empty. */
   readonly encap: string
   /** The first bytes of the packet, in hexadecimal. */
@@ -32,8 +32,8 @@ export interface DropsReport {
   readonly at: string
   /** The device of the data path, as in the status; null if the data path is not open. */
   readonly device: string | null
-  /** The device of each family. Older versions of weftd omit it. */
-  readonly devices?: Readonly<Record<Family, string | null>>
+  /** The device of each family. */
+  readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
   /** All possible reasons, each with the number of packets dropped since the data path was opened, including those not listed below. */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>

@@ -67,7 +67,7 @@ export interface Memory {
 }
 
 /** The parts of the status that do not depend on a node. */
-export interface About {
+interface About {
   readonly daemon: DaemonStatus
   readonly events: () => readonly StatusEvent[]
   readonly page?: () => Promise<Page | undefined>
@@ -81,7 +81,15 @@ const REST = 10
 const QUICK_MS = 20
 
 const NO_DAEMON: About = {
-  daemon: { version: '', pid: process.pid, startedAt: new Date(0).toISOString(), subnetFile: '', leases: '' },
+  daemon: {
+    version: '',
+    pid: process.pid,
+    startedAt: new Date(0).toISOString(),
+    subnetFile: '',
+    leases: '',
+    etcdFiles: null,
+    network: 'off',
+  },
   events: () => [],
 }
 
@@ -224,7 +232,7 @@ export interface HealthServer {
   close(): Promise<void>
 }
 
-export interface HealthPlace {
+interface HealthPlace {
   /** The address at which the health checks are served. */
   readonly ip: string
   readonly port: number
@@ -294,7 +302,7 @@ export async function serveHealth(
 }
 
 /** Decides which clients may read this node's view. */
-export interface ViewAudience {
+interface ViewAudience {
   isNode(address: string | undefined): boolean
   /** True if the Authorization header has the right token. Rejects if this node's own token cannot be read. */
   isTrusted(authorization: string | undefined): Promise<boolean>

@@ -27,7 +27,7 @@ export interface NodeSample {
 export type PeerSample = Omit<NodeSample, 'dropsPerSecond'>
 
 /** One value per step, oldest first; null if unknown. */
-export type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
+type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
 
 export interface HistoryReport {
   readonly schema: typeof HISTORY_SCHEMA

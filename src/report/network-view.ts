@@ -18,7 +18,7 @@ export const NETWORK_SCHEMA = 1
 /** The maximum number of nodes for which the report has a matrix, because its size grows with the square of that number. */
 export const MOST_IN_MATRIX = 256
 /** The result of one node's probes of another: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
-export type Cell = readonly [Reach, number | null, number | null, number | null]
+type Cell = readonly [Reach, number | null, number | null, number | null]
 
 export interface NetworkReport {
   readonly schema: typeof NETWORK_SCHEMA
@@ -122,10 +122,10 @@ function clocksOf(asked: readonly AskedNode[]): readonly (number | undefined)[] 
   return asked.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
 
-export type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
+type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
 /** A short text for each kind of answer; empty for a node that returned its view. */
-export const ANSWERS: Readonly<Record<AnswerKind, string>> = {
+const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   told: '',
   closed: 'no status',
   refused: 'refuses',

@@ -32,7 +32,7 @@ export interface Notifier {
 }
 
 /** Sends one datagram to a Unix socket. Throws an Error with the `code` EAGAIN if the call would block. */
-export type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
+type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
 
 /**
  * Removes the service manager's variables from `environment`, so that child processes cannot send messages in weftd's name. Returns the

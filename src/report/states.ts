@@ -22,7 +22,7 @@ export interface State {
   readonly impairments: readonly Impairment[]
 }
 
-export interface Reading {
+interface Reading {
   /** The state, or what impairs the node, as a part of a sentence. */
   readonly words: string
   /** The effect on packets, as a part of a sentence. */

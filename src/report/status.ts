@@ -60,41 +60,41 @@ export interface PeerSide {
   /** The percentage of the recent probes that the peer did not answer. */
   readonly lossPercent: number | null
   readonly probedSecondsAgo: number | null
-  /** The time since the first probe that was lost after the last answer; null if none was lost. Older versions of weftd omit it. */
-  readonly unansweredSeconds?: number | null
+  /** The time since the first probe that was lost after the last answer; null if none was lost. */
+  readonly unansweredSeconds: number | null
   readonly pathMtu: number | null
   /**
    * `whole`: the longest packet that containers may send comes back; `narrow`: only shorter ones do. Null if unknown, for example because
-   * the peer does not answer at all. Older versions of weftd omit this and the next two fields.
+   * the peer does not answer at all.
    */
-  readonly path?: 'whole' | 'narrow' | null
+  readonly path: 'whole' | 'narrow' | null
   /** The longest packet that comes back; null until weftd has found it. */
-  readonly passesBytes?: number | null
+  readonly passesBytes: number | null
   /** The time of the last change of `path`. */
-  readonly pathSince?: string | null
-  /** Null if the backend does not encrypt. Older versions of weftd omit it. */
-  readonly session?: SessionStatus | null
+  readonly pathSince: string | null
+  /** Null if the backend does not encrypt. */
+  readonly session: SessionStatus | null
 }
 
 /**
  * True if only short packets reach a peer, and senders of long packets get no ICMP error. Their connections open and then stall.
  */
-export const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
+const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
   path === 'narrow' && (pathMtu === null || (passesBytes ?? 0) < pathMtu)
 
 /** A peer. The fields of PeerSide have the values of its worse family (`worstOf`), so that a working family does not hide a broken one. */
 export interface PeerStatus extends PeerSide {
   readonly lease: string
-  /** The name of the peer's host, which the peer publishes; null for flanneld, which publishes none. Older versions of weftd omit it. */
-  readonly name?: string | null
+  /** The name of the peer's host, which the peer publishes; null for flanneld, which publishes none. */
+  readonly name: string | null
   /** The IPv4 subnet, or the IPv6 subnet if the peer has no other. `publicIp` is the address of the same family. */
   readonly subnet: string
   readonly publicIp: string
   /** The IPv6 subnet, or null. `publicIpv6` is the IPv6 address, or null. */
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
-  /** The path in each family; null for a family that the peer, the network or the backend lacks. Older versions of weftd omit it. */
-  readonly families?: Readonly<Record<Family, PeerSide | null>>
+  /** The path in each family; null for a family that the peer, the network or the backend lacks. */
+  readonly families: Readonly<Record<Family, PeerSide | null>>
   /** The backend type that the peer published; empty for udp, which publishes none. */
   readonly type: string
   /** True if weftd keeps the peer although the store lacks it. */
@@ -114,8 +114,8 @@ export interface PeersStatus {
   readonly answering: number | null
   /** The number of peers whose last probe has a result. */
   readonly probed: number | null
-  /** The number of peers that long packets do not reach, without an ICMP error to the senders. Older versions of weftd omit it. */
-  readonly narrow?: number | null
+  /** The number of peers that long packets do not reach, without an ICMP error to the senders. */
+  readonly narrow: number | null
   /** The interval between the probes of one peer. With very many peers it is longer than `--probe-interval`. */
   readonly probeSeconds: number | null
   /**
@@ -132,7 +132,7 @@ export interface StatusEvent {
   readonly text: string
 }
 
-export interface NodeStatus {
+interface NodeStatus {
   readonly hostname: string
   readonly subnet: string
   readonly publicIp: string
@@ -151,10 +151,10 @@ export interface DaemonStatus {
   readonly subnetFile: string
   /** The location of the leases: the endpoints of etcd with the prefix, the directory, or `nodes`; without user name and password. */
   readonly leases: string
-  /** The certificate files for TLS with etcd; null if none is given. Older versions of weftd omit it. */
-  readonly etcdFiles?: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
-  /** `open`: the port serves /network.json; `guarded`: only the socket does; `off`: neither does. Older versions of weftd omit it. */
-  readonly network?: 'off' | 'open' | 'guarded'
+  /** The certificate files for TLS with etcd; null if none is given. */
+  readonly etcdFiles: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
+  /** `open`: the port serves /network.json; `guarded`: only the socket does; `off`: neither does. */
+  readonly network: 'off' | 'open' | 'guarded'
 }
 
 export interface Status extends NodeReport {
@@ -186,10 +186,10 @@ export interface NodeReport extends State {
     /** The number of peers that are kept although the store lacks them; `holds` is how often that began. */
     readonly held: number
     readonly holds: number
-    /** True if the network configuration that this node got from the store is no longer there. Older versions of weftd omit it. */
-    readonly configGone?: boolean
-    /** True if the store's configuration differs from the one in use, even if only a secret differs. Older versions of weftd omit it. */
-    readonly configDiffers?: boolean
+    /** True if the network configuration that this node got from the store is no longer there. */
+    readonly configGone: boolean
+    /** True if the store's configuration differs from the one in use, even if only a secret differs. */
+    readonly configDiffers: boolean
   }
   /** The fields below are null until the node has a lease. Exception: `dataPath` while weftd forwards with the last known state. */
   readonly node: NodeStatus | null
@@ -214,36 +214,36 @@ export interface NodeReport extends State {
   } | null
   readonly dataPath: {
     readonly open: boolean
-    /** The enabled families. Older versions of weftd omit it. */
-    readonly families?: readonly Family[]
-    /** Why the data path does not carry an enabled family; null if it does. Older versions of weftd omit it. */
-    readonly lacking?: Readonly<Record<Family, string | null>>
-    /** The address that is missing from the external interface, for each family. Older versions of weftd omit it. */
-    readonly addressGone?: Readonly<Record<Family, string | null>>
+    /** The enabled families. */
+    readonly families: readonly Family[]
+    /** Why the data path does not carry an enabled family; null if it does. */
+    readonly lacking: Readonly<Record<Family, string | null>>
+    /** The address that is missing from the external interface, for each family. */
+    readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** The MTU when the node started; null if there is no node. Older versions of weftd omit it. */
-    readonly mtuAtStart?: number | null
+    /** The MTU when the node started; null if there is no node. */
+    readonly mtuAtStart: number | null
     /** The device of the first family. */
     readonly device: string | null
-    /** The device of each family, or null. Older versions of weftd omit it. */
-    readonly devices?: Readonly<Record<Family, string | null>>
-    /** `native`, `naive`, `dgram` or `kernel`; `none` if another program carries the packets. */
+    /** The device of each family, or null. */
+    readonly devices: Readonly<Record<Family, string | null>>
+    /** `native`, `dgram` or `kernel`; `none` if another program carries the packets. */
     readonly engine: string | null
     readonly features: readonly string[]
     readonly threads: readonly { readonly name: string; readonly hungSeconds: number | null }[]
     readonly counters: Readonly<Record<string, number>>
     /** The counters of dropped packets by reason, without zeros. */
     readonly drops: Readonly<Record<string, number>>
-    /** The increase over about the last minute; null until there is a node. Older versions of weftd omit it. */
-    readonly recent?: RecentCounts | null
-    /** The last handshake of each key that no lease has; null if unknown. Older versions of weftd omit it. */
-    readonly unknownKeys?:
+    /** The increase over about the last minute; null until there is a node. */
+    readonly recent: RecentCounts | null
+    /** The last handshake of each key that no lease has; null if unknown. */
+    readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
       | null
   } | null
   readonly peers: PeersStatus | null
-  /** The number of events of each kind; null until there is a node. Older versions of weftd omit it. */
-  readonly peerEvents?: Readonly<Record<PeerEventKind, number>> | null
+  /** The number of events of each kind; null until there is a node. */
+  readonly peerEvents: Readonly<Record<PeerEventKind, number>> | null
   readonly repairs: number
   readonly subnetFileWritten: boolean
 }
@@ -261,7 +261,15 @@ export const startingReport = (
     ...state,
     trouble,
     summary: words === trouble ? words : `${words}; ${trouble}`,
-    store: { name: store, reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
+    store: {
+      name: store,
+      reachable: false,
+      comparedSecondsAgo: null,
+      held: 0,
+      holds: 0,
+      configGone: false,
+      configDiffers: false,
+    },
     node: null,
     config: null,
     lease: null,
@@ -304,7 +312,7 @@ export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
 
 /** Returns the paths of a peer by family. A peer with one family has that path in its own fields. */
 export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
-  const { ipv4 = null, ipv6 = null } = peer.families ?? {}
+  const { ipv4, ipv6 } = peer.families
   if (ipv4 && ipv6) return { ipv4, ipv6 }
   const net = parseNet(peer.subnet)
   return ipv6 || (!ipv4 && net && familyOf(net) === 'ipv6') ? { ipv6: peer } : { ipv4: peer }
@@ -367,7 +375,10 @@ export const knownWhole = ({ whole, stored, answering, probed }: Omit<PeersStatu
 export function devicesText({
   device,
   devices,
-}: Pick<NonNullable<NodeReport['dataPath']>, 'device' | 'devices'>): string | null {
+}: {
+  readonly device: string | null
+  readonly devices?: Readonly<Record<Family, string | null>>
+}): string | null {
   const names = new Set([device, devices?.ipv4, devices?.ipv6].filter((name) => typeof name === 'string'))
   return names.size === 0 ? null : [...names].join(' and ')
 }

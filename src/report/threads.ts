@@ -6,7 +6,7 @@
 /** The number of checks without a round after which a thread counts as hung. A batch into a full queue takes 2.5 s (native/io/udp.h). */
 const HUNG_LOOKS = 5
 
-export interface ThreadState {
+interface ThreadState {
   /** The number of rounds of the thread's loop, as of the last check. */
   readonly rounds: number
   /** The number of consecutive checks without a new round. */

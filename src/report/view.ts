@@ -4,7 +4,7 @@
 
 import { conditionOf, type PeerStatus, type Status } from './status.ts'
 
-export const VIEW_SCHEMA = 1
+const VIEW_SCHEMA = 1
 
 /** The maximum number of peers in a view. If there are more, those with problems come first. */
 export const MOST_SEEN = 2_000
@@ -17,7 +17,7 @@ const MOST_MEMBERS = 64
  * `reached`: the peer answered the last probe; `silent`: it did not; `stored`: packets cannot be sent to it; `unknown`: it was not probed.
  * The worst first.
  */
-export const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
+const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
 /** Returns the state without problems of peers, because the views of the other nodes show these. */
@@ -78,7 +78,7 @@ export function viewOf(status: Status, at: string): NodeView {
 const rankOf = ({ reach }: Sight): number => REACHES.indexOf(reach)
 
 function sightOf(peer: PeerStatus): Sight {
-  const { lease, state, roundTripMs, lossPercent } = peer
+  const { lease, state, roundTripMs, lossPercent, passesBytes } = peer
   const reach =
     state === 'answering'
       ? 'reached'
@@ -87,7 +87,6 @@ function sightOf(peer: PeerStatus): Sight {
         : conditionOf(peer) === 'silent'
           ? 'silent'
           : 'unknown'
-  const { passesBytes = null } = peer as { readonly passesBytes?: number | null }
   return { lease, reach, roundTripMs, lossPercent, passesBytes }
 }
 

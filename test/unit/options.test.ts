@@ -230,9 +230,7 @@ describe('checkOptions and checkMargin', () => {
       expect.objectContaining({
         code: 'USAGE',
         message: expect.stringContaining(message),
-        remedy: expect.stringMatching(
-          /^((give it|add) .*\d|choose one of native, dgram, naive$|leave one of them out$)/,
-        ),
+        remedy: expect.stringMatching(/^((give it|add) .*\d|choose one of native, dgram$|leave one of them out$)/),
       }),
     )
   })
@@ -242,7 +240,7 @@ describe('checkOptions and checkMargin', () => {
     [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']],
     [['-nice=-20', '-poll-us=0']],
     [['-nice=19', '-poll-us=1000']],
-    [['-workers=1', '-iface-wait=0', '-probe-interval=0', '-engine=naive']],
+    [['-workers=1', '-iface-wait=0', '-probe-interval=0', '-engine=native']],
     [['-status-network=65535', '-status-token-file=/token']],
     [['-probe-interval=3600', '-status-ip=']],
     [['-status-ip=::1', '-kube-subnet-mgr']],
@@ -268,11 +266,6 @@ describe('checkFeatures', () => {
     [
       ['-engine=dgram', '-without=udp-gso'],
       '--without udp-gso: the engine dgram does not use kernel features',
-      'leave --without out',
-    ],
-    [
-      ['-engine=naive', '-without=tun-tso'],
-      '--without tun-tso: the engine naive does not use kernel features',
       'leave --without out',
     ],
   ])('refuses %j', (args, message, remedy) => {

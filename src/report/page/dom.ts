@@ -38,7 +38,7 @@ export function setAttribute(element: Element, name: string, value: string): voi
 }
 
 /** The element for one item of a list. */
-export interface Part<T> {
+interface Part<T> {
   readonly element: HTMLElement
   show(item: T, at: number): void
 }

@@ -6,7 +6,7 @@ import type { Status } from '../status.ts'
 /** The maximum number of samples: five minutes with one status per second. */
 const KEPT = 300
 
-export interface Rates {
+interface Rates {
   /** Bytes per second; undefined if the data path does not count them. */
   readonly tx: number | undefined
   readonly rx: number | undefined
@@ -20,7 +20,7 @@ export interface Sample extends Rates {
 }
 
 /** One step of the daemon's history of the last hour. */
-export interface HourStep extends Sample {
+interface HourStep extends Sample {
   readonly roundTripMs: number | undefined
   readonly lossPercent: number | undefined
 }

@@ -137,6 +137,6 @@ describe('a program', () => {
     expect(() => embed(program(SEGMENTS), ICU, Buffer.alloc(10 * PAGE))).toThrow('does not fit')
     const used = program(SEGMENTS)
     used.write('1', 0x1000 + FUSE.length)
-    expect(() => embed(used, ICU, blob)).toThrow('no fuse')
+    expect(() => embed(used, ICU, blob)).toThrow('exactly one fuse')
   })
 })
