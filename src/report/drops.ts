@@ -1,6 +1,6 @@
 // drops.ts - the schema of /drops.json: the packets that were dropped most recently. docs/weft.md describes every field. Pure.
 //
-// As in the status, new fields may be added under the same version, and unknown values are null.
+// New fields may be added under the same version, and unknown values are null, as in the status.
 
 import type { Family } from '../net/address.ts'
 

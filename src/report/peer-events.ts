@@ -1,7 +1,7 @@
 // peer-events.ts - the events of the peers: a list of limited length, the schema of /events.json, and the format of the file next to
 // subnet.env. docs/status.md describes every field. Pure.
 //
-// As in the status, new fields may be added under the same version, and unknown values are null.
+// New fields may be added under the same version, and unknown values are null, as in the status.
 
 import { FAMILIES, FAMILY_NAMES, type Family } from '../net/address.ts'
 

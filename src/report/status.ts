@@ -175,7 +175,7 @@ export interface RecentCounts {
 
 /** Facts that only a node knows. */
 export interface NodeReport extends State {
-  /** What the node waits for, what impairs it, or why it leaves; null if it is working. */
+  /** The reason why the node waits, is impaired or leaves; null if it is working. */
   readonly trouble: string | null
   /** One line for a person. */
   readonly summary: string

@@ -138,7 +138,7 @@ const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => 
     /HTTP/,
   ],
   ['tells junk', (response) => void response.end('junk'), 'junk', /^its view is not JSON$/],
-  ['tells too little', (response) => void response.end('{}'), 'junk', /another version/],
+  ['tells too little', (response) => void response.end('{}'), 'junk', /does not have version/],
   ['fails', (response) => void response.writeHead(500).end(), 'junk', /^it answers 500$/],
   [
     'sends elsewhere',

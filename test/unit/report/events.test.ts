@@ -1,10 +1,10 @@
-// events.test.ts - the last lines are kept in their order, and what goes on all the time pushes out no trouble.
+// events.test.ts - the most recent lines are kept in their order, and routine lines do not displace warnings.
 
 import { expect, it } from 'vitest'
 import { createLog } from '../../../src/base/log.ts'
 import { createEvents } from '../../../src/report/events.ts'
 
-it('keeps fifty troubles and fifty others, with when they were said', () => {
+it('keeps fifty warnings or errors and fifty other lines, with their times', () => {
   let now = 0
   const events = createEvents(() => now)
   events.add('error', 'it broke')
@@ -17,7 +17,7 @@ it('keeps fifty troubles and fifty others, with when they were said', () => {
   expect(last.at(-1)).toMatchObject({ level: 'warn', text: 'it smells' })
 })
 
-it('hears what the log says, in one line each', () => {
+it('gets each message of the log as one line', () => {
   const events = createEvents(() => 0)
   const written: string[] = []
   const log = createLog(

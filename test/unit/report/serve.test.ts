@@ -1,4 +1,4 @@
-// serve.test.ts - a health port that is taken at the start: by the weftd that is to be succeeded, by one that is just ending, by others.
+// serve.test.ts - a health port that is in use at the start: by the predecessor, by a predecessor that is ending, or by another process.
 
 import { once } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -30,16 +30,16 @@ const serve = (before: Partial<PredecessorState>, more: Partial<ServedPlaces> = 
 const answersAt = (healthPort: number) => async () => ({ healthPort })
 
 it.each<[string, () => Partial<PredecessorState>]>([
-  ['nobody is to be succeeded', () => ({})],
-  ['the one before answers at another', () => ({ isSuccessor: true, predecessor: answersAt(1) })],
-])('is an error where %s', async (_who, before) => {
+  ['there is no predecessor', () => ({})],
+  ['the predecessor uses another port', () => ({ isSuccessor: true, predecessor: answersAt(1) })],
+])('a port in use is an error if %s', async (_who, before) => {
   await expect(serve(before()).serving).rejects.toMatchObject({ code: 'PORT_IN_USE' })
 })
 
 it.each<[string, () => Partial<PredecessorState>]>([
-  ['the one before answers there', () => ({ isSuccessor: true, predecessor: answersAt(port) })],
-  ['the one before has just gone', () => ({ isSuccessor: true })],
-])('is answered at as soon as it is free where %s', async (_who, before) => {
+  ['the predecessor uses it', () => ({ isSuccessor: true, predecessor: answersAt(port) })],
+  ['the predecessor has just ended', () => ({ isSuccessor: true })],
+])('a port in use is served as soon as it is free if %s', async (_who, before) => {
   const { serving, lines } = serve(before())
   const health = await serving
   await expect.poll(() => lines.some((line) => line.includes('Start healthz server error.'))).toBe(true)
@@ -55,7 +55,7 @@ const isAnswered = (path: string): Promise<boolean> =>
     socket.once('connect', () => socket.destroy())
   })
 
-it('a socket of its own is served at once, one that the daemon before has when that one is gone', async () => {
+it('its own socket is served immediately, the socket of the predecessor when that one has ended', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-serve-'))
   const place = { 'healthz-port': 0, 'status-socket': join(folder, 'weftd.sock') }
   let setFree!: () => void

@@ -54,8 +54,8 @@ const peer = (state: PeerStatus['state'], probedSecondsAgo: number | null = null
 })
 
 it.each([
-  ['nobody', [], null, 1],
-  ['nobody, probed', [], 10, 1],
+  ['no peer', [], null, 1],
+  ['no peer, with probes', [], 10, 1],
   ['all programmed', [peer('programmed')], null, 1],
   ['one of two programmed', [peer('programmed'), peer('stored')], null, 0.5],
   ['none probed yet', [peer('programmed'), peer('programmed')], 10, 1],
@@ -69,11 +69,11 @@ it.each([
   expect(countPeers(list, probeSeconds).whole).toBe(whole)
 })
 
-it('tells drops from other counters', () => {
+it('distinguishes drops from other counters', () => {
   expect(dropsOf({ tx_packets: 5, tx_drop_ttl: 0, rx_drop_tun: 3 })).toEqual({ rx_drop_tun: 3 })
 })
 
-/** The names of all fields, `a.b[].c`; what is said of objects by the network or by counters is not the schema's. */
+/** Returns the names of all fields, as in `a.b[].c`, without members whose names the network or the counters decide. */
 function fieldsOf(of: unknown, name = ''): string[] {
   const counts = ['dataPath.counters', 'dataPath.drops', 'dataPath.recent.drops', 'peerEvents']
   const isOpen = ['config.backend', 'lease.published', ...counts].includes(name)
@@ -118,7 +118,7 @@ it('documents exactly the fields of the status', async () => {
     void nodeStatus().then((newest) => (node = newest))
     return node.dataPath!.recent !== null
   }, 3000)
-  dataPaths[0]!.lacking = { ipv6: 'no device' } // something that it is impaired by
+  dataPaths[0]!.lacking = { ipv6: 'no device' } // a cause that impairs it
   node = await nodeStatus()
   const documented = documentedIn('docs/status-json.md', '## Fields')
   // The page describes the fields of a family as the same fields of the peer.
@@ -130,13 +130,13 @@ it('documents exactly the fields of the status', async () => {
   expect(fields.filter((name) => !documented.includes(name))).toEqual([])
 })
 
-it('counts what nobody probes as not known, and what is not used as not probed', () => {
+it('has unknown counts without probes, and does not count unused peers as probed', () => {
   const list = [peer('answering', 1), peer('programmed', 1), peer('stored', 1), peer('programmed')]
   expect(countPeers(list, 10)).toMatchObject({ stored: 4, programmed: 3, answering: 1, probed: 2, probeSeconds: 10 })
   expect(countPeers(list, null)).toMatchObject({ answering: null, probed: null, probeSeconds: null, whole: 0.75 })
 })
 
-it('is of a daemon that waits: nothing but its store and for what', () => {
+it('of a waiting daemon has only its store and the reason', () => {
   expect(startingReport('etcd', beginningWith('a lease'))).toMatchObject({
     state: 'starting',
     trouble: 'a lease',
@@ -195,13 +195,13 @@ describe('the families of a peer', () => {
     [well, well, 0, 'answering'],
     [well, lossy, 1, 'answering'],
     [lossy, well, 0, 'answering'],
-  ])('%#: the worse is told, and one word where both are alike', (ipv4, ipv6, worse, text) => {
+  ])('%#: reports the worse family, and one word if both are equal', (ipv4, ipv6, worse, text) => {
     const told = both(ipv4, ipv6)
     expect(worstOf([ipv4, ipv6])).toBe([ipv4, ipv6][worse])
     expect(conditionText(told, wordOf)).toBe(text)
     expect(sidesOf(told)).toEqual({ ipv4, ipv6 })
   })
-  it('are its own where it has one, also of a weftd that tells of none', () => {
+  it('are those of the peer itself if it has one, even without the field', () => {
     const four = peer('answering')
     const six = { ...four, subnet: 'fd00:5:0:7::/64' }
     expect([four, { ...four, families: { ipv4: stored, ipv6: null } }].map(sidesOf)).toEqual([
@@ -212,5 +212,5 @@ describe('the families of a peer', () => {
     expect([six, only].map(sidesOf)).toEqual([{ ipv6: six }, { ipv6: only }])
     expect(conditionText(six, wordOf)).toBe('answering')
   })
-  it('have none that is worse where there is none', () => expect(worstOf([])).toBeUndefined())
+  it('have no worst one if there is none', () => expect(worstOf([])).toBeUndefined())
 })
