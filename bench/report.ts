@@ -78,7 +78,7 @@ function columns(table: readonly (readonly string[])[]): string[] {
 }
 
 /** Returns a table as Markdown. The first row is the head. */
-export function markdown([head = [], ...body]: readonly (readonly string[])[]): string {
+function markdown([head = [], ...body]: readonly (readonly string[])[]): string {
   const line = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
   return [line(head), `|---|${'---:|'.repeat(head.length - 1)}`, ...body.map(line)].join('\n')
 }
