@@ -181,7 +181,7 @@ function tellOf(
     const beginning = () => beginningOf((possession.dataPath ? '' : standing()) + waitsFor, possession, stopping.signal)
     const report = () => startingReportOf(manager.name, beginning(), possession)
     Object.assign(health, { beginning, report: async () => report() })
-    notifier?.tell({ ready: false, status: report().summary })
+    notifier?.report({ ready: false, status: report().summary })
   }
 }
 

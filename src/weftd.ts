@@ -218,7 +218,7 @@ async function untilStopped(
   signalled: Promise<void>,
   free: Promise<void>,
 ): Promise<'stopped' | 'alone'> {
-  notifier?.tell({ ready: true, status: `${why}; waiting to be stopped` })
+  notifier?.report({ ready: true, status: `${why}; waiting to be stopped` })
   // A signal handler does not keep Node.js running, but a timer does.
   const alive = setInterval(() => notifier?.alive(), notifier?.aliveMs ?? 86_400_000)
   const how = await Promise.race([signalled.then(() => 'stopped' as const), free.then(() => 'alone' as const)])

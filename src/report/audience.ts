@@ -6,7 +6,7 @@ import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
 
 /** The parts of a request that identify its sender. */
-export interface Asking {
+export interface Sender {
   /** The connection's local and remote address. */
   readonly local: string | undefined
   readonly remote: string | undefined
@@ -33,7 +33,7 @@ const ANY = new Set(['0.0.0.0', '::'])
  * net.ipv4.route_localnet is set, as kube-proxy does.
  */
 export function refusalOf(
-  { local, remote, host, ...browser }: Asking,
+  { local, remote, host, ...browser }: Sender,
   statusIp: string,
   ownName: string,
 ): Refusal | undefined {
@@ -56,7 +56,7 @@ export function refusalOf(
  * True if a page of another origin sent the request. Following a link is allowed (Fetch Metadata: a document), because the other page
  * cannot read the result.
  */
-function isOtherSite({ host, origin, site, dest }: Pick<Asking, 'host' | 'origin' | 'site' | 'dest'>): boolean {
+function isOtherSite({ host, origin, site, dest }: Pick<Sender, 'host' | 'origin' | 'site' | 'dest'>): boolean {
   if (site !== undefined && !['same-origin', 'none'].includes(site) && dest !== 'document') return true
   return origin !== undefined && origin !== `http://${host}`
 }

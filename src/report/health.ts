@@ -18,7 +18,7 @@ import { jsonLine } from '../base/text.ts'
 import { isReachableAt, listenAt, refusalOf, type Refusal } from './audience.ts'
 import { noDrops, parseAfter, type DropsReport } from './drops.ts'
 import type { Hour } from './hour.ts'
-import { closing, listening, serverOf, textAnswer, type Answer, type Asked } from './http.ts'
+import { closing, listening, serverOf, textAnswer, type Answer, type HttpRequest } from './http.ts'
 import type { NetworkReport } from './network-view.ts'
 import type { Page } from './page.ts'
 import { eventsReport, type PeerEvents } from './peer-events.ts'
@@ -130,9 +130,9 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
  * Answers a request at the port. /healthz and /readyz have the same texts as in flanneld's main.go, and accept any method as it does.
  * The table of states.ts decides the result of /readyz and /livez.
  */
-async function answerAtPort(asked: Asked, health: Health, isAtSocket = false): Promise<Answer> {
+async function answerAtPort(request: HttpRequest, health: Health, isAtSocket = false): Promise<Answer> {
   const node = health.snapshot()
-  switch (asked.path) {
+  switch (request.path) {
     case '/healthz':
       return textAnswer(200, 'flanneld is running')
     case '/readyz':
@@ -144,17 +144,17 @@ async function answerAtPort(asked: Asked, health: Health, isAtSocket = false): P
       const { words, livez } = readingOf(node ? stateOf(node) : stateBefore(beginning))
       const trouble = node && troubleOf(node)
       const first = trouble === undefined ? words : `${words}: ${trouble}`
-      const details = asked.refusal ? '' : `${node ? detailsOf(node) : `${beginning.waitsFor}; no lease yet`}\n`
+      const details = request.refusal ? '' : `${node ? detailsOf(node) : `${beginning.waitsFor}; no lease yet`}\n`
       const alive = words === 'working' ? 'weftd is alive' : `weftd is alive, ${first}`
       return textAnswer(livez, `${livez === 200 ? alive : first}\n${details}`)
     }
     default:
-      return answerInFull(asked, health, isAtSocket)
+      return answerInFull(request, health, isAtSocket)
   }
 }
 
 async function answerInFull(
-  { path, query, method, refusal }: Asked,
+  { path, query, method, refusal }: HttpRequest,
   health: Health,
   isAtSocket: boolean,
 ): Promise<Answer> {
@@ -199,10 +199,10 @@ async function answerInFull(
 }
 
 /** Answers a request at the socket. /drops.json is only served here, because it has the contents of users' packets. */
-async function answerAtSocket(asked: Asked, health: Health): Promise<Answer> {
-  if (asked.path !== '/drops.json') return answerAtPort(asked, health, true)
-  if (!isRead(asked.method)) return NOT_ALLOWED
-  const after = parseAfter(asked.query.get('after') ?? '')
+async function answerAtSocket(request: HttpRequest, health: Health): Promise<Answer> {
+  if (request.path !== '/drops.json') return answerAtPort(request, health, true)
+  if (!isRead(request.method)) return NOT_ALLOWED
+  const after = parseAfter(request.query.get('after') ?? '')
   return after
     ? json(health.drops(after))
     : textAnswer(400, '400 after must be the value of next in an earlier answer, such as 1,2,3\n')
@@ -265,7 +265,7 @@ export async function serveHealth(
     )
   const listen = (at: string, on: number): Promise<Server> =>
     listening(
-      serverOf((asked) => answerAtPort(asked, health), refusing),
+      serverOf((request) => answerAtPort(request, health), refusing),
       at,
       on,
     )
@@ -316,11 +316,11 @@ export async function serveView(
   health: Health,
   audience: ViewAudience,
 ): Promise<ViewServer> {
-  const answerView = async (asked: Asked): Promise<Answer> => {
-    if (asked.refusal) return textAnswer(asked.refusal.status, `${asked.refusal.why}\n`)
-    if (asked.path !== '/view.json') return NOT_FOUND
-    if (!isRead(asked.method)) return NOT_ALLOWED
-    const isTrusted = await audience.isTrusted(asked.authorization).catch(() => undefined)
+  const answerView = async (request: HttpRequest): Promise<Answer> => {
+    if (request.refusal) return textAnswer(request.refusal.status, `${request.refusal.why}\n`)
+    if (request.path !== '/view.json') return NOT_FOUND
+    if (!isRead(request.method)) return NOT_ALLOWED
+    const isTrusted = await audience.isTrusted(request.authorization).catch(() => undefined)
     if (isTrusted === undefined) return textAnswer(403, 'it cannot read its own token\n')
     if (!isTrusted) return textAnswer(401, 'its token differs\n')
     const status = await health.status()
@@ -357,7 +357,7 @@ export async function serveSocket(
       if (error.code !== 'ENOENT') throw error
     })
     const server = serverOf(
-      (asked) => answerAtSocket(asked, health),
+      (request) => answerAtSocket(request, health),
       () => undefined,
     )
     // listen() creates the socket synchronously, so the umask sets its mode from the first moment.

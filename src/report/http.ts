@@ -15,7 +15,7 @@ export interface Answer {
   readonly headers?: Readonly<Record<string, string>>
 }
 
-export interface Asked {
+export interface HttpRequest {
   readonly path: string
   readonly authorization: string | undefined
   readonly query: URLSearchParams
@@ -44,7 +44,7 @@ const MOST_CONNECTIONS = 128
 
 /** `refusing` returns why a request may read only the health checks; undefined if it may read the full status. */
 export function serverOf(
-  answer: (asked: Asked) => Promise<Answer>,
+  answer: (request: HttpRequest) => Promise<Answer>,
   refusing: (request: IncomingMessage, host: string | undefined) => Refusal | undefined,
 ): Server {
   const pending = new WeakSet<Socket>()

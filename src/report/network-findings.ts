@@ -20,7 +20,7 @@ const MOST_DETAILS = 20
 export type AnswerKind = 'told' | 'closed' | 'refused' | 'junk' | 'silent'
 
 /** A node that was queried, and its answer. */
-export interface AskedNode {
+export interface QueriedNode {
   readonly lease: string
   readonly name: string | null
   readonly subnet: string
@@ -90,7 +90,7 @@ export const NETWORK_FINDINGS = {
   },
   'backend-differs': {
     level: 'failure',
-    means: 'nodes run a different backend from the node that was asked; no packets pass between the two groups',
+    means: 'nodes run a different backend from the node that was queried; no packets pass between the two groups',
     fix: 'restart weftd on all nodes, so that each runs the backend in the store; see docs/change-the-backend.md',
   },
   'config-differs': {
@@ -162,7 +162,7 @@ export interface Edge {
 }
 
 export function findingsOf(
-  asked: readonly AskedNode[],
+  queried: readonly QueriedNode[],
   nodes: readonly NetworkNode[],
   edges: readonly Edge[],
 ): readonly NetworkFinding[] {
@@ -174,7 +174,7 @@ export function findingsOf(
     nodes.flatMap((node, place) => kind(node, place) || [])
   // A node that no other node probes cannot be called dead: no node can send packets to a node of another backend.
   const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
-  const isOfOther = (place: number): boolean => asked[place]?.otherType !== undefined
+  const isOfOther = (place: number): boolean => queried[place]?.otherType !== undefined
   const isDeadAt = (place: number): boolean => {
     const { answer, reachedBy = 1 } = nodes[place] ?? {}
     return (
@@ -184,7 +184,7 @@ export function findingsOf(
   const isDead = (node: NetworkNode): boolean => isDeadAt(nodes.indexOf(node))
   const dead = new Set(nodes.flatMap((_, place) => (isDeadAt(place) ? [place] : [])))
   const others = nodes.flatMap((node, place) =>
-    isOfOther(place) ? [{ ...node, type: asked[place]?.otherType ?? '' }] : [],
+    isOfOther(place) ? [{ ...node, type: queried[place]?.otherType ?? '' }] : [],
   )
   const living = edges.filter(
     ({ from, to, sight }) => !dead.has(from) && !dead.has(to) && !(sight.reach === 'stored' && isOfOther(to)),
@@ -214,7 +214,7 @@ export function findingsOf(
       'backend-differs',
       others.map(({ type, ...node }) => `${callOf(node)} publishes ${publishers(type)}`),
     ),
-    ...of('config-differs', differences(asked)),
+    ...of('config-differs', differences(queried)),
     ...causes(narrow, living, nodes, ['node-narrow', 'node-narrow'], (some) => {
       const passes = some.reduce((least, { sight }) => Math.min(least, sight.passesBytes ?? least), Infinity)
       return [`gets no more than ${passes} bytes to`, `gets no more than ${passes} bytes from`]
@@ -227,7 +227,7 @@ export function findingsOf(
       'clock-off',
       having((node, place) => {
         const ahead = node.clockAheadMs ?? 0
-        const off = Math.abs(ahead) - (asked[place]?.clock?.uncertainMs ?? 0)
+        const off = Math.abs(ahead) - (queried[place]?.clock?.uncertainMs ?? 0)
         const way = ahead > 0 ? 'ahead of' : 'behind'
         return off > CLOCK_MS && `${callOf(node)}: ${(Math.abs(ahead) / 1000).toFixed(1)} s ${way} the others`
       }),
@@ -321,8 +321,8 @@ function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => s
 }
 
 /** Lists the members of the configuration that differ between nodes. Ignores nodes that still wait for their configuration. */
-function differences(asked: readonly AskedNode[]): readonly string[] {
-  const having = asked.flatMap(({ view, ...node }) =>
+function differences(queried: readonly QueriedNode[]): readonly string[] {
+  const having = queried.flatMap(({ view, ...node }) =>
     view && Object.keys(view.config).length > 0
       ? [{ ...node, name: node.name ?? view.hostname, config: view.config }]
       : [],

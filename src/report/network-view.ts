@@ -6,7 +6,7 @@
 import {
   findingsOf,
   type AnswerKind,
-  type AskedNode,
+  type QueriedNode,
   type Edge,
   type NetworkFinding,
   type NetworkNode,
@@ -45,21 +45,21 @@ export const wholeText = (
 
 /** Makes the report from the queried nodes. `all` is the number of nodes in the network, which may be larger. */
 export function networkReport(
-  asked: readonly AskedNode[],
+  queried: readonly QueriedNode[],
   at: string,
   tookMs: number,
-  all = asked.length,
+  all = queried.length,
 ): NetworkReport {
-  const places = new Map(asked.map(({ lease }, place) => [lease, place]))
-  const edges = asked.flatMap(({ view }, from) =>
+  const places = new Map(queried.map(({ lease }, place) => [lease, place]))
+  const edges = queried.flatMap(({ view }, from) =>
     (view?.seen ?? []).flatMap((sight): readonly Edge[] => {
       const to = places.get(sight.lease)
       return to === undefined || to === from ? [] : [{ from, to, sight }]
     }),
   )
-  const clocks = clocksOf(asked)
+  const clocks = clocksOf(queried)
   const counted = (among: readonly Edge[], isEnd: (edge: Edge) => number): readonly [number, number][] => {
-    const counts = asked.map((): [number, number] => [0, 0])
+    const counts = queried.map((): [number, number] => [0, 0])
     for (const edge of among) {
       const count = counts[isEnd(edge)]
       if (!count || edge.sight.reach === 'unknown') continue
@@ -69,7 +69,7 @@ export function networkReport(
     return counts
   }
   const [seen, sees] = [counted(edges, ({ to }) => to), counted(edges, ({ from }) => from)]
-  const nodes = asked.map((node, place): NetworkNode => {
+  const nodes = queried.map((node, place): NetworkNode => {
     const { lease, name, subnet, publicIp, kind, why, view } = node
     const [seenBy = 0, reachedBy = 0] = seen[place] ?? []
     const [others = 0, reaches = 0] = sees[place] ?? []
@@ -100,13 +100,13 @@ export function networkReport(
     size: all,
     whole: known.length === 0 ? 1 : reached.length / known.length,
     nodes,
-    matrix: asked.length > MOST_IN_MATRIX ? null : matrixOf(asked, edges),
-    findings: findingsOf(asked, nodes, edges),
+    matrix: queried.length > MOST_IN_MATRIX ? null : matrixOf(queried, edges),
+    findings: findingsOf(queried, nodes, edges),
   }
 }
 
-function matrixOf(asked: readonly AskedNode[], edges: readonly Edge[]): NonNullable<NetworkReport['matrix']> {
-  const rows = asked.map(({ view }) => (view ? asked.map((): Cell | null => null) : null))
+function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonNullable<NetworkReport['matrix']> {
+  const rows = queried.map(({ view }) => (view ? queried.map((): Cell | null => null) : null))
   for (const { from, to, sight } of edges) {
     const row = rows[from]
     if (row) row[to] = [sight.reach, sight.roundTripMs, sight.lossPercent, sight.passesBytes]
@@ -115,11 +115,11 @@ function matrixOf(asked: readonly AskedNode[], edges: readonly Edge[]): NonNulla
 }
 
 /** Returns how far each clock is ahead of the median clock, in ms. The median is the reference because our own clock may be wrong. */
-function clocksOf(asked: readonly AskedNode[]): readonly (number | undefined)[] {
-  const all = asked.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
+function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
+  const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
   // With two clocks the lower one is the reference, because it is unknown which of them is right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
-  return asked.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
+  return queried.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
 
 type Tone = 'good' | 'bad' | 'doubtful' | 'dim'

@@ -19,7 +19,7 @@ export interface Notifier {
   /** The interval of keep-alive messages in milliseconds; undefined if the manager does not expect them. */
   readonly aliveMs: number | undefined
   /** Sends the changes of the state. Changes that cannot be sent now are sent with the next call. */
-  tell(state: State): void
+  report(state: State): void
   /** Sends a keep-alive message. */
   alive(): void
   stopping(): void
@@ -92,7 +92,7 @@ function createNotifier(
   return {
     aliveMs,
     keeps,
-    tell(state) {
+    report(state) {
       const status = printable(state.status.replaceAll('\n', ' '))
       const news = [
         ...(state.ready && !sent.ready ? ['READY=1'] : []),

@@ -1,9 +1,9 @@
 // audience.test.ts - which requests may read the full status, by address, by host name and by browser headers.
 
 import { describe, expect, it } from 'vitest'
-import { isReachableAt, listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
+import { isReachableAt, listenAt, refusalOf, type Sender } from '../../../src/report/audience.ts'
 
-const here: Asking = {
+const here: Sender = {
   local: '127.0.0.1',
   remote: '127.0.0.1',
   host: 'localhost:8081',
@@ -11,9 +11,9 @@ const here: Asking = {
   site: undefined,
   dest: undefined,
 }
-const codeFor = (asking: Partial<Asking>, statusIp = '127.0.0.1'): number | undefined =>
+const codeFor = (asking: Partial<Sender>, statusIp = '127.0.0.1'): number | undefined =>
   refusalOf({ ...here, ...asking }, statusIp, 'Node-1.example.net')?.status
-const there = (local: string, remote = '10.5.3.7'): Partial<Asking> => ({ local, remote })
+const there = (local: string, remote = '10.5.3.7'): Partial<Sender> => ({ local, remote })
 
 describe('the status is served', () => {
   it.each([

@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { isNetworkWell, NETWORK_FINDINGS, type AskedNode } from '../../../src/report/network-findings.ts'
+import { isNetworkWell, NETWORK_FINDINGS, type QueriedNode } from '../../../src/report/network-findings.ts'
 import { MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
 import type { NodeView, Sight } from '../../../src/report/view.ts'
 
@@ -19,8 +19,8 @@ const all: Seeing = () => ({})
 function nodesOf(
   count: number,
   seeing: Seeing,
-  changed: (number: number) => Partial<Omit<AskedNode, 'view'>> & { readonly view?: object } = () => ({}),
-): AskedNode[] {
+  changed: (number: number) => Partial<Omit<QueriedNode, 'view'>> & { readonly view?: object } = () => ({}),
+): QueriedNode[] {
   return Array.from({ length: count }, (_, at) => {
     const number = at + 1
     const seen = Array.from({ length: count }, (_each, other) => other + 1).flatMap((to): Sight[] => {
@@ -52,11 +52,11 @@ function nodesOf(
       clock: { aheadMs: 0, uncertainMs: 1 },
       ...rest,
       view: rest.kind !== undefined && rest.kind !== 'told' ? undefined : { ...view, ...other },
-    } satisfies AskedNode
+    } satisfies QueriedNode
   })
 }
-const report = (nodes: readonly AskedNode[]) => networkReport(nodes, AT, 5)
-const found = (nodes: readonly AskedNode[]): readonly string[] =>
+const report = (nodes: readonly QueriedNode[]) => networkReport(nodes, AT, 5)
+const found = (nodes: readonly QueriedNode[]): readonly string[] =>
   report(nodes).findings.map(({ name, detail }) => `${name}: ${detail}`)
 const call = (number: number): string => `host${number} (10.5.${number}.0/24 at 192.0.2.${number})`
 const silent = (number: number) =>

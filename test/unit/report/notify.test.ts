@@ -28,11 +28,11 @@ const refusal = (code: string): Error => Object.assign(new Error(`sendto: ${code
 describe('the notifier', () => {
   it('sends each change once', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
-    notifier.tell({ ready: false, status: 'waiting' })
-    notifier.tell({ ready: false, status: 'waiting' })
-    notifier.tell({ ready: true, status: '3 peers' })
-    notifier.tell({ ready: true, status: '3 peers' })
-    notifier.tell({ ready: true, status: '4 peers\nREADY=0' })
+    notifier.report({ ready: false, status: 'waiting' })
+    notifier.report({ ready: false, status: 'waiting' })
+    notifier.report({ ready: true, status: '3 peers' })
+    notifier.report({ ready: true, status: '3 peers' })
+    notifier.report({ ready: true, status: '4 peers\nREADY=0' })
     notifier.alive()
     notifier.stopping()
     expect(new Set(sent.map(([socket]) => socket))).toEqual(new Set(['/run/manager']))
@@ -64,9 +64,9 @@ describe('the notifier', () => {
   it('repeats later the changes that a busy manager did not receive', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '@manager' }))!
     failure = refusal('EAGAIN')
-    notifier.tell({ ready: true, status: 'fine' })
+    notifier.report({ ready: true, status: 'fine' })
     failure = undefined
-    notifier.tell({ ready: true, status: 'fine' })
+    notifier.report({ ready: true, status: 'fine' })
     expect(sent).toEqual([['@manager', 'READY=1\nSTATUS=fine']])
     expect(lines).toEqual([])
   })
@@ -74,7 +74,7 @@ describe('the notifier', () => {
   it('logs one line about a missing socket, and continues', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '/run/nobody' }))!
     failure = refusal('ENOENT')
-    notifier.tell({ ready: true, status: 'fine' })
+    notifier.report({ ready: true, status: 'fine' })
     notifier.alive()
     notifier.stopping()
     expect(lines).toEqual(['Cannot notify the service manager at /run/nobody: sendto: ENOENT'])

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { createHealth, serveHealth, serveSocket, type NetworkQuery } from '../../../../src/report/health.ts'
-import type { AskedNode } from '../../../../src/report/network-findings.ts'
+import type { QueriedNode } from '../../../../src/report/network-findings.ts'
 import { cellLook, networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
 import { networkText } from '../../../../src/tool/weft/network.ts'
 import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
@@ -17,7 +17,7 @@ const lease = (number: number): string => `10.5.${number}.0-24`
 
 /** So many nodes, of which number `dead` answers nobody; each has this name with its number. */
 function reportOf(count: number, dead?: number, name = 'host'): NetworkReport {
-  const nodes = Array.from({ length: count }, (_, at): AskedNode => {
+  const nodes = Array.from({ length: count }, (_, at): QueriedNode => {
     const number = at + 1
     const seen = Array.from({ length: count }, (_each, other) => other + 1)
       .filter((to) => to !== number)
