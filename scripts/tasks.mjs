@@ -42,6 +42,7 @@ export const TASKS = {
       ['tsc', '-p', 'src/report/page'],
       ['tsc', '-p', 'test/page'],
       ['oxlint', '--type-aware', '--deny-warnings'],
+      script('scripts/lint-exports.mjs'),
       ['oxfmt', '--check'],
     ],
   },

@@ -9,7 +9,7 @@ import { Secret } from './secret.ts'
 /** The value of a flag. A Secret as default determines how given values are shown. */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
-export interface Flag<Value extends FlagValue = FlagValue> {
+interface Flag<Value extends FlagValue = FlagValue> {
   readonly default: Value
   readonly help: string
   /** The word for the value in the usage text; defaults to Go's word for the type. */

@@ -21,7 +21,7 @@ const SAME_LINE_MS = 30_000
 /** The maximum number of failures that such a task logs per minute. */
 const FAILURES_A_MINUTE = 4
 
-export type Level = 'info' | 'warn' | 'error'
+type Level = 'info' | 'warn' | 'error'
 
 const LETTERS: Readonly<Record<Level, string>> = { info: 'I', warn: 'W', error: 'E' }
 

@@ -63,7 +63,7 @@ export function createChangeFilter(): (line: string) => boolean {
 }
 
 /** Watches the host while it is not yet known which families matter. */
-export interface HostWatch {
+interface HostWatch {
   /** Watches these families from now on. The watch begins with IPv4 only. */
   readonly follow: (families: readonly Family[]) => void
   readonly end: () => Promise<void>

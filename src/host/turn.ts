@@ -1,6 +1,6 @@
 // turn.ts - runs asynchronous work in sequence.
 
-export type Turn = <T>(work: () => Promise<T>) => Promise<T>
+type Turn = <T>(work: () => Promise<T>) => Promise<T>
 
 /** Makes a function that starts its work when all earlier work has ended or failed. */
 export function createTurn(): Turn {

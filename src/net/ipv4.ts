@@ -26,7 +26,7 @@ export function formatIpv4(address: Ipv4): string {
 }
 
 /** Returns the netmask of a prefix length: 0xffffff00 for 24. */
-export function ipv4Mask(prefixLength: number): number {
+function ipv4Mask(prefixLength: number): number {
   return prefixLength === 0 ? 0 : (0xffffffff << (32 - prefixLength)) >>> 0
 }
 
@@ -46,11 +46,6 @@ export function parseIpv4Net(text: string): Ipv4Net | undefined {
 
 export function formatIpv4Net(net: Ipv4Net): string {
   return `${formatIpv4(net.address)}/${net.prefixLength}`
-}
-
-/** Returns the number of addresses in a network of this prefix length: 256 for 24. */
-export function ipv4NetSize(prefixLength: number): number {
-  return 2 ** (32 - prefixLength)
 }
 
 export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {

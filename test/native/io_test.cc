@@ -565,7 +565,7 @@ void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
 void test_receive() {
   std::vector<uint64_t> counters(kCounterCount);
   Drops drops(CounterRow(counters.data()), [] { return clock_ms * 1'000; });
-  Receiver receiver(-1, 64, 8, CounterRow(counters.data()), &drops);
+  Receiver receiver(-1, 8, CounterRow(counters.data()), &drops);
   Failure failure;
   bool interrupted = false;
   kernel = {};

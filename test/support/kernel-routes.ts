@@ -4,7 +4,7 @@ import type { PolicyRule, KernelRoute } from '../../src/host/route-lookup.ts'
 import { routeQueries, type KernelRoutes } from '../../src/tool/doctor/route-queries.ts'
 import { sound } from './facts.ts'
 
-export const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
+const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
   priority,
   table: undefined,
   action: undefined,

@@ -66,7 +66,7 @@ export function isolatePodman(folder: string): Podman {
   return { folder, command, run: (...args) => output(command(...args), { timeoutMs: 20 * 60_000 }) }
 }
 
-export interface Container {
+interface Container {
   readonly pid: string
   /** The value of a field of /proc/PID/status. */
   readonly status: (field: string) => string

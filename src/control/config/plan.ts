@@ -8,7 +8,7 @@ import { readOption } from './backend-options.ts'
 import { optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'
 
-export interface Plan {
+interface Plan {
   /** One line for each key that changes: `Backend.Port: 8285 -> 9000`. */
   readonly changes: readonly string[]
   /** The number of nodes that cannot exchange packets with the other nodes until all nodes have restarted. */

@@ -22,7 +22,7 @@ const LONGEST_RETRY_AFTER_S = 30
 const SHOWN_BODY = 200
 
 /** The Accept header for metadata only, because the rest is most of a node. A server without that feature sends whole objects. */
-export const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
+const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
 
 export interface WatchEvent {
   readonly type?: string

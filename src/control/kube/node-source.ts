@@ -28,7 +28,7 @@ const SHORT_MS = 5_000
 const RELIST_MS_PER_NODE = 3_000
 
 /** A page of a listing. */
-export interface NodeList {
+interface NodeList {
   readonly version: bigint
   /** The token of the next page; empty if this is the last page. */
   readonly next: string
@@ -44,7 +44,7 @@ export function nodeListOf(value: unknown): NodeList {
 }
 
 /** Parses a resourceVersion. Versions come from one counter of etcd, so they compare as numbers (guaranteed by Kubernetes KEP-5504). */
-export function versionOf(text: unknown): bigint {
+function versionOf(text: unknown): bigint {
   if (typeof text === 'string' && /^\d{1,20}$/.test(text)) return BigInt(text)
   throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
 }

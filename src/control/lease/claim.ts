@@ -13,7 +13,7 @@ import { isOfOneNode, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } fro
 export type FoundLease = Lease & { readonly entry: StoreEntry }
 
 /** The subnets and attributes of a node's lease. */
-export interface Claim {
+interface Claim {
   readonly subnet: Nets
   readonly attrs: LeaseAttrs
   /** The node's existing leases. */

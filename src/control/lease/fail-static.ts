@@ -21,7 +21,7 @@ export interface ViewChange {
   readonly renewed: readonly string[]
 }
 
-export interface ViewOptions {
+interface ViewOptions {
   /** How long a loss of most peers must last before it takes effect, in ms. */
   readonly holdMs: number
   /** Returns the key of this node's own lease. It does not belong to a peer, so its loss takes effect immediately. */

@@ -51,7 +51,7 @@ export interface FollowState {
   holds: number
 }
 
-export interface FollowOptions {
+interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
@@ -66,7 +66,7 @@ export interface FollowOptions {
 }
 
 /** The changes of a listing or of a batch of the watch. */
-export interface Followed extends ViewChange {
+interface Followed extends ViewChange {
   /** All current leases. Later changes modify this map. */
   readonly leases: PeerView
   /** True for a complete listing. */

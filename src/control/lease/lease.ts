@@ -63,7 +63,7 @@ export function sideOf({ subnet, attrs }: Lease, family: Family): LeaseSide {
     data: family === 'ipv4' ? attrs.backendData : attrs.backendV6Data,
   }
 }
-export interface LeaseSide {
+interface LeaseSide {
   readonly subnet: Net
   readonly host: Address
   readonly data: unknown

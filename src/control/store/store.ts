@@ -23,7 +23,7 @@ export interface StoreEntry {
 }
 
 /** The whole directory as of `revision`; `watch(revision)` continues without a gap. */
-export interface StoreListing {
+interface StoreListing {
   readonly revision: bigint
   readonly entries: readonly StoreEntry[]
 }

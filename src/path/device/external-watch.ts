@@ -10,7 +10,7 @@ import {
 } from '../../host/external-interface.ts'
 import { FAMILIES, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 
-export interface ExternalWatch {
+interface ExternalWatch {
   /** Resolves with what changed, once that was seen; stays pending otherwise. */
   readonly moved: Promise<Error>
   /** Looks. True when the data path has to be opened again: its sockets, routes, sizes and lease are made for what was. */

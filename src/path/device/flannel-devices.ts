@@ -13,7 +13,7 @@ interface JsonLink {
   addr_info?: { local?: string }[]
 }
 
-export interface FlannelDevice {
+interface FlannelDevice {
   readonly name: string
   /** The kernel's type, such as `vxlan`. */
   readonly kind: string
@@ -45,7 +45,7 @@ export async function findDevices(run: Run): Promise<FlannelDevice[]> {
   return (await Promise.all(links.map(deviceOf))).flat()
 }
 
-export interface AddressedDevice extends FlannelDevice {
+interface AddressedDevice extends FlannelDevice {
   /** The device's addresses, without the link-local IPv6 address that the kernel gives every device. */
   readonly addresses: readonly Address[]
 }

@@ -24,7 +24,7 @@ export interface NextHop {
 /** Next hops by destination, such as `10.5.2.0/24`. */
 export type NextHops = ReadonlyMap<string, NextHop>
 
-export interface RouteSyncOptions {
+interface RouteSyncOptions {
   /** Within which all the routes are. */
   readonly network: Net
   /** The device that is a backend's own, if it has one. */

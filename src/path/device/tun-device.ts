@@ -39,7 +39,7 @@ const QUEUE_LENGTH = 4000
 /** The number of routes that one line names. */
 const HIDING_NAMED = 5
 
-export interface TunOptions {
+interface TunOptions {
   readonly name: string
   /** The cluster's network, and this node's part of it. */
   readonly network: Net

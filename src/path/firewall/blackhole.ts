@@ -12,7 +12,7 @@ import { formatNet, type Net } from '../../net/address.ts'
  */
 const METRIC = 0xffffffff
 
-export interface Blackhole {
+interface Blackhole {
   /** Makes the route right for a node with this subnet, or with none, and removes an earlier subnet's. What was mended, in words. */
   ensure(subnet: Net | undefined): Promise<readonly string[]>
 }

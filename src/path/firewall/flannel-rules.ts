@@ -47,7 +47,7 @@ export const FLANNEL_CHAINS = [POSTRTG, FWD] as const
 /** The tables in what iptables-save prints, each with the lines between its name and COMMIT. */
 export type Tables = ReadonlyMap<string, readonly string[]>
 
-export interface FlannelRules {
+interface FlannelRules {
   /** Rules and chains, as iptables-save shows them. */
   readonly rules: readonly string[]
   /** The input of iptables-restore --noflush that removes them, between the table's name and COMMIT. */

@@ -16,7 +16,7 @@ import {
   type Tables,
 } from './flannel-rules.ts'
 
-export interface Search {
+interface Search {
   readonly remains: readonly Remains[]
   /** Places where rules may be that no tool here can show. */
   readonly unseen: readonly string[]

@@ -63,7 +63,7 @@ export function restoreInput(
 }
 
 /** The nftables table of a family, as `nft list table` shows it; the text is empty if there is no table. */
-export interface NftListing {
+interface NftListing {
   readonly family: Family
   readonly text: string
   /** The networks whose rules belong to this daemon. */
@@ -95,7 +95,7 @@ const NFT_RULE = /^\s+ip6? [sd]addr /m
 const NFT_CHAINS = ['postrtg', 'forward'] as const
 
 /** Rules in the nftables table, by chain. */
-export interface NftOthers {
+interface NftOthers {
   readonly postrtg: readonly string[]
   readonly forward: readonly string[]
 }

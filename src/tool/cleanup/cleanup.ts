@@ -25,7 +25,7 @@ their routes, routes to other nodes by their hosts, subnet.env and the files bes
   --dry-run               only print
 `
 
-export interface Output {
+interface Output {
   readonly say: (line: string) => void
   readonly warn: (line: string) => void
 }

@@ -149,9 +149,9 @@ const nodeText = (side: SeenSide): string => {
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
 
-/** True if an engine of weft carries the family. Older versions of weftd report no families, and carry only IPv4. */
+/** True if an engine of weft carries the family. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
-  (dataPath?.families?.includes(family) ?? family === 'ipv4') && dataPath?.engine !== 'kernel'
+  dataPath !== null && dataPath.families.includes(family) && dataPath.engine !== 'kernel'
 
 function sendersText(side: SeenSide, status: Status): string {
   const addresses = outersIn(status, side.family).flatMap((outer) => placeIn(side.peer, outer).publicIp ?? [])
@@ -225,18 +225,12 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   return steps
 }
 
-/** Describes the route that packets to a peer should take. Older versions of weftd name only the IPv4 device of two. */
-function wantedText(peer: SeenSide, { dataPath, config }: Status): string {
-  const own = dataPath?.devices?.[peer.family]
-  if (typeof own === 'string') return own
-  const device = dataPath?.device ?? null
-  if (device === null) return `via ${hostText(peer)}`
-  const isNamed = peer.family === 'ipv4' || (config !== null && networksOf(config).ipv4 === undefined)
-  return isNamed ? device : "the backend's device for IPv6"
-}
+/** Describes the route that packets to a peer should take. */
+const wantedText = (peer: SeenSide, { dataPath }: Status): string =>
+  dataPath?.devices[peer.family] ?? `via ${hostText(peer)}`
 
-/** True if the backend carries the family, or does not report it, as in older versions of weftd. */
-const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families?.includes(family) ?? true
+/** True if the backend carries the family, or if that is not known. */
+const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families.includes(family) ?? true
 
 function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
   if (way === 'direct') return `the kernel routes it to ${endpoint}, without a tunnel`
@@ -296,8 +290,7 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
 function forwarded({ source, destination, facts, status, route }: Question, isOutward: boolean): Step[] {
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
-  const { device, devices } = status.dataPath ?? {}
-  const own = devices?.[family] ?? (family === 'ipv4' ? device : undefined) ?? undefined
+  const own = status.dataPath?.devices[family] ?? undefined
   const isFromPeer = sideOf(source, status, facts).kind === 'peer'
   const from = isOutward ? subnet && bridgeOf(facts.links, subnet, status) : isFromPeer ? own : undefined
   const ends = { ...(from === undefined ? {} : { from }), ...(route ? { to: route.device } : {}) }

@@ -90,7 +90,7 @@ export interface StoreSeen {
 }
 
 /** Probes a peer over a family with a packet of this length. Rejects if this host cannot probe over the family. */
-export type ProbePeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
+type ProbePeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
 
 export interface Sources {
   readonly status: Status | undefined
@@ -331,7 +331,7 @@ async function unitState(run: Run): Promise<string> {
 }
 
 /** True if the text of /proc/PID/status lacks CAP_NET_ADMIN, bit 12 of CapEff (linux/capability.h, proc_pid_status(5)). */
-export const lacksNetAdminBy = (status: string): boolean => {
+const lacksNetAdminBy = (status: string): boolean => {
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   return effective !== undefined && ((BigInt(`0x${effective}`) >> 12n) & 1n) === 0n
 }

@@ -1,6 +1,6 @@
 // findings.ts - the table of everything that `weft doctor` can find. A test keeps the table in docs/doctor.md equal to it. Pure.
 
-export type Level = 'warning' | 'failure'
+type Level = 'warning' | 'failure'
 
 interface Possible {
   /** The name of a check in CHECKS (checks.ts). */

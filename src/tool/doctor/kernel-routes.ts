@@ -61,7 +61,7 @@ export const ruleFor = (
   )
 
 /** Describes a route, such as `ts0, by the table 52 and the rule "5270: from all lookup 52"`. */
-export function routeText(route: KernelRoute, query: RouteQuery, rules: readonly PolicyRule[]): string {
+function routeText(route: KernelRoute, query: RouteQuery, rules: readonly PolicyRule[]): string {
   const { device, gateway, type, table } = route
   const rule = table === undefined ? undefined : ruleFor(rules, query, (each) => each.table === table)
   const by =

@@ -97,7 +97,7 @@ export function checkPeers(
   // If a packet came from the peer recently, and after its first lost probe, the peer runs and only one direction works. A status in
   // which the peer still answers is too old to show that.
   const recentSeconds = RECENT_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
-  const isOneWay = ({ state, heardSecondsAgo, unansweredSeconds = null }: PeerStatus): boolean =>
+  const isOneWay = ({ state, heardSecondsAgo, unansweredSeconds }: PeerStatus): boolean =>
     state !== 'answering' &&
     heardSecondsAgo !== null &&
     heardSecondsAgo < recentSeconds &&

@@ -11,7 +11,7 @@ const QUERIED_PEERS = 16
 /** The maximum number of packet marks with which routes are looked up. */
 const QUERIED_MARKS = 4
 
-export interface PeerQuery {
+interface PeerQuery {
   readonly family: Family
   /** `out`: from a container of this node to one of a peer; `host`: from this host; `in`: from a container of a peer. */
   readonly direction: 'out' | 'host' | 'in'
@@ -39,7 +39,7 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
     const bridge = bridgeOf(links, side.subnet, status)
-    const device = status.dataPath?.devices?.[side.family] ?? (side.family === 'ipv4' ? status.dataPath?.device : null)
+    const device = status.dataPath?.devices[side.family] ?? null
     return peersOf(side, status)
       .slice(0, QUERIED_PEERS)
       .flatMap((peer): PeerQuery[] => {

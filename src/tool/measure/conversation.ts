@@ -5,7 +5,7 @@
 // and on each path one stream that it sends back. UDP datagrams go to the same port, and begin with the mark of the run and a number.
 
 /** The version of the protocol. Messages of other versions are ignored. */
-export const VERSION = 1
+const VERSION = 1
 export const DEFAULT_PORT = 8286
 /** The maxima that a run may request of a listener. */
 export const LIMITS = { seconds: 60, streams: 64, datagrams: 2 ** 26 } as const
@@ -42,7 +42,7 @@ export type Request =
 export interface Refusal {
   readonly refused: string
 }
-export interface Welcome {
+interface Welcome {
   /** The mark of the run: 16 hexadecimal digits. */
   readonly run: string
   /** Null if no weftd answers on the listener's host. */
@@ -62,7 +62,7 @@ export interface Arrived {
   /** The number of further datagrams that arrived while the listener's socket buffer was full. */
   readonly overflowed: number
 }
-export interface Ended {
+interface Ended {
   /** The packets dropped on the listener's host during the run, by reason; null if no weftd answers there. */
   readonly drops: Counts | null
 }

@@ -25,7 +25,7 @@ import { readLine } from './lines.ts'
 import { increase } from './result.ts'
 
 /** The facts about this host that its weftd reports. */
-export interface Here {
+interface Here {
   readonly inUse: InUse
   readonly drops: Counts
 }

@@ -16,7 +16,7 @@ export interface Plan {
   readonly bitsPerSecond: number
 }
 
-export const MOST = { pairs: 50, megabitsPerSecond: 100_000 } as const
+const MOST = { pairs: 50, megabitsPerSecond: 100_000 } as const
 
 /** Returns the plan for a command line, or the problem with it. */
 export function planOf(wanted: {

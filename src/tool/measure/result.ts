@@ -26,7 +26,7 @@ export interface Compared {
   /** The inside figure divided by the outside figure. */
   readonly ratio: number | null
 }
-export interface UdpTotal {
+interface UdpTotal {
   readonly sent: number
   readonly sentBitsPerSecond: number
   readonly lost: number
@@ -61,7 +61,7 @@ export interface Length {
 }
 
 /** Further facts, if they are known: the longest packet that passes inside, and the MTU of each host. */
-export interface Beside {
+interface Beside {
   readonly length?: Length | undefined
   readonly mtu?: { readonly here: number | null; readonly there: number | null }
 }

@@ -77,7 +77,7 @@ type BenchCall = Call<typeof flags>
 /** Selects from a host's status the facts that explain the figures for one peer and family. */
 export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | undefined, family: Family): InUse {
   const { engine = null, mtu = null, features = [] } = dataPath ?? {}
-  const device = dataPath?.devices?.[family] ?? dataPath?.device ?? null
+  const device = dataPath?.devices[family] ?? null
   const subnet = node && placeIn(node, family).subnet
   return {
     subnet: subnet ? formatNet(subnet) : '',

@@ -16,7 +16,7 @@ import { hideSecrets, parseJson, withoutSecrets } from '../../control/config/hid
 import type { Run } from '../../host/command.ts'
 import type { Status } from '../../report/status.ts'
 
-export interface ToBundle {
+interface ToBundle {
   readonly findings: string
   readonly findingsJson: string
   readonly status: Status | undefined

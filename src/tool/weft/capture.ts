@@ -81,7 +81,7 @@ async function fetchAgain(
   }
 }
 
-const OURS: ReadonlySet<string> = new Set(['native', 'naive', 'dgram'])
+const OURS: ReadonlySet<string> = new Set(['native', 'dgram'])
 
 function notOurs({ engine }: DropsReport): WeftError {
   if (engine === null)

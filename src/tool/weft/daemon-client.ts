@@ -8,7 +8,7 @@ import type { EventsReport } from '../../report/peer-events.ts'
 import { STATUS_SCHEMA, type Status } from '../../report/status.ts'
 
 const TIMEOUT_MS = 5_000
-export const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
+const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
 
 /** Fetches the status. Throws WeftError PERMISSION, or COMMAND if no daemon answers or its version of the report differs. */
 export const fetchStatus = (socket: string, signal: AbortSignal): Promise<Status> =>

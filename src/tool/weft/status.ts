@@ -245,7 +245,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
 }
 
 /** Describes the time of the last handshake, and says so if its keys have expired. */
-export function handshakeText(session: PeerStatus['session']): string {
+function handshakeText(session: PeerStatus['session']): string {
   if (!session) return '-'
   const { handshakeSecondsAgo: ago, ageSeconds } = session
   if (ago === null) return 'none'

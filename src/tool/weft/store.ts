@@ -16,7 +16,7 @@ import type { Screen } from './look.ts'
 
 const WAIT_MS = 10_000
 
-export interface Opened {
+interface Opened {
   readonly store: Store
   readonly status: Status | undefined
   readonly signal: AbortSignal

@@ -6,7 +6,7 @@ import { jsonLine } from '../../base/text.ts'
 import { FAMILIES, formatNet, type Family } from '../../net/address.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
-import { fetchStatus, OTHER_VERSION } from './daemon-client.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { count, type Colour } from './look.ts'
 
 export const wgCommand = command({
@@ -62,15 +62,13 @@ export function interfacesOf(status: Status): readonly Interface[] {
       remedy: '`weft peers` shows its peers; the backend wireguard encrypts (docs/operating.md)',
     })
   const list = peers?.list ?? []
-  if (list.some(({ session }) => session === undefined))
-    throw new WeftError('COMMAND', 'this weftd is older than this weft, and does not report keys', OTHER_VERSION)
-  const names = new Set(ends.flatMap(([family]) => dataPath?.devices?.[family] ?? []))
+  const names = new Set(ends.flatMap(([family]) => dataPath?.devices[family] ?? []))
   if (names.size === 0)
     throw new WeftError('COMMAND', `weftd does not carry packets now: ${trouble ?? 'it has no device'}`, {
       remedy: '`weft doctor` says what prevents it',
     })
   return [...names].flatMap((name) => {
-    const its = ends.filter(([family]) => dataPath?.devices?.[family] === name)
+    const its = ends.filter(([family]) => dataPath?.devices[family] === name)
     const families = its.map(([family]) => family)
     return its.slice(0, 1).map(([, { publicKey, port: listeningPort }]) => ({
       name,

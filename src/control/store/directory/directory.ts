@@ -10,7 +10,7 @@ import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
 import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
 
-export interface DirectoryOptions {
+interface DirectoryOptions {
   readonly directory: string
   /** The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value. */
   readonly ttlMs?: number

@@ -121,7 +121,7 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
   throw new EndpointError(`no answer from ${endpoint.address}`)
 }
 
-export interface EndpointChoice {
+interface EndpointChoice {
   /** Runs `ask` at the endpoint that answered last, then at the others while it fails. Reconnects if certificate files have changed. */
   at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T>
   /** True if etcd has answered a call. */

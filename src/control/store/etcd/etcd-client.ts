@@ -30,7 +30,7 @@ export interface EtcdCalls {
   readonly leaseClient: etcd3.LeaseClient
 }
 
-export interface OpenWatch {
+interface OpenWatch {
   readonly responses: AsyncIterator<etcd3.IWatchResponse>
   readonly created: etcd3.IWatchResponse
   /** Ends the watch. Must also be called after the watch ended by itself. */
@@ -39,7 +39,7 @@ export interface OpenWatch {
   readonly pingsLess: (error: unknown) => boolean
 }
 
-export interface EtcdClient {
+interface EtcdClient {
   /**
    * Runs calls. `timeoutMs` is the timeout of each call at each endpoint. A failure becomes a WeftError that names the endpoints and never
    * the password. Rejects immediately if `signal` aborts.

@@ -27,7 +27,7 @@ export interface EndpointOptions {
 /** The name of a gRPC service of etcd, as in etcd3. */
 export type Service = keyof typeof etcd3.Services
 
-export interface CallOptions {
+interface CallOptions {
   readonly metadata: grpc.Metadata
   /** In ms since the epoch. */
   readonly deadline: number

@@ -92,7 +92,7 @@ const TLS_THERE = /closed before it could be used|connection broke|ECONNRESET|so
 /** Errors for which TLS is not the reason: the server refused the connection, or there is no server. */
 const NOBODY_THERE = /ECONNREFUSED|EHOSTUNREACH|ENETUNREACH|ENOTFOUND|EAI_AGAIN/
 
-export interface Asked {
+interface Asked {
   readonly endpoints: readonly string[]
   readonly prefix: string
   readonly username: string

@@ -194,7 +194,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
   ],
   [
     'route',
-    withStatus({ dataPath: { ...path, device: null } }),
+    withStatus({ dataPath: { ...path, device: null, devices: { ipv4: null, ipv6: null } } }),
     ['10.5.1.2', '10.5.2.2', by('eth1', '192.0.2.9')],
     ['route false: to eth1 via 192.0.2.9 instead of via 192.0.2.2: another route has precedence'],
   ],
@@ -204,7 +204,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
       status: {
         ...status,
         config: { ...status.config!, backendType: 'vxlan' },
-        dataPath: { ...path, engine: 'kernel', device: 'flannel.1' },
+        dataPath: { ...path, engine: 'kernel', device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: null } },
         peers: countPeers([{ ...soundPeer, state: 'stored', type: 'wireguard' }], 10),
       },
     },
@@ -449,12 +449,12 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'a route past the tunnel',
     [HERE6, THERE6, by('eth0', '2001:db8::2'), dual({})],
-    "route false: to eth0 via 2001:db8::2 instead of the backend's device for IPv6: another route has precedence",
+    'route false: to eth0 via 2001:db8::2 instead of flannel-v6.1: another route has precedence',
   ],
   [
     'a route elsewhere',
     [HERE6, THERE6, by('eth0', '2001:db8::99'), dual({})],
-    "route false: to eth0 via 2001:db8::99 instead of the backend's device for IPv6: another route has precedence",
+    'route false: to eth0 via 2001:db8::99 instead of flannel-v6.1: another route has precedence',
   ],
   [
     'a route elsewhere, where there is one device',
@@ -506,7 +506,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
 
 it('says that IPv6 packets do not reach other nodes if the backend carries only IPv4', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
-  const peer = { ...dualPeer(), families: { ipv4: dualPeer().families!.ipv4, ipv6: null } }
+  const peer = { ...dualPeer(), families: { ipv4: dualPeer().families.ipv4, ipv6: null } }
   const facts = { ...soundDual, status: { ...soundDual.status, dataPath, peers: countPeers([peer], 10) } }
   expect(says(HERE6, THERE6, undefined, facts)).toContain(
     'data path false: the vxlan backend carries only IPv4 here, so IPv6 packets do not reach other nodes',
