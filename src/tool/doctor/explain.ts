@@ -229,7 +229,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
 const wantedText = (peer: SeenSide, { dataPath }: Status): string =>
   dataPath?.devices[peer.family] ?? `via ${hostText(peer)}`
 
-/** True if the backend carries the family, or if there is no data path yet. */
+/** True if the backend carries the family, or if that is not known. */
 const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families.includes(family) ?? true
 
 function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {

@@ -1,4 +1,4 @@
-// leave.test.ts - `weftd --leave` of a daemon that cannot be asked: an error with a remedy, and nothing is removed.
+// leave.test.ts - `weftd --leave` with a daemon that does not respond: an error with a remedy, and nothing is removed.
 
 import { closeSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -10,7 +10,7 @@ import { leave } from '../../../../src/tool/cleanup/leave.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-it('one that listens and takes no connection is not taken for one that is not there', async () => {
+it('refuses if a daemon listens but accepts no connection', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-leave-'))
   const fds: number[] = []
   try {

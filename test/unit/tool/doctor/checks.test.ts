@@ -1,5 +1,4 @@
-// checks.test.ts - what each check makes of what was seen: a sound host is accused of nothing, a broken one of what is broken; and
-// docs/findings-*.md have every finding.
+// checks.test.ts - each check finds exactly the faults of a host: none on a sound host. docs/findings-*.md have every finding.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -38,10 +37,10 @@ const NOW = soundNow
 const peer = soundPeer
 const status = soundStatus
 const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
-/** A data path that dropped this lately, of so many packets. */
+/** A data path that dropped these packets in the last minute, of this number of packets. */
 const losing = (drops: Readonly<Record<string, number>>, packets = 18): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, drops, recent: { seconds: 64.3, packets, drops } } })
-/** As `nft list ruleset` prints it. */
+/** A ruleset in the format of `nft list ruleset`. */
 const nft = (hook: string, rule: string): string =>
   `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
 const withPeers = (...list: Partial<PeerStatus>[]): Partial<Facts> => ({
@@ -71,7 +70,7 @@ const ofIpv6 = (name: string, mtu: number, address: string) => ({
 const found = (part: Partial<Facts>): FindingName[] =>
   diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) => findings.map(({ name }) => name))
 
-/** A peer with whom there are no keys, and of whom nothing is known but that. */
+/** A peer that has a WireGuard session without keys, and no other known state. */
 const withSession = (known: Partial<SessionStatus>, side: Partial<PeerStatus> = {}): Partial<Facts> =>
   withPeers({ state: 'programmed', lossPercent: null, session: { ...noKeys, ...known }, ...side })
 const noKeys: SessionStatus = {
@@ -88,11 +87,11 @@ const noKeys: SessionStatus = {
 const withUnknown = (endpoint: string, secondsAgo: number): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, unknownKeys: [{ publicKey: 'of-nobody', endpoint, secondsAgo }] } })
 
-/** A peer whose path takes less than containers send. */
+/** A path that carries only shorter packets than containers send. */
 const narrow = { path: 'narrow', passesBytes: 1252, pathSince: '2026-11-22T09:00:00Z' } as const
 
 describe('the doctor', () => {
-  it('accuses a sound host of nothing, and knows all of it', () => {
+  it('finds nothing on a sound host, and can make all checks', () => {
     for (const facts of [sound, soundDual, soundIpv6])
       expect(diagnose(facts)).toEqual(CHECKS.map(({ name }) => ({ check: name, findings: [] })))
   })
@@ -190,7 +189,7 @@ describe('the doctor', () => {
       "iptables' own tables in nft",
       { nft: 'table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n' },
     ],
-  ])('has nothing against %s', (_name, part) => {
+  ])('finds nothing wrong with %s', (_name, part) => {
     expect(found(part)).toEqual([])
   })
 
@@ -384,11 +383,11 @@ describe('the doctor', () => {
     ['clock-behind', withSession({ attempts: 9, failure: 'no-answer', stale: 2 })],
     ['key-unusable', withSession({ failure: 'bad-key' })],
     ['key-unknown', withUnknown('192.0.2.77:51820', 3)],
-  ])('names %s and nothing else', (name, part) => {
+  ])('finds %s and nothing else', (name, part) => {
     expect(found(part)).toEqual([name])
   })
 
-  it('says which subnet is missing in subnet.env', () => {
+  it('names the subnet that subnet.env lacks', () => {
     const details = (part: Partial<Facts>) =>
       diagnose({ ...soundDual, ...part }).flatMap(({ findings = [] }) =>
         findings.map(({ name, detail }) => `${name}: ${detail}`),
@@ -402,7 +401,7 @@ describe('the doctor', () => {
     ])
   })
 
-  it('says which family is broken, and where both are, the peer once', () => {
+  it('names the broken family, and reports a peer once if both families are broken', () => {
     const details = (...list: PeerStatus[]) =>
       diagnose({ ...sound, ...withDual(...list) }).flatMap(({ findings = [] }) => findings.map(({ detail }) => detail))
     expect(details(dualPeer({}, silentSide))).toEqual([
@@ -416,18 +415,18 @@ describe('the doctor', () => {
     ])
   })
 
-  it('names a firewall of nftables beside the peer that does not answer', () => {
+  it('finds the nftables rule and the silent peer', () => {
     const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
     expect(found({ nft: nft('input', 'tcp dport 22 accept'), answers })).toEqual(['port-dropped', 'peer-silent'])
   })
 
   it.each([
     ['heard since it was first asked in vain', { heardSecondsAgo: 8, unansweredSeconds: 12 }, true],
-    // The last of a host that was killed just before it was asked.
+    // The last status of a host that was killed shortly before.
     ['heard for the last time before that', { heardSecondsAgo: 15, unansweredSeconds: 12, lossPercent: 50 }, false],
     ['answering when the status was taken', { state: 'answering', heardSecondsAgo: 2, unansweredSeconds: 8 }, false],
     ['never heard', { heardSecondsAgo: null, unansweredSeconds: 4, lossPercent: 100 }, false],
-  ] as const)('says of a silent peer that was %s whether it sends', (_, changes, sends) => {
+  ] as const)('says whether a silent peer that was %s still sends', (_, changes, sends) => {
     const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
     const facts = { ...sound, ...withPeers({ state: 'programmed', ...changes }), answers }
     const check = diagnose(facts).find((each) => each.check === 'peers')
@@ -437,12 +436,12 @@ describe('the doctor', () => {
   it.each([
     [3_600_000, "3600 s behind the store's"],
     [-3_600_000, "3600 s ahead of the store's"],
-  ])('says of a clock that the store is %d ms ahead of: %s', (storeAheadMs, detail) => {
+  ])('reports a clock that the store is %d ms ahead of as: %s', (storeAheadMs, detail) => {
     const check = diagnose({ ...sound, storeAheadMs }).find((each) => each.check === 'clock')
     expect(check!.findings).toEqual([{ name: 'clock-off', detail }])
   })
 
-  it('allows a lease its day and a minute, which clocks may differ by', () => {
+  it('accepts a lease that ends in a day and a minute, because clocks may differ by a minute', () => {
     const ends = Date.parse(status.lease!.expiresAt!)
     const at = (leftMs: number): FindingName[] => found({ now: ends - leftMs })
     expect([at(86_400_000 + 60_000), at(86_400_000 + 60_001)]).toEqual([[], ['clock-off']])
@@ -453,11 +452,11 @@ describe('the doctor', () => {
     [10, []],
     [20, ['peer-lossy']],
     [30, ['peer-lossy']],
-  ])('takes a peer that loses %d percent of the probes for %j', (lossPercent, names) => {
+  ])('reports a peer that loses %d percent of the probes as %j', (lossPercent, names) => {
     expect(found(withPeers({ lossPercent }))).toEqual(names)
   })
 
-  // What stands before a packet: of IPv4 20, UDP 8, VXLAN 8 and Ethernet 14, IPIP an IPv4 header, WireGuard 16 and its tag 16.
+  // The overhead is 20 (IPv4), 8 (UDP), 8 (VXLAN) and 14 (Ethernet); one IPv4 header for IPIP; 16 and a tag of 16 for WireGuard.
   it.each([
     ['udp', 28],
     ['vxlan', 50],
@@ -465,7 +464,7 @@ describe('the doctor', () => {
     ['wireguard', 60],
     ['host-gw', 0],
     ['alloc', 0],
-  ])('knows that %s takes %d bytes of what the interface carries', (backendType, bytes) => {
+  ])('counts an overhead of %s of %d bytes', (backendType, bytes) => {
     const names = (mtu: number): readonly string[] | undefined =>
       diagnose({
         ...sound,
@@ -498,7 +497,7 @@ describe('the doctor', () => {
       'no answer comes from its host, not even to a ping: it is off or cut off, or a firewall drops',
     ],
     [{}, '; no answer comes from its host'],
-  ])('says why a peer is silent: %j', (reach, says) => {
+  ])('explains why a peer is silent: %j', (reach, says) => {
     const nothing = { port: undefined, portNumber: 8285, isPinged: undefined, isOffLink: false }
     const facts = {
       ...withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo: 400, probedSecondsAgo: 3 }),
@@ -515,12 +514,12 @@ describe('the doctor', () => {
     [120, '2 min'],
     [7_199, '120 min'],
     [7_200, '2 h'],
-  ])('says of %i s that it was %s ago', (heardSecondsAgo, ago) => {
+  ])('formats %i s as %s ago', (heardSecondsAgo, ago) => {
     const facts = withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo, probedSecondsAgo: 0 })
     expect(detailsOf(facts, 'peer-silent')[0]).toContain(`: its last packet came ${ago} ago`)
   })
 
-  it('names who runs by another configuration than the store has', () => {
+  it('names the nodes that run with another configuration than the store', () => {
     const old = (of: string) => ({ lease: of, subnet: of, type: '' }) as const
     const facts = {
       ...withPeers(old('10.5.2.0/24'), { ...old('10.5.3.0/24'), type: 'vxlan' }),
@@ -535,7 +534,7 @@ describe('the doctor', () => {
     expect(found({ ...withStatus({ config: { ...status.config!, backend } }), store: turned })).toEqual([])
   })
 
-  describe('where weftd is dead', () => {
+  describe('a host whose weftd does not run', () => {
     const dead = (path: object, facts: Partial<Facts> = {}): Partial<Facts> => ({
       silence: 'no weftd answers',
       ...withStatus({ state: 'starting', lease: null, dataPath: { ...status.dataPath!, ...path } }),
@@ -547,7 +546,7 @@ describe('the doctor', () => {
       Object.fromEntries(
         diagnose({ ...sound, ...facts }).map(({ check, findings }) => [check, findings?.map(({ name }) => name)]),
       )
-    it('looks at all that it left, and says who still forwards', () => {
+    it('checks everything that weftd left, and says whether the kernel still forwards', () => {
       const states = statesOf(dead(ours, { unit: 'systemd says: failed since Mon', answers: new Map() }))
       expect(states).toMatchObject({
         daemon: Array(3).fill('daemon-silent'),
@@ -571,7 +570,7 @@ describe('the doctor', () => {
         'the kernel still forwards packets with the devices and routes that weftd made',
       ])
     })
-    it('finds what is broken besides', () => {
+    it('finds other faults too', () => {
       expect(found(dead(ours, { routes: [] }))).toContain('no-route')
       expect(
         found(dead(kernel, { answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]) })),
@@ -580,7 +579,7 @@ describe('the doctor', () => {
       expect(found(dead(ours, { subnetEnv: undefined }))).toContain('subnet-env-wrong')
       expect(found(dead(ours, { iptables: '-P INPUT ACCEPT\n-P FORWARD DROP' }))).toContain('forward-dropped')
     })
-    it('asks for any address of the network where the others are not known', () => {
+    it('walks a packet to any address of the network if no peer is known', () => {
       const part = { peers: null, node: status.node, config: status.config, dataPath: { ...status.dataPath!, ...ours } }
       const dropping = (rule: string): FindingName[] =>
         found({
@@ -600,7 +599,7 @@ describe('the doctor', () => {
         'forward-dropped',
       )
     })
-    it('accuses nobody of what it cannot see', () => {
+    it('reports only what it can see', () => {
       const blind = dead(ours, { store: undefined, storeAheadMs: undefined, answers: new Map() })
       expect(statesOf(blind)).toMatchObject({
         store: undefined,
@@ -608,13 +607,13 @@ describe('the doctor', () => {
         config: undefined,
         peers: undefined,
       })
-      // What a dead weftd would have renewed has ended, and the clock is right.
+      // The lease of a dead weftd has ended, but the clock is right.
       const ended = withStatus({ lease: { ...status.lease!, expiresAt: '2020-01-01T00:00:00Z' } })
       expect(found({ ...ended, silence: 'dead' })).toEqual(['daemon-silent', 'daemon-silent'])
     })
   })
 
-  it('names each of many, and shows a person the first few', () => {
+  it('reports all places, and shows the first few as text', () => {
     const many = Array.from({ length: 9 }, (_, at) => ({ subnet: `10.5.${at + 2}.0/24`, state: 'stored' as const }))
     const { findings = [] } = diagnose({ ...sound, ...withPeers(...many) }).find((each) => each.check === 'peers')!
     expect(findings).toHaveLength(9)
@@ -651,12 +650,12 @@ describe('the doctor', () => {
   })
 })
 
-describe('the doctor, by the status alone', () => {
-  it('finds nothing on a sound node, though it knows nothing of the host', () => {
+describe('the findings of a status alone', () => {
+  it('are none on a sound node, although nothing is known of the host', () => {
     expect(diagnoseStatus(soundStatus)).toEqual([])
   })
 
-  it('finds what the status has, as weft doctor does', () => {
+  it('equal those of weft doctor', () => {
     const silent: PeerStatus = { ...soundPeer, state: 'programmed', lossPercent: 100 }
     const sick: Status = {
       ...soundStatus,
@@ -669,7 +668,7 @@ describe('the doctor, by the status alone', () => {
   })
 })
 
-describe('at its limits, the doctor', () => {
+describe('the limits of findings', () => {
   const said = (part: Partial<Facts>): string[] =>
     diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) =>
       findings.map(({ name, detail }) => `${name}: ${detail}`),
@@ -715,7 +714,7 @@ describe('at its limits, the doctor', () => {
         }),
         tunProblem: 'EPERM',
       },
-      ['no-route: 10.5.2.0/24'], // which each peer has, then
+      ['no-route: 10.5.2.0/24'], // each peer has such a route
     ],
     [
       'no TUN is needed, with nothing',
@@ -726,7 +725,6 @@ describe('at its limits, the doctor', () => {
     ['its clock is more ahead', { storeAheadMs: -60_001 }, ["clock-off: 60 s ahead of the store's"]],
     ['its clock is a minute behind', { storeAheadMs: 60_000 }, []],
     ['its clock is more behind', { storeAheadMs: 3_600_000 }, ["clock-off: 3600 s behind the store's"]],
-    // The lease ends 23 hours from now.
     ['the lease ends in a day and a minute', { now: NOW - 3_600_000 - 60_000 }, []],
     [
       'the lease ends later',
@@ -1003,9 +1001,9 @@ describe('at its limits, the doctor', () => {
       { routes: [{ ...route('10.5.0.0/16', 'flannel0'), metric: 7 }] },
       ['no-route: 10.5.0.0/16'],
     ],
-  ])('where %s', (_, part, expected) => expect(said(part)).toEqual(expected))
+  ])('apply if %s', (_, part, expected) => expect(said(part)).toEqual(expected))
 
-  it('asks for a route to each peer where none takes the whole network, and for none to a peer that is not used', () => {
+  it('requires a route to each usable peer if no route leads to the whole network', () => {
     const kernel = (backendType: string) =>
       withStatus({
         config: { ...status.config!, backendType },
@@ -1022,7 +1020,7 @@ describe('at its limits, the doctor', () => {
     expect(said({ ...kernel('wireguard'), ...wide, routes }).filter((line) => line.startsWith('no-route'))).toEqual([
       'no-route: 10.5.0.0/16',
     ])
-    // The whole network by another way is nobody's error there.
+    // For such a backend another route to the whole network is no fault.
     expect(
       found({
         ...kernel('vxlan'),
@@ -1032,7 +1030,7 @@ describe('at its limits, the doctor', () => {
     ).toEqual(['peer-unusable'])
   })
 
-  it('finds what host-gw left of a node that has gone, of either family', () => {
+  it('finds the routes that host-gw left to a node that has gone, of both families', () => {
     const dataPath = { ...soundDual.status.dataPath, device: null, devices: { ipv4: null, ipv6: null } }
     const config = { ...soundDual.status.config, backendType: 'host-gw' }
     const right = [
@@ -1055,18 +1053,18 @@ describe('at its limits, the doctor', () => {
     ])
   })
 
-  it('says of one that sends that it is to be looked at there first, and how long ago it was heard', () => {
+  it('names the firewall of a peer that still sends, and the time of its last packet', () => {
     const facts = { ...withPeers({ state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 }), ...silent }
     const heard =
       '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 3 s ago; packets from it arrive, but packets to it are lost'
     expect(said(facts)).toEqual([`peer-silent: ${heard}: check the firewall on its host first`])
-    // What came before it fell silent altogether says nothing of now.
+    // A packet from before the peer fell silent proves nothing.
     const before = { state: 'programmed', heardSecondsAgo: 30, unansweredSeconds: 60 } as const
     const where = '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 30 s ago'
     expect(said({ ...withPeers(before), ...silent })).toEqual([`peer-silent: ${where}`])
     const seldom = withStatus({ peers: countPeers([{ ...peer, ...before }], 20) })
     expect(said({ ...seldom, ...silent })[0]).toContain(`${where}; packets from it arrive`)
-    // Nobody is sent there for what this host does itself.
+    // If this host itself drops the packets, the firewall of the peer is not named.
     const rule = '-A OUTPUT -p udp -m udp --dport 8285 -j DROP'
     expect(said({ ...facts, iptables: `-P OUTPUT ACCEPT\n${rule}` })).toEqual([
       `port-dropped: ${rule}`,
@@ -1086,7 +1084,7 @@ describe('at its limits, the doctor', () => {
       `peer-silent: ${heard}`,
       'packets-dropped: tx_drop_refused: 11 in the last 60 s',
     ])
-    // What this host did before says nothing of the peer now.
+    // Earlier drops on this host do not explain why a peer is silent now.
     expect(said({ ...withStatus({ dataPath: over, peers }), ...silent })).toEqual([
       `peer-silent: ${heard}: check the firewall on its host first`,
     ])
@@ -1101,7 +1099,7 @@ describe('at its limits, the doctor', () => {
     ]).toEqual([true, false, false])
   })
 
-  it('says that it cannot know what takes a node, and knows what does not', () => {
+  it('lists the checks that are not possible without a node', () => {
     const nothing = { node: null, config: null, lease: null, dataPath: null, peers: null }
     expect(unknown(withStatus(nothing))).toEqual([
       'families',
@@ -1137,13 +1135,13 @@ describe('at its limits, the doctor', () => {
   })
 })
 
-describe('of a status that lacks a part, the doctor', () => {
+describe('a status without some of its parts', () => {
   const look = (check: string, part: Partial<Facts>) =>
     diagnose({ ...sound, ...part })
       .find((one) => one.check === check)
       ?.findings?.map(({ name, detail }) => `${name}: ${detail}`)
 
-  it('says what cannot be known, check by check', () => {
+  it('makes only the possible checks', () => {
     const unknown = (part: Partial<Status>) =>
       diagnose({ ...sound, ...withStatus(part) })
         .filter(({ findings }) => findings === undefined)
@@ -1154,7 +1152,7 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(unknown({ node: null })).toEqual(['firewall', 'routes', 'store', 'leases', 'peers', 'mtu', 'containers'])
   })
 
-  it('tells of handshakes what was tried, and nothing of a peer that answers, or of what came once', () => {
+  it('explains failed handshakes, but not those of a peer that answers, and not a single failure', () => {
     const told = (known: Partial<SessionStatus>, side?: Partial<PeerStatus>) =>
       look('handshakes', withSession(known, side))
     const at = '10.5.2.0/24 at 192.0.2.2:8285'
@@ -1167,7 +1165,7 @@ describe('of a status that lacks a part, the doctor', () => {
       expect(told(once)).toEqual([])
     for (const bad of [{ failure: 'not-authentic' }, { stale: 9 }, failing] as const)
       expect(told(bad, { state: 'answering', lossPercent: 0 })).toEqual([])
-    // Asked now, it did answer.
+    // The peer answered weft doctor.
     const answers: Facts['answers'] = new Map([['10.5.2.0-24', { ipv4: { small: true, large: true } }]])
     expect(look('handshakes', { ...withSession(failing), answers })).toEqual([])
     expect(look('handshakes', { ...withSession(failing), silence: 'it was killed' })).toBeUndefined()
@@ -1180,7 +1178,7 @@ describe('of a status that lacks a part, the doctor', () => {
     ['refuses UDP port 51820', { unconfirmed: 2 }, 'refused'],
     ['not even to a ping', { attempts: 2, failure: 'no-answer' }, undefined],
     ['not even to a ping', { failure: 'bad-key' }, undefined],
-  ] as const)('says of a silent peer "%s" where it says of handshakes %j', (says, known, port) => {
+  ] as const)('says "%s" of a silent peer with the session %j', (says, known, port) => {
     const reach = { port, portNumber: 51_820, isPinged: false, isOffLink: false }
     const facts = {
       ...withSession(known, { lossPercent: 100, heardSecondsAgo: 400, probedSecondsAgo: 3 }),
@@ -1190,21 +1188,21 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(silent).toEqual([expect.stringMatching(new RegExp(`${says}[^;]*$`))])
   })
 
-  it('tells of handshakes that others make by what has passed', () => {
+  it('judges a session of the kernel by its bytes', () => {
     const unseen = { attempts: null, stale: null, unconfirmed: null }
     const silent = { state: 'programmed', lossPercent: 100 } as const
     const names = (known: Partial<SessionStatus>, side: Partial<PeerStatus> = silent) =>
       look('handshakes', withSession({ ...unseen, ...known }, side))?.map((text) => text.split(':')[0])
     expect(names({ txBytes: 296 })).toEqual(['no-handshake'])
     expect(names({ txBytes: 296, rxBytes: 148 })).toEqual(['handshake-one-way'])
-    // It had keys once: nobody knows what has come since.
+    // There was a handshake before, so the bytes may be older than the fault.
     expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 400 })).toEqual(['no-handshake'])
     expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 40, ageSeconds: 40 })).toEqual([])
     expect(names({})).toEqual([])
-    expect(names({ txBytes: 296 }, {})).toEqual([]) // nobody wants keys
+    expect(names({ txBytes: 296 }, {})).toEqual([]) // no probe was sent, so the kernel needs no keys
   })
 
-  it('tells a key that no lease has with the peer at whose address it is, as long as that is news', () => {
+  it('reports a recent handshake with an unknown key, and the peer with the address of the sender', () => {
     const keyed = { ...peer, session: noKeys }
     const told = (endpoint: string, secondsAgo: number) => {
       const { status: seen } = withUnknown(endpoint, secondsAgo)
@@ -1218,7 +1216,7 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(told('192.0.2.2:51820', 180)).toEqual([])
   })
 
-  it('tells of one session for both families once, and of two by each', () => {
+  it('reports a session that both families share once, and two sessions twice', () => {
     const side = (endpoint: string) =>
       ({ ...silentSide, endpoint, session: { ...noKeys, failure: 'bad-key' } }) as const
     const of = (...[first, second]: readonly [string, string]) =>
@@ -1226,7 +1224,7 @@ describe('of a status that lacks a part, the doctor', () => {
     expect([of('192.0.2.2:51820', '192.0.2.2:51820'), of('192.0.2.2:51820', '[2001:db8::2]:51821')]).toEqual([1, 2])
   })
 
-  it('says no more than it knows', () => {
+  it('leaves out details that are not known', () => {
     expect(look('daemon', withStatus({ state: 'starting', trouble: null }))).toEqual(['daemon-waits: '])
     expect(look('forwarding', { isForwarding: false })).toEqual(['forwarding-off: '])
     const unusable = { ...withPeers({ state: 'stored', type: 'vxlan' }) }
@@ -1234,26 +1232,26 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(look('peers', { ...unusable, status: { ...unusable.status!, dataPath: null } })).toEqual([])
     const strange = { ...status.config!, backendType: 'of-tomorrow' }
     expect(look('mtu', withStatus({ config: strange, dataPath: { ...status.dataPath!, mtu: 1500 } }))).toEqual([])
-    // Nobody probes; who was asked by the doctor itself is known.
+    // The daemon does not probe, but weft doctor has probed the peer.
     const unprobed = withStatus({ peers: countPeers([{ ...peer, lossPercent: null, state: 'programmed' }], null) })
     expect(look('peers', unprobed)).toEqual([])
     expect(look('peers', { ...unprobed, answers: new Map() })).toEqual(['peers-unasked: '])
   })
 
-  it('says of a silent peer when it was heard, and no more where it sends nothing either', () => {
+  it('gives the time of the last packet of a silent peer, and no more if it does not send', () => {
     const silent = { state: 'programmed', lossPercent: 100, heardSecondsAgo: 90, probedSecondsAgo: 2 } as const
     expect(look('peers', withPeers(silent))).toEqual([
       'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: its last packet came 90 s ago',
     ])
   })
 
-  it('asks for one route where weftd carries what the kernel could', () => {
+  it('requires one route to the network if weftd carries the packets of vxlan', () => {
     const vxlan = withStatus({ config: { ...status.config!, backendType: 'vxlan' } })
     expect(look('routes', vxlan)).toEqual([])
     expect(look('routes', { ...vxlan, routes: [route('10.5.2.0/24', 'flannel0')] })).toEqual(['no-route: 10.5.0.0/16'])
   })
 
-  it('takes a route around its own subnet, or by a gateway to nobody, for that of somebody else', () => {
+  it('reports a route around its own subnet, or through a gateway that is no peer, as foreign', () => {
     const first = { node: { ...status.node!, subnet: '10.5.0.0/24' } }
     const routes = [
       route('10.5.0.0/16', 'flannel0'),
@@ -1266,7 +1264,7 @@ describe('of a status that lacks a part, the doctor', () => {
     ])
   })
 
-  it('finds a subnet within another one, in whatever order they are told', () => {
+  it('finds a subnet inside another one in any order of the leases', () => {
     const [large, small, other] = ['10.5.8.0/23', '10.5.8.0/25', '10.5.4.0/24'].map((subnet, at) => ({
       ...peer,
       lease: subnet,
@@ -1284,7 +1282,7 @@ describe('of a status that lacks a part, the doctor', () => {
       ])
   })
 
-  it('measures by the external interface, and by each address of a bridge', () => {
+  it('uses the MTU of the external interface, and all addresses of a bridge', () => {
     const lo = link('lo', 1000, '127.0.0.1')
     expect(look('mtu', { links: [lo, ...sound.links] })).toEqual([])
     const [eth0, cni0] = [link('eth0', 1500, '192.0.2.1'), link('cni0', 1500, '10.5.1.1')]

@@ -1,4 +1,4 @@
-// explain.test.ts - each kind of way that a packet may take, and what stops it there.
+// explain.test.ts - the steps of packets between all kinds of addresses, and the faults that stop them.
 
 import { expect, it } from 'vitest'
 import type { Route } from '../../../../src/host/links.ts'
@@ -92,7 +92,7 @@ it.each<[string, Parameters<typeof ask>, string[]]>([
   expect(stopped(...question)).toEqual(expected)
 })
 
-it('says which peer, by which rule, and what its host answered', () => {
+it('names the peer, the rule, and the result of the last probe', () => {
   const says = ask('10.5.1.2', '10.5.2.2', by('flannel0')).map(({ step, says: text }) => `${step}: ${text}`)
   expect(says).toEqual([
     'source: 10.5.1.2 is in the subnet of this node, 10.5.1.0/24',
@@ -109,13 +109,12 @@ it('says which peer, by which rule, and what its host answered', () => {
 const path = status.dataPath!
 const says = (...args: Parameters<typeof ask>): string[] =>
   ask(...args).map(({ step, passes, says: text }) => `${step} ${passes ?? '?'}: ${text}`)
-/** Without who asks and who is asked. */
 const way = (...args: Parameters<typeof ask>): string[] => says(...args).slice(2)
 const OUT = ['10.5.1.2', '10.5.2.2', by('flannel0')] as const
 const of = (step: string, facts: Partial<Facts>, question: readonly [string, string, Route | undefined] = OUT) =>
   says(...question, facts).filter((line) => line.startsWith(`${step} `))
 
-it('knows where an address is: this host first, then the longest subnet, then the network', () => {
+it('looks for an address on this host first, then in the longest subnet, then in the network', () => {
   const peers = countPeers(
     [
       { ...soundPeer, subnet: '10.5.2.0/24', publicIp: '192.0.2.2' },
@@ -145,7 +144,7 @@ it.each([
   ['10.5.1.1', 'source true: 10.5.1.1 is an address of this host'],
   ['10.5.7.1', 'source true: 10.5.7.1 is in the network 10.5.0.0/16, but no node has a lease for it'],
   ['10.6.0.1', 'source true: 10.6.0.1 is outside the network 10.5.0.0/16'],
-])('says who %s is', (source, line) => expect(says(source, '10.5.1.2', by('cni0'))[0]).toBe(line))
+])('describes the address %s', (source, line) => expect(says(source, '10.5.1.2', by('cni0'))[0]).toBe(line))
 
 it.each([
   ['10.5.1.2', '10.5.1.1', 'way true: both addresses are on this host, so the packet uses no tunnel'],
@@ -162,11 +161,11 @@ it.each([
     '10.5.1.2',
     'data path false: dropped, because no lease has its source address: counted as rx_drop_unknown_sender',
   ],
-])('of %s to %s there is one thing to say', (source, destination, line) => {
+])('has one step after the addresses from %s to %s', (source, destination, line) => {
   expect(way(source, destination, by('cni0'))).toEqual([line])
 })
 
-it('asks a host that sends itself for no forwarding, and a container for both', () => {
+it('requires forwarding for packets of a container, but not for those of the host', () => {
   const steps = (source: string): string[] => ask(source, '10.5.2.2', by('flannel0')).map(({ step }) => step)
   expect(steps('10.5.1.1').slice(2)).toEqual(['route', 'data path', 'mtu', 'peer'])
   expect(steps('10.5.1.2').slice(2, 4)).toEqual(['forwarding', 'firewall'])
@@ -319,9 +318,9 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
       'firewall false: OUTPUT: dropped by -A OUTPUT -d 192.0.2.2/32 -o eth0 -p udp --dport 8285 -j DROP',
     ],
   ],
-])('tells the step %s with %j', (step, facts, question, lines) => expect(of(step, facts, question)).toEqual(lines))
+])('has the step %s with %j', (step, facts, question, lines) => expect(of(step, facts, question)).toEqual(lines))
 
-it('tells how a packet leaves the network', () => {
+it('explains a packet that leaves the network', () => {
   const masq = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
   const route = by('eth0', '192.0.2.254')
   const own = 'masquerade true: not needed: the source is an address of this host'
@@ -341,7 +340,7 @@ it('tells how a packet leaves the network', () => {
   ])
 })
 
-it('tells how a packet comes in', () => {
+it('explains a packet that comes in', () => {
   expect(way('10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([
     'firewall true: INPUT: accepted by -P INPUT ACCEPT',
     'data path true: accepted if its datagram comes from 192.0.2.2; with VerifySource "inner" or "off" from any address',
@@ -349,7 +348,7 @@ it('tells how a packet comes in', () => {
     'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
     'route true: to cni0, a bridge of containers',
   ])
-  // Nothing of a peer's comes to a port with host-gw; a host forwards nothing to itself.
+  // With host-gw a peer sends to no port, and the host forwards no packets to itself.
   const gateway = withStatus({
     config: { ...status.config!, backendType: 'host-gw' },
     dataPath: { ...path, engine: 'kernel' },
@@ -366,7 +365,7 @@ it('tells how a packet comes in', () => {
     expect(way('198.51.100.1', '10.5.1.2', route).at(-1)).toBe('route false: no bridge of containers has 10.5.1.2')
 })
 
-it('knows each of the addresses of a link as this host', () => {
+it('knows all addresses of a link as this host', () => {
   const [first] = sound.links
   const links = [
     {
@@ -379,7 +378,7 @@ it('knows each of the addresses of a link as this host', () => {
   )
 })
 
-it('knows what passes through this host: from the world to a peer, and back', () => {
+it('explains packets between an outside address and a peer', () => {
   const steps = (...args: Parameters<typeof ask>) => ask(...args).map(({ step }) => step)
   expect(steps('198.51.100.1', '10.5.2.2', by('flannel0'))).toContain('peer')
   expect(steps('10.5.2.2', '198.51.100.1', by('eth0'))).toContain('masquerade')
@@ -389,13 +388,13 @@ it.each([
   ['out of the network', ['10.5.1.2', '198.51.100.1', by('eth0')]],
   ['from a peer', ['10.5.2.2', '10.5.1.2', by('cni0')]],
   ['to a peer', ['10.5.1.2', '10.5.2.2', by('flannel0')]],
-] as const)('asks the firewall for TCP %s', (_name, [source, destination, route]) => {
+] as const)('walks a TCP packet through the firewall from %s', (_name, [source, destination, route]) => {
   const asked = (protocol: string) =>
     stopped(source, destination, route, { ...MASQ, iptables: `-A FORWARD -p ${protocol} -j DROP` })
   expect([asked('tcp'), asked('sctp')]).toEqual([['firewall'], []])
 })
 
-it('says what it can where the daemon has no node, no configuration and no data path yet', () => {
+it('explains what it can without node, configuration or data path', () => {
   const none = { node: null, config: null, dataPath: null, peers: null }
   for (const [trouble, why] of [
     ['waiting for etcd', 'waiting for etcd'],
@@ -418,7 +417,7 @@ const dual = (part: Partial<Facts>, ...list: PeerStatus[]): Partial<Facts> => ({
   ...part,
 })
 
-it('tells the way of IPv6 by what IPv6 has of its own', () => {
+it('uses the facts of IPv6 for an IPv6 packet', () => {
   const route6 = by('flannel-v6.1', 'fd00:5:0:2::')
   expect(says(HERE6, THERE6, route6, dual({}))).toEqual([
     'source true: fd00:5:0:1::2 is in the subnet of this node, fd00:5:0:1::/64',
@@ -430,7 +429,7 @@ it('tells the way of IPv6 by what IPv6 has of its own', () => {
     'mtu true: packets of up to 1430 bytes pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     'peer true: its host answers through the data path, in 1 ms',
   ])
-  // What is broken of the other family is none of its business.
+  // Faults of IPv4 do not matter.
   const broken4 = { isForwarding: false, iptables: BAD_FORWARD }
   expect(stopped(HERE6, THERE6, route6, dual(broken4, dualPeer({ state: 'stored' })))).toEqual([])
   expect(
@@ -503,7 +502,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
     ['2001:db8:9::1', HERE6, undefined],
     'source true: 2001:db8:9::1 is outside the network, which does not have IPv6',
   ],
-])('of IPv6 tells %s', (_name, question, line) => expect(says(...question)).toContain(line))
+])('explains for IPv6 %s', (_name, question, line) => expect(says(...question)).toContain(line))
 
 it('says that IPv6 packets do not reach other nodes if the backend carries only IPv4', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
@@ -517,18 +516,18 @@ it('says that IPv6 packets do not reach other nodes if the backend carries only 
   )
 })
 
-it('knows that with WireGuard a node may send from its own subnet alone', () => {
+it('says that with WireGuard a node may send only from its own subnet', () => {
   const sealed = (part: Partial<Facts> = {}): Partial<Facts> => ({
     status: { ...status, config: { ...status.config!, backendType: 'wireguard' } },
     ...part,
   })
   const to = by('flannel0')
-  // A program of this host that has bound its public address, and a LAN behind the host.
+  // The sources are a public address of this host, bound by a program, and a LAN behind the host.
   expect(stopped('192.0.2.1', '10.5.2.2', to, sealed())).toEqual(['masquerade'])
   expect(stopped('172.31.0.7', '10.5.2.2', to, sealed())).toEqual(['masquerade'])
   expect(stopped('192.0.2.1', '10.5.2.2', to, sealed(MASQ))).toEqual([])
   expect(stopped('10.5.1.2', '10.5.2.2', to, sealed())).toEqual([])
-  // What comes in from the public address of a node.
+  // The source is the public address of a node.
   expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'), sealed())).toEqual(['data path'])
   expect(stopped('198.51.100.7', '10.5.1.2', by('cni0'), sealed())).toEqual([])
   expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'))).toEqual([])

@@ -1,4 +1,4 @@
-// kernel-routes.test.ts - what the doctor says of where the kernel sends packets, whatever the main table has.
+// kernel-routes.test.ts - weft doctor judges the routes that the kernel uses, by all tables and rules.
 
 import { describe, expect, it } from 'vitest'
 import { countPeers } from '../../../../src/report/status.ts'
@@ -13,7 +13,7 @@ const found = (part: Partial<Facts>, isTold = false): string[] =>
 const by = (changed: Parameters<typeof routesBy>[0], part: Partial<Facts> = {}): string[] =>
   found({ kernelRoutes: routesBy(changed), ...part })
 
-it('asks for a packet of a container, one of this host, one that comes in, and one with each mark', () => {
+it('looks up a packet of a container, of this host, of a peer, and one with each mark', () => {
   expect(routeQueries(sound.status!, sound.links, ['0x1']).map(({ direction, query }) => [direction, query])).toEqual([
     ['host', { to: '10.5.2.2' }],
     ['out', { to: '10.5.2.2', from: '10.5.1.2', iif: 'cni0' }],
@@ -30,67 +30,67 @@ it('asks for a packet of a container, one of this host, one that comes in, and o
     'fd00:5:0:2::2',
     'fd00:5:0:1::2',
   ])
-  // Without containers yet only the host itself can be asked for.
+  // Without a bridge of containers only packets of this host are looked up.
   expect(routeQueries(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])
   const none = { ...sound.status!, dataPath: { ...sound.status!.dataPath!, engine: 'none' } }
   expect(routeQueries(none, sound.links, [])).toEqual([])
 })
 
 const direct = { ...sound.status!, peers: countPeers([{ ...soundPeer, way: 'direct' as const }], 10) }
-it('does not ask for packets from a peer that is routed directly: rp_filter asks for the interface by which they come', () => {
+it('does not look up packets from a directly routed peer, because rp_filter depends on their interface', () => {
   expect(routeQueries(direct, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
 })
 
-it('reads the marks that nftables sets', () => {
+it('finds the marks that nftables sets', () => {
   expect(
     marksIn('meta mark set 0x00000001\n meta mark set 0x00000001 accept\n ct mark set 0x2\n meta mark 0x3'),
   ).toEqual(['0x00000001'])
 })
 
-describe('a rule of policy routing', () => {
+describe('a policy routing rule', () => {
   const elsewhere = { device: 'ts0', table: '52' }
 
-  it('for all packets is named once, with the table', () => {
+  it('for all packets is reported once, with the table', () => {
     expect(by({ host: elsewhere, out: elsewhere })).toEqual([
       'policy-route: 10.5.2.0/24 (from cni0) goes to ts0, by the table 52 and the rule "5270: from all lookup 52"',
     ])
-    // The main table is right: nothing of it is told, whether or not it is known to be wrong.
+    // The routes of the main table are right, so they are not reported.
     expect(found({ kernelRoutes: routesBy({ out: elsewhere }) }, true)).toHaveLength(1)
   })
 
-  it('for packets of containers alone is found though the host itself reaches the peer', () => {
+  it('for packets of containers is found even if this host itself reaches the peer', () => {
     const via = { device: 'eth0', gateway: '192.0.2.254', table: '30400' }
     expect(by({ out: via })).toEqual([
       'policy-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254, by the table 30400 and the rule "30400: from all iif cni0 lookup 30400"',
     ])
   })
 
-  it('for packets that come in is found', () => {
+  it('for incoming packets is found', () => {
     expect(by({ in: { device: 'eth0', gateway: '192.0.2.254', table: '52' } })).toEqual([
       'policy-route: from 10.5.2.0/24 (to 10.5.1.2) goes to eth0 via 192.0.2.254, by the table 52 and the rule "5270: from all lookup 52"',
     ])
   })
 
-  it('has the main table asked first, by a rule before it', () => {
+  it('gets a remedy that uses the main table first', () => {
     const [one] = checkKernelRoutes({ ...sound, kernelRoutes: routesBy({ out: elsewhere }) }, false)
     expect(one!.fix).toContain('`ip rule add pref 5269 to 10.5.0.0/16 lookup main`')
   })
 
-  it('for a mark is a doubt', () => {
+  it('for a mark is only a warning', () => {
     expect(by({ marked: { device: 'eth0', gateway: '192.0.2.254', table: '100' } })).toEqual([
       'marked-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254, by the table 100 and the rule "30000: from all fwmark 0x1/0x1 lookup 100", if it has the mark 0x1 that a rule of nftables sets',
     ])
   })
 })
 
-describe('a refusal of the kernel', () => {
-  it('names the rule that prohibits', () => {
+describe('a refusal by the kernel', () => {
+  it('names the prohibiting rule', () => {
     expect(by({ out: 'Permission denied' })).toEqual([
       'route-refused: 10.5.2.0/24 (from cni0): Permission denied, by the rule "100: from all to 10.5.2.0/24 prohibit"',
     ])
   })
 
-  it('by rp_filter is told as that', () => {
+  it('because of rp_filter names rp_filter', () => {
     const [one] = checkKernelRoutes({ ...sound, kernelRoutes: routesBy({ in: 'Invalid cross-device link' }) }, false)
     expect([one!.name, one!.detail]).toEqual([
       'route-refused',
@@ -99,24 +99,24 @@ describe('a refusal of the kernel', () => {
     expect(one!.fix).toContain('net.ipv4.conf.flannel0.rp_filter=2')
   })
 
-  it('of what is forwarded is not told where nothing is forwarded', () => {
+  it('to forward is not reported if the kernel forwards no packets at all', () => {
     expect(by({ out: 'No route to host', in: 'No route to host' }, { isForwarding: false })).toEqual([])
   })
 })
 
 describe('a route of the main table', () => {
-  it('is told here unless the routes themselves tell it', () => {
+  it('is reported unless the check of the main table reports it', () => {
     const via = { device: 'eth0', gateway: '192.0.2.254' }
     expect(by({ host: via, out: via })).toEqual(['foreign-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254'])
     expect(found({ kernelRoutes: routesBy({ out: via }) }, true)).toEqual([])
-    // To the own subnet too: packets for the containers here leave by a gateway.
+    // A route to the own subnet through a gateway is wrong too.
     expect(by({ in: via })).toEqual(['foreign-route: from 10.5.2.0/24 (to 10.5.1.2) goes to eth0 via 192.0.2.254'])
   })
 
-  it('is right to the peer itself, as host-gw has it, and to an address of this host', () => {
+  it('is right if it leads to the peer itself, as with host-gw, or to an address of this host', () => {
     const toHost = { device: 'eth0', gateway: '192.0.2.2' }
     expect(by({ out: toHost, host: toHost }, { status: direct })).toEqual([])
-    // Past a tunnel it is wrong.
+    // With a tunnel such a route is wrong.
     expect(by({ out: toHost, host: toHost })).toEqual([
       'foreign-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.2',
     ])
@@ -126,5 +126,5 @@ describe('a route of the main table', () => {
     ])
   })
 
-  it('is not judged where nobody asked the kernel', () => expect(found({})).toEqual([]))
+  it('is not judged if the routes were not looked up', () => expect(found({})).toEqual([]))
 })

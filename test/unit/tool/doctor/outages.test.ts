@@ -1,5 +1,5 @@
-// outages.test.ts - hosts whose containers lose packets, as they were seen in public reports, with the facts that were recorded: the doctor
-// names the cause, its last line is never "nothing wrong found", and explain does not say that a packet would get through.
+// outages.test.ts - outages from public reports, with the recorded facts. weft doctor names each cause and never ends with "nothing wrong
+// found", and explain never says that the packet would get through.
 
 import { expect, it } from 'vitest'
 import type { Route } from '../../../../src/host/links.ts'
@@ -19,12 +19,12 @@ interface Outage {
   readonly what: string
   readonly facts: Partial<Facts>
   readonly finds: readonly FindingName[]
-  /** The kernel's route for a packet of a container to one of the peer, and the other way. */
+  /** The kernel's route for a packet from a container to one of the peer, and for the opposite direction. */
   readonly out?: Partial<Route> & { readonly byRule?: string; readonly refused?: string }
   readonly back?: Partial<Route> & { readonly refused?: string }
-  /** True if explain can say nothing of it: it has no part in the way of a packet. */
+  /** True if the fault is not on the path of the packet, so that explain cannot find it. */
   readonly isUnexplained?: true
-  /** True if the status alone shows it: the page is red, and `weft status` exits with 3. */
+  /** True if the status alone shows the fault, so that the page is red and `weft status` exits with 3. */
   readonly isSeen?: true
 }
 
@@ -159,11 +159,11 @@ it.each(OUTAGES)('$what', ({ facts: part, finds, out = {}, back = {}, isUnexplai
     ...explain({ source: there, destination: here, ...about, ...told(back), route: route('cni0', back) }),
   ]
   expect(steps.every(({ passes }) => passes === true)).toBe(isUnexplained === true)
-  // What the status alone shows the page and `weft status` show too, and nothing is red without a reason.
+  // The page and `weft status` show the faults that the status contains, and are not red without a finding.
   expect([verdictOf(facts.status!).tone === 'bad', !isWell(facts.status!)]).toEqual([isSeen === true, isSeen === true])
 })
 
-it('a host on which nothing is wrong is accused of nothing, by the same questions', () => {
+it('finds nothing on a sound host with the same facts', () => {
   const facts = { ...sound, kernelRoutes: routesBy({}) }
   expect(toText(diagnose(facts), plain)).toContain('nothing wrong found\n')
   const ways = [

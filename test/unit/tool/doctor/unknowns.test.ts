@@ -1,5 +1,4 @@
-// unknowns.test.ts - a check that could not be made says why, and the last line of weft doctor counts it: "nothing wrong found" is never
-// more than what was looked at.
+// unknowns.test.ts - each check that was not possible has a reason, and the last line of weft doctor counts these checks.
 
 import { expect, it } from 'vitest'
 import type { Status } from '../../../../src/report/status.ts'
@@ -52,13 +51,13 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
       drops: /only a running weftd/,
     },
   ],
-])('says why, where %s', (_name, part, expected) => {
+])('gives the reason if %s', (_name, part, expected) => {
   const found = whys(part)
   for (const [check, why] of Object.entries(expected)) expect(found[check], check).toMatch(why)
   for (const [check, why] of Object.entries(found)) expect(why, check).not.toBe('')
 })
 
-it('has a reason of its own for each check, whatever is missing', () => {
+it('gives each check a reason of its own for each missing fact', () => {
   const nothing: Partial<Facts> = {
     status: undefined,
     store: undefined,
@@ -81,7 +80,7 @@ it('has a reason of its own for each check, whatever is missing', () => {
   expect(CHECKS.map(({ name }) => name)).toContain('neighbours')
 })
 
-it('says at the end what was not looked at', () => {
+it('lists the impossible checks at the end', () => {
   expect(lastLine({})).toBe('nothing wrong found')
   expect(lastLine({ neighbours: undefined })).toBe('nothing wrong found; 1 check could not be made (neighbours)')
   expect(lastLine({ neighbours: undefined, iptables: undefined, nft: undefined })).toBe(

@@ -1,4 +1,4 @@
-// result.test.ts - what samples come to: medians, the pairs' ratios, losses, and what must be known to believe them.
+// result.test.ts - medians, ratios of pairs, losses, and notes on how far the figures can be trusted.
 
 import { describe, expect, it } from 'vitest'
 import { increase, median, resultOf, type Samples } from '../../../../src/tool/measure/result.ts'
@@ -37,7 +37,7 @@ describe('a result', () => {
     expect([isBroken, notes]).toEqual([false, []])
   })
 
-  it('does not count as lost what the other end was too slow to take, and says so', () => {
+  it('does not count datagrams as lost that the other host was too slow to read, and says so', () => {
     const { udp: loss, notes } = resultOf({
       ...WELL,
       udp: { outside: [udp(900, { overflowed: 60 })], inside: [udp(900, { overflowed: 500, reordered: 7 })] },
@@ -50,7 +50,7 @@ describe('a result', () => {
     ])
   })
 
-  it('says whose packets do not pass, and blames no firewall for their length', () => {
+  it('names the side that limits the length of packets, and does not blame a firewall for it', () => {
     const length = { asked: 1472, longest: 1372 }
     const notesOf = (there: number | null, longest: number | null = 1372) => {
       const { isBroken, notes } = resultOf(WELL, { length: { ...length, longest }, mtu: { here: 1472, there } })
@@ -67,7 +67,7 @@ describe('a result', () => {
     expect(notesOf(1472, null)).toEqual([
       'inside the tunnel packets of 1472 bytes get no answer: the cause is a smaller MTU between the hosts',
     ])
-    // As long as both send they pass; what comes from there does not.
+    // If both hosts send such packets they pass in one direction only.
     const other = resultOf(WELL, { length: { asked: 1372, longest: 1372 }, mtu: { here: 1372, there: 1472 } })
     expect([other.isBroken, other.notes.length]).toEqual([false, 1])
     const deaf = { ...WELL, udp: { outside: [udp(0)], inside: [udp(1000)] } }
@@ -79,7 +79,7 @@ describe('a result', () => {
       expect(notes(beside).at(-1)).toMatch(/drops UDP, or datagrams of 1000 bytes are too long for that path$/)
   })
 
-  it('says where the bench itself was the limit', () => {
+  it('names the paths on which the bench itself was the limit', () => {
     const { notes } = resultOf({
       ...WELL,
       tcp: { outside: [tcp(9e9, 0.95, 1.1)], inside: [tcp(9e9, 0.5, 0.9)] },
@@ -98,13 +98,13 @@ describe('a result', () => {
       [/^inside: connections/, /^inside: no datagram/],
     ],
     ['UDP outside', { udp: { ...WELL.udp, outside: [udp(0)] } }, [/^outside: TCP arrives but UDP does not/]],
-  ] as const)('is broken where %s does not arrive, and says what that means', (_what, some, expected) => {
+  ] as const)('is broken if %s does not arrive, and explains why', (_what, some, expected) => {
     const { isBroken, notes } = resultOf({ ...WELL, ...some })
     expect(isBroken).toBe(true)
     expect(notes).toEqual(expected.map((pattern) => expect.stringMatching(pattern) as string))
   })
 
-  it('has no ratio of nothing', () => {
+  it('has no ratio without data', () => {
     const none = { outside: [tcp(0)], inside: [tcp(0)] }
     const { tcp: rates, roundTripMs } = resultOf({ ...WELL, tcp: none, roundTripsMs: { outside: [1], inside: [] } })
     expect(rates).toEqual({ outside: 0, inside: 0, ratio: null, leastRatio: null, mostRatio: null })
@@ -115,13 +115,13 @@ describe('a result', () => {
       udp: { outside: [], inside: [{ ...udp(0, { sent: 0 }), seconds: 0 }] },
     })
     expect(some.roundTripMs).toEqual({ outside: null, inside: 1, ratio: null })
-    // Nothing was sent: nothing of it was lost, and that is no sign of a firewall.
+    // No datagram was sent, so none was lost, which is no sign of a firewall.
     for (const path of ['outside', 'inside'] as const)
       expect(some.udp[path]).toMatchObject({ sent: 0, lost: 0, lossPercent: 0, sentBitsPerSecond: 0 })
     expect([some.isBroken, some.notes]).toEqual([false, []])
   })
 })
 
-it('tells what was counted in between, also after a counter began anew', () => {
+it('computes increases of counters, also after a restart at zero', () => {
   expect(increase({ a: 5, b: 2, c: 9 }, { a: 5, b: 3, c: 4, d: 1 })).toEqual({ b: 1, c: 4, d: 1 })
 })

@@ -1,5 +1,5 @@
-// capture.test.ts - weft capture: lines, JSON, exit codes, and what it says of packets that it cannot show. The file that it
-// writes is read by tcpdump in test/netns/capture.test.ts.
+// capture.test.ts - weft capture: lines, JSON, exit codes, and notes on packets that it cannot show. test/netns/capture.test.ts reads the
+// capture file by tcpdump.
 
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
@@ -62,7 +62,7 @@ afterEach(() => {
 const capture = (words: readonly string[], terminal?: Terminal) =>
   weft(['capture', ...words, '--status-socket', join(folder, 'socket')], terminal)
 
-it('shows a line for each packet, and how many there were', async () => {
+it('shows a line per packet, and the number of packets', async () => {
   const shown = await capture([])
   expect(shown).toEqual({
     code: 0,
@@ -83,14 +83,14 @@ it.each([
   ['ttl', 2],
   ['rx_drop_ttl', 1],
   ['socket_full', 0],
-])('shows those of one reason: %s', async (reason, count) => {
+])('shows only packets with the reason %s', async (reason, count) => {
   const { out } = await capture(['--reason', reason, '--json'])
   const told = JSON.parse(out) as DropsReport
   expect(told.packets).toHaveLength(count)
   expect(Object.keys(told.reasons).every((name) => name.endsWith(reason))).toBe(true)
 })
 
-it('writes a file, and says on stderr what is in it', async () => {
+it('writes a file, and summarizes it on stderr', async () => {
   const file = join(folder, 'file')
   expect(await capture(['--write', file])).toMatchObject({ code: 0, out: '', err: /^written: 4 of the 13/ })
   expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
@@ -118,14 +118,14 @@ it.each([
 it.each([
   ['kernel', 'weft does not carry the packets of this backend'],
   [null, 'weftd has no data path yet'],
-])('says why there is nothing to show: engine %s', async (engine, why) => {
+])('explains why there are no packets with engine %s', async (engine, why) => {
   report = { ...noDrops('2026-11-22T10:00:00.000Z'), engine }
   const shown = await capture([])
   expect([shown.code, shown.out]).toEqual([1, ''])
   expect(shown.err).toContain(why)
 })
 
-it('says that the daemon is older, or what it says itself', async () => {
+it('says that the daemon is older, or passes on its message', async () => {
   code = 404
   expect((await capture([])).err).toContain('is older than this weft; restart weftd')
   report = { ...report, schema: 2 as 1 }
@@ -142,7 +142,7 @@ it('documents exactly the fields of its JSON', () => {
   expect(documented.toSorted()).toEqual([...others, ...ofPackets].toSorted())
 })
 
-it('tells of packets that were too many to keep, and of none twice', () => {
+it('counts packets that could not be kept, and no packet twice', () => {
   const tally = createTally()
   const told = (seen: number, shown: number): number =>
     tally({

@@ -1,4 +1,4 @@
-// packet-text.test.ts - a packet in words, whatever its bytes are.
+// packet-text.test.ts - describes the headers of packets, and any other bytes.
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
@@ -46,7 +46,7 @@ it.each([
   [Buffer.alloc(0), 'nothing'],
 ])('%# %s', (bytes, text) => expect(packetText(bytes)).toBe(text))
 
-it('says something of any bytes', () => {
+it('describes any bytes', () => {
   fc.assert(
     fc.property(fc.constantFrom(0x40, 0x4f, 0x45, 0x60, 0), fc.uint8Array({ maxLength: 128 }), (first, rest) => {
       expect(packetText(Buffer.from([first, ...rest]))).toMatch(/^[\x20-\x7e]+$/)
