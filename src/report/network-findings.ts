@@ -1,4 +1,4 @@
-// network-findings.ts - the problems of a network, found in the answers of its nodes. Each cause is reported once. docs/operating.md lists
+// network-findings.ts - the problems of a network, found in the answers of its nodes. Each cause is reported once. docs/weft-network.md lists
 // all findings. Pure.
 
 import { publishers } from '../path/catalog.ts'
@@ -66,7 +66,7 @@ interface Possible {
   readonly fix: string
 }
 
-/** All possible findings. A test compares them with docs/operating.md. */
+/** All possible findings. A test compares them with docs/weft-network.md. */
 export const NETWORK_FINDINGS = {
   'node-dead': {
     level: 'failure',

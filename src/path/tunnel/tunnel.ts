@@ -548,7 +548,7 @@ export async function openTunnel(
     async renew(attrs) {
       renewed = attrs
       if (watch.news !== undefined) log.info(`Peers are told that ${watch.news}`)
-      watch.told()
+      watch.markPublished()
       await bindOther(watch.now())
       for (const side of sides) {
         if (lacking[side.family] === undefined) continue

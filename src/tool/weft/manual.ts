@@ -258,7 +258,7 @@ export function manual(
   return `${lines.join('\n')}\n`
 }
 
-/** The section on the location of the documents that messages name, such as docs/operating.md. */
+/** The section on the location of the documents that messages name, such as docs/status.md. */
 const DOCUMENTS = [
   '.SH FILES',
   '.TP',
