@@ -83,7 +83,6 @@ function fieldsOf(of: unknown, name = ''): string[] {
   return Object.entries(of).flatMap(([key, each]) => fieldsOf(each, name === '' ? key : `${name}.${key}`))
 }
 
-/** Returns the fields in a section of docs/status.md. */
 function documentedIn(heading: string): string[] {
   const page = readFileSync(join(packageRoot, 'docs/status.md'), 'utf8')
   const section = page.split(`\n${heading}\n`)[1]!.split('\n## ')[0]!
