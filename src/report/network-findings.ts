@@ -139,11 +139,9 @@ export const NETWORK_FINDINGS = {
 
 export type NetworkFindingName = keyof typeof NETWORK_FINDINGS
 
-/** True if no finding is a failure. */
 export const isNetworkWell = ({ findings }: { readonly findings: readonly NetworkFinding[] }): boolean =>
   findings.every(({ name }) => NETWORK_FINDINGS[name].level !== 'failure')
 
-/** Returns the name of a node for a sentence. */
 const callOf = ({ name, subnet, publicIp }: Pick<NetworkNode, 'name' | 'subnet' | 'publicIp'>): string =>
   name ? `${name} (${subnet} at ${publicIp})` : `${subnet} at ${publicIp}`
 const briefCallOf = ({ name, subnet }: Pick<NetworkNode, 'name' | 'subnet'>): string => name ?? subnet

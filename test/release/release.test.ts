@@ -80,7 +80,6 @@ const inDebian = (name: string, ...command: readonly string[]): string[] => [
   ...command,
 ]
 
-/** Makes a copy of this clone in its current state. */
 function copyTo(name: string): string {
   const clone = join(workshop.folder, name)
   const made = new Set(['build', 'dist', 'release', 'prebuilds', '.setup-lock'].map((each) => join(packageRoot, each)))
