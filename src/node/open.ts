@@ -12,6 +12,7 @@ import { isNamedBy } from '../host/links.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import type { Forwarding } from './loops/data-path.ts'
+import type { NeedsHost } from './needs.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
 import { untilOurs, type Possession } from './possession.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
@@ -37,8 +38,8 @@ export interface Before {
   readonly store: string
   /** True when what was resumed is for the present network configuration and external interface. */
   readonly fits: (resumed: Resumed | undefined) => boolean
-  /** Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. */
-  readonly permit: (backend: Backend) => Promise<void>
+  /** Checks that a prepared backend can be opened on this host. Throws WeftError with the obstacle. */
+  readonly permit: (backend: Backend, host: Omit<NeedsHost, 'run'>) => Promise<void>
   /** Is given the node, which answers to successors from then on. */
   readonly onNode: (node: Node) => void
 }

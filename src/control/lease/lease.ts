@@ -43,6 +43,8 @@ export interface OwnLease extends Lease {
   readonly revision: bigint
   /** The store's reason, as last given, why it could not write the lease and only kept it alive. */
   readonly unwritten?: string | undefined
+  /** True if `obtain` created the lease, and this node had none before. */
+  readonly isNew?: boolean | undefined
 }
 
 /** A lease of a node that has a subnet of the family, and is reached by the family. */

@@ -8,6 +8,11 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
+   * Throws WeftError if `raise` would, as far as the tool shows it without a change. A tool that does not answer in time is no reason to
+   * throw. Left out if `raise` never throws.
+   */
+  check?(): Promise<void>
+  /**
    * The first rules, and the end of those that other versions, other flags or the other mode left. As flanneld, it logs what
    * fails and returns where flanneld goes on, and throws WeftError where flanneld ends.
    */
