@@ -75,8 +75,11 @@ const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
     return {
       configure: (config) => writeFileSync(file, JSON.stringify(config)),
       args: ['--kube-subnet-mgr', '--kubeconfig-file', gate.kubeconfig, '--net-config-path', file],
-      written: async () => (await server.admin.node(host.name)).metadata?.annotations ?? {},
-      nothing: {},
+      written: async () => {
+        const { annotations = {} } = (await server.admin.node(host.name)).metadata
+        return Object.keys(annotations).filter((name) => name.startsWith('flannel.'))
+      },
+      nothing: [],
     }
   },
 }
