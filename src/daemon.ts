@@ -34,7 +34,7 @@ import { watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
 import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { clearLeftovers } from './node/loops/leftovers.ts'
+import { clearEarlier, clearLeftovers, earlierType } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepNames } from './node/loops/names.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -290,11 +290,13 @@ export async function runNode(
   const { tunNames } = succession
   await prefixed(REGISTERING, before.permit(backend, { predecessor: predecessor?.pid, isForwarding, tunNames }))
   if (!possession.dataPath) await parts.firewall?.rules.check?.()
+  const typeBefore = await earlierType(parts, attrs)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
   // One that this backend does not go on with forwards through what would be in its way.
   if (!succession.tunNames.some((left) => goesOnWith(backend, left))) await succession.release()
-  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before)).catch(
+  const clear = () => clearEarlier(parts, lease, typeBefore)
+  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before, clear)).catch(
     async (error: unknown) => {
       // Another program may have taken a port since the check.
       const isUseless = lease.isNew === true && !possession.dataPath && !succession.isOnLoan && !signal.aborted

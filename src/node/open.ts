@@ -57,13 +57,14 @@ export function fitsTo(configText: string, external: ExternalInterface, { givesS
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left)) === true
 
-/** A node that forwards, for this lease. */
+/** Returns a node that forwards, for this lease. `clear` removes what is in the way, once nothing forwards any more. */
 export async function openNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
   resumed: Resumed | undefined,
   before: Before,
+  clear: () => Promise<void> = async () => {},
 ): Promise<Node> {
   const { config, options, signal, log } = parts
   const { possession, succession, fits, amend } = before
@@ -83,6 +84,7 @@ export async function openNode(
           for (const left of succession.tunNames)
             if (!goesOnWith(backend, left))
               await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
+          await clear()
           return backend.open({ ...lease, attrs }, signal, view, known?.others)
         })
       } catch (error) {

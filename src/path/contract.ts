@@ -39,7 +39,10 @@ export interface Backend {
   readonly devices?: readonly string[]
   /** True if routes to peers' subnets through their hosts belong to this backend, or if other programs make them on purpose. */
   readonly routesToHosts?: boolean
-  /** True if other programs make all routes to the network, including those to this node's own subnet. */
+  /**
+   * True if other programs make all routes to the network, including those to this node's own subnet. Then leftovers are removed once, if
+   * this node's lease shows that the earlier run had another backend.
+   */
   readonly routesByOthers?: boolean
   /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
   readonly isSealed?: boolean

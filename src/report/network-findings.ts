@@ -188,6 +188,12 @@ export function findingsOf(
     const mtu = nodes[from]?.mtu ?? 0
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
+  /** The nodes that may be impaired by their peers alone. The findings about those peers give the cause, once. */
+  const seesTrouble = new Set(
+    [...edges.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored'), ...lossy, ...narrow].map(
+      ({ from }) => from,
+    ),
+  )
   const closed = nodes.filter(({ answer }) => answer === 'closed')
   return [
     ...of(
@@ -200,7 +206,10 @@ export function findingsOf(
     ...of(
       'node-impaired',
       having(
-        ({ state, trouble, ...node }) => state === 'impaired' && `${callOf(node)}: ${trouble ?? 'it does not say why'}`,
+        ({ state, trouble, ...node }, place) =>
+          state === 'impaired' &&
+          (trouble !== null || !seesTrouble.has(place)) &&
+          `${callOf(node)}: ${trouble ?? 'it does not say why'}`,
       ),
     ),
     ...of(

@@ -16,13 +16,11 @@ const MOST_MEMBERS = 64
 export const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
-/** The state but for what is told of each peer: how that is, its own view says, and all others'. */
+/** The node's state. The trouble of an impaired node leaves its peers out, because `seen` has them; null if there is no other trouble. */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
-  const own = impairments.filter(({ by }) => by !== 'peers')
   if (state !== 'impaired') return { state, trouble }
-  return own.length === 0
-    ? { state: 'working', trouble: null }
-    : { state, trouble: own.map(({ what }) => what).join('; ') }
+  const own = impairments.filter(({ by }) => by !== 'peers')
+  return { state, trouble: own.length === 0 ? null : own.map(({ what }) => what).join('; ') }
 }
 
 /** A peer, as the node that tells it sees it. */

@@ -441,6 +441,53 @@ describe('a route of an earlier run to what is the own subnet now', () => {
   })
 })
 
+describe('a backend whose routes other programs make', () => {
+  /** The routes to the other host's subnet, and the devices of backends. */
+  const left = () => leftOn(hosts[0], hosts[1], 'ipv4')
+  const AS_HOST_GW = {
+    Type: 'extension',
+    PostStartupCommand: 'ip link add flannel.1 type vxlan id 1 dstport 8472',
+    SubnetAddCommand: 'ip route replace $SUBNET via $PUBLIC_IP dev eth0',
+  }
+  const TYPES = { alloc: { Type: 'alloc' }, extension: { Type: 'extension' } } as const
+
+  it.each(
+    Object.keys(TYPES).flatMap((to) =>
+      (['host-gw', 'vxlan by the kernel', 'udp', 'wireguard'] as const).flatMap((from) =>
+        (Object.keys(WAYS) as (keyof typeof WAYS)[]).map((way) => [to as keyof typeof TYPES, from, way] as const),
+      ),
+    ),
+  )('%s has nothing that %s left once the node %s', async (to, from, way) => {
+    const bed = await BEDS['a directory']!()
+    await stopAll()
+    await bed.configure(BACKENDS[from].options)
+    for (const host of hosts) await start(host, bed)
+    if (from === 'host-gw') await eventually(async () => expect((await left()).routes).toEqual(['eth0']))
+    await bed.configure(TYPES[to])
+    await WAYS[way](hosts[0], bed)
+    expect(await left()).toEqual({ devices: [], routes: [] })
+  })
+
+  it('keeps what its own commands made when it starts again', async () => {
+    const [host] = hosts
+    const bed = await BEDS['a directory']!()
+    await bed.configure(TYPES.alloc)
+    for (const each of hosts) await WAYS['is restarted'](each, bed)
+    await bed.configure(AS_HOST_GW)
+    await WAYS['is restarted'](hosts[1], bed)
+    await hosts[1].output(['ip', 'link', 'del', 'flannel.1'])
+    await WAYS['is restarted'](host, bed)
+    const made = { devices: ['flannel.1'], routes: ['eth0'] }
+    await eventually(async () => expect(await left()).toEqual(made))
+    const again = { ...AS_HOST_GW, PostStartupCommand: 'true', SubnetAddCommand: 'true' }
+    await bed.configure(again)
+    await WAYS['is restarted'](host, bed)
+    expect(await left()).toEqual(made)
+    await host.output(['ip', 'link', 'del', 'flannel.1'])
+    await host.output(['ip', 'route', 'del', subnetOf(hosts[1])])
+  })
+})
+
 describe.each([
   ['IPv6', ['ipv6']],
   ['both families', ['ipv4', 'ipv6']],

@@ -76,8 +76,8 @@ const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
       configure: (config) => writeFileSync(file, JSON.stringify(config)),
       args: ['--kube-subnet-mgr', '--kubeconfig-file', gate.kubeconfig, '--net-config-path', file],
       written: async () => {
-        const { annotations = {} } = (await server.admin.node(host.name)).metadata
-        return Object.keys(annotations).filter((name) => name.startsWith('flannel.'))
+        const { metadata } = await server.admin.node(host.name)
+        return Object.keys(metadata?.annotations ?? {}).filter((name) => name.startsWith('flannel.'))
       },
       nothing: [],
     }
