@@ -28,7 +28,6 @@
         "native/io/udp.cc",
         "native/io/unix_socket.cc",
         "native/walk/loop.cc",
-        "native/walk/naive.cc",
         "native/napi/engine.cc",
         "native/napi/host.cc",
         "native/napi/layout.cc",

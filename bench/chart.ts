@@ -7,7 +7,7 @@
 import { median } from '../lab/measure.ts'
 import { findSeries, interval, ratios, type Part, type Series } from './result.ts'
 
-export interface Chart {
+interface Chart {
   readonly title: string
   readonly subtitle: string
   readonly path: string

@@ -34,22 +34,22 @@ const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
     what: 'One TCP stream between containers on two hosts',
-    tells: 'Nothing below cuts or copies for kernel vxlan here, and a process in between must.',
+    tells: 'This link carries superpackets, so kernel vxlan neither splits nor copies them; weft does both.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
     what: 'One TCP stream over a link that carries no superpackets',
-    tells: 'As on a network card that knows no tunnels: both cut, and little is left between them.',
+    tells: 'Both split every packet, as with a network card without tunnel offloads.',
   },
   {
     of: ['containers', 'udp64', 'rate'],
     what: 'UDP of 64 bytes with at most 1% lost, between containers',
-    tells: 'One message to the kernel carries many packets, so that many cost what one costs.',
+    tells: 'weft hands the kernel many packets in one message.',
   },
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'A ping beside a TCP stream, between containers',
-    tells: 'It has a lane of its own; what is left is that a thread on either host must be woken.',
+    tells: 'The ping has its own lane, but on each host a thread has to wake up.',
   },
 ] as const
 

@@ -73,12 +73,15 @@ function daemonsOf(
     flags = [],
     checkout,
     joinsUdp = false,
+    byWireguardGo = false,
   }: {
     readonly inner?: Family
     readonly flags?: readonly string[]
     readonly checkout?: string
     /** True to switch rx-udp-gro-forwarding on, by which weftd joins UDP. */
     readonly joinsUdp?: boolean
+    /** True if wireguard-go takes the place of the kernel's WireGuard device. */
+    readonly byWireguardGo?: boolean
   },
 ): Setup {
   return async (from, to, lab) => {
@@ -88,8 +91,11 @@ function daemonsOf(
     const started = [from, to].map((host) =>
       host.startDaemon({
         args: ['--lease-dir', leases, ...flags],
-        env: { WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`) },
-        before: WIREGUARD_APART,
+        env: {
+          WIREGUARD_KEY_FILE: join(lab.folder, `${host.name}-wgkey`),
+          ...(byWireguardGo ? { WEFT_WIREGUARD_GO: '1' } : {}),
+        },
+        before: byWireguardGo ? WIREGUARD_APART : [],
         ...(checkout === undefined ? {} : { checkout }),
       }),
     )
@@ -134,6 +140,23 @@ const vxlan: Setup = async (from, to) => {
   }
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], 1450)
 }
+
+/** A tunnel of the benchmark's own that moves one packet by one system call (native/naive.cc). */
+const naive: Setup = async (from, to) => {
+  const program = await nativeProgram('naive')
+  const ends = [
+    { host: from, peer: to, address: '10.6.0.1' },
+    { host: to, peer: from, address: '10.6.0.2' },
+  ]
+  for (const { host, peer, address } of ends) {
+    await ready(host, [program, host.address, peer.address], 'naive')
+    await host.output(['ip', 'address', 'add', `${address}/24`, 'dev', 'naive0'])
+    await host.output(['ip', 'link', 'set', 'naive0', 'mtu', String(UDP_MTU), 'up'])
+  }
+  return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], UDP_MTU)
+}
+/** As much as fits behind IPv4 and UDP, in bytes. */
+const UDP_MTU = 1500 - 20 - 8
 
 /** Two hosts of nebula, each of which knows where the other is; their containers' subnets are its unsafe routes. */
 const nebula: Setup = async (from, to, lab) => {
@@ -224,7 +247,7 @@ const SETUPS: Readonly<Record<string, Setup>> = {
   native: weft('native'),
   'native-bare': weft('native', ...without(addon.featureNames)),
   dgram: weft('dgram'),
-  naive: weft('naive'),
+  naive,
   vxlan,
   veth: (from, to) => subnetsBy([from, to], [from.address, to.address], 1500),
 }
@@ -235,9 +258,9 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
   'vxlan-userspace': daemons({ Type: 'vxlan', DataPath: 'userspace' }),
-  'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-userspace': daemons({ Type: 'wireguard', DataPath: 'userspace' }),
-  'wireguard-go': daemons({ Type: 'wireguard', DataPath: 'wireguard-go' }),
+  'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
+  'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
   // Measures what the ingress filter costs.
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),

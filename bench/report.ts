@@ -46,7 +46,7 @@ function allowanceCells(
   return [`${(own / its).toFixed(3)} x`, times(measured && measured / (own / its))]
 }
 
-export function heading({ title, unit, better }: Series): string {
+function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
@@ -67,7 +67,7 @@ export function describeRun({ machine, commit, date, parts }: Result): string {
 }
 
 /** Columns padded: the first to the left, numbers to the right. */
-export function columns(table: readonly (readonly string[])[]): string[] {
+function columns(table: readonly (readonly string[])[]): string[] {
   const widths = (table[0] ?? []).map((_, column) => Math.max(...table.map((row) => (row[column] ?? '').length)))
   return table.map((row) =>
     row

@@ -48,7 +48,7 @@ export interface Result {
   readonly parts: readonly Part[]
 }
 
-export interface Interval {
+interface Interval {
   readonly low: number
   readonly middle: number
   readonly high: number
@@ -102,7 +102,7 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
   return each && median(each)
 }
 
-export type Verdict = 'more' | 'less' | 'unresolved'
+type Verdict = 'more' | 'less' | 'unresolved'
 
 /** The verdict on two runs: they differ by more than chance when their intervals do not overlap. */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {

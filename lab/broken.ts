@@ -410,7 +410,7 @@ export const FAULTS = {
 export type FaultName = keyof typeof FAULTS
 export const FAULT_NAMES = Object.keys(FAULTS) as FaultName[]
 
-export interface NetworkOptions {
+interface NetworkOptions {
   readonly hosts: number
   /** More of weftd's flags, for every host. */
   readonly args: readonly string[]

@@ -39,7 +39,7 @@ import { iperfServer, median, ping, reach } from './measure.ts'
 import { becomeRoot } from './unprivileged.ts'
 
 const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encrypted | --underlay ipv4|ipv6]
-                           [--hosts N] [--engine native|dgram|naive]
+                           [--hosts N] [--engine native|dgram]
 
   --once         end after the table instead of waiting for Ctrl-C
   --page         instead of the table: some traffic, and the addresses of the hosts' pages to look at
@@ -502,8 +502,8 @@ if (values.help) {
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
   process.stderr.write(`--hosts is ${values.hosts}; give it 2 to 20\n`)
   process.exitCode = 2
-} else if (!['native', 'dgram', 'naive'].includes(values.engine)) {
-  process.stderr.write(`--engine is ${values.engine}; give it native, dgram or naive\n`)
+} else if (!['native', 'dgram'].includes(values.engine)) {
+  process.stderr.write(`--engine is ${values.engine}; give it native or dgram\n`)
   process.exitCode = 2
 } else if (values.broken !== undefined && broken === undefined) {
   process.stderr.write(`--broken is ${values.broken}; give it ${FAULT_NAMES.join(', ')}\n`)

@@ -15,7 +15,7 @@ const INNER = PAYLOAD + 28
 const UDP_LENGTH = INNER + 8 + 32
 
 /** What was captured of the pings and their answers, and in how many of that a stranger would find something. */
-export interface Found {
+interface Found {
   readonly packets: number
   readonly withText: number
   readonly withAddresses: number

@@ -94,7 +94,7 @@ async function siteOf(namespace?: string, address?: string): Promise<Site> {
   return { client: `${address}:2379`, peer: `${address}:2380`, enter: ['ip', 'netns', 'exec', namespace] }
 }
 
-export interface EtcdPlace {
+interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
   /** Clients must use TLS. etcd makes a certificate for itself, or has this one and asks clients for it too. */
@@ -104,7 +104,7 @@ export interface EtcdPlace {
 }
 
 /** PEM files of a certificate that signs itself, for servers and clients. */
-export interface Certificate {
+interface Certificate {
   readonly certificate: string
   readonly key: string
 }

@@ -27,20 +27,27 @@ import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
 import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
+/** The package's top folder, from lab/ and from dist/lab/ alike. */
+export const packageRoot = (() => {
+  let folder = dirname(fileURLToPath(import.meta.url))
+  while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
+  return folder
+})()
+
 /** The time in ms that an event of a lab may take before it counts as one that does not come: much, for slow machines. */
 export const EVENT_MS = 60_000 * PATIENCE
 
 /**
- * For `DaemonArgs.before`, where wireguard-go may run: gives each host a folder of its own for the socket that
- * wireguard-go names after its device, since all hosts of a lab use the same name.
+ * For `DaemonArgs.before`, if the daemon is to have a WireGuard device: on a kernel without WireGuard, wireguard-go takes the place of that
+ * device (wireguard-device/ip). wireguard-go names its socket after the device, so each host has a folder of its own for the socket.
  */
 export const WIREGUARD_APART: readonly string[] = [
   'unshare',
   '--mount',
   'sh',
   '-c',
-  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && exec "$@"',
-  'sh',
+  'mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard && PATH="$0:$PATH" exec "$@"',
+  join(packageRoot, 'lab/wireguard-device'),
 ]
 
 /** For `DaemonArgs.before`: gives the daemon's host this name, for itself alone. */
@@ -70,13 +77,6 @@ export const SWITCH_ADDRESS = '192.168.77.254'
 
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
-
-/** The package's top folder, from lab/ and from dist/lab/ alike. */
-export const packageRoot = (() => {
-  let folder = dirname(fileURLToPath(import.meta.url))
-  while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
-  return folder
-})()
 
 /** The time when a process started, in clock ticks since boot (proc(5), field 22); undefined when there is none. */
 function startTime(pid: number): string | undefined {
@@ -200,7 +200,7 @@ export interface Lab {
 /** The labs of this process; `beforeClose` is called while all of a lab's hosts still stand, for reports of failures. */
 export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
-export interface LabOptions {
+interface LabOptions {
   readonly hosts: number
   /** The MTU of the underlay, in bytes. */
   readonly mtu?: number
@@ -211,7 +211,7 @@ export interface LabOptions {
 }
 
 /** Removes what labs whose owner is gone have left. */
-export function removeLeftovers(): void {
+function removeLeftovers(): void {
   const gone = (id: string): boolean => {
     const match = /^weft-(\d+)-(\d+)/.exec(id)
     return match !== null && startTime(Number(match[1])) !== match[2]

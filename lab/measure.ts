@@ -39,7 +39,7 @@ export async function reach(namespace: string, address: string, timeoutMs = EVEN
   }
 }
 
-export interface IperfServer {
+interface IperfServer {
   /** One run against it, by a client in a namespace; `args` beside the address, such as ['--udp', '--length', '64']. */
   run(namespace: string, address: string, seconds: number, args?: readonly string[]): Promise<IperfResult>
   stop(): Promise<void>

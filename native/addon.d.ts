@@ -126,8 +126,6 @@ export interface RunOptions {
   keepsSessions: boolean
   /** True when the TUN stays, with its addresses and routes, when all of its queues are closed. */
   persistent: boolean
-  /** One packet per system call, on descriptors without features: as flanneld does, to compare with. */
-  naive: boolean
   /** Priority of the threads, -20 (first) to 19; 0: that of the process. */
   nice: number
   /** Microseconds that a thread looks again for, giving way, before it sleeps; 0: it sleeps at once. */

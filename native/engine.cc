@@ -117,7 +117,6 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     .other_known = engine->sessions_ ? first.other_socket.get() : -1,
                     .tun_address = options.tun_address,
                     .network_address = options.network_address,
-                    .batch = options.loops.naive ? 1 : SIZE_MAX,
                     .features = &engine->features_,
                     .counters = row,
                     .traffic = &engine->traffic_[i],

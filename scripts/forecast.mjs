@@ -8,8 +8,8 @@ import { availableParallelism, loadavg } from 'node:os'
 import { join } from 'node:path'
 import { find, HOSTS, missingFor, sayLack, whyNoHosts } from './machine.mjs'
 
-/** The result of `calibrate` on the machine on which test/selection.json was measured. */
-const REFERENCE_SECONDS = 0.09
+/** The result of `calibrate` on the machine of the figures in test/selection.json, with idle cores. */
+const REFERENCE_SECONDS = 0.04
 /** The duration of `npm test` on the reference machine, divided by its CPU seconds per core. It is above 1 because tests also wait. */
 const WAITING = 1.15
 /** CPU seconds of a complete set-up on the reference machine: Debian packages, npm packages, addon, TypeScript. */

@@ -69,7 +69,7 @@ export const NEEDS = [
   { name: 'nft', package: 'nftables', for: ['test', 'soak'] },
   { name: 'tcpdump', package: 'tcpdump', for: ['demo', 'test', 'soak', 'paths', 'kube'] },
   { name: 'wg', package: 'wireguard-tools', for: ['demo', 'test', 'bench'] },
-  { name: 'wireguard-go', package: 'wireguard-go', for: ['demo', 'test', 'bench'] },
+  { name: 'wireguard-go', package: 'wireguard-go', for: ['test', 'bench'] },
   { name: 'nebula', package: 'nebula', for: ['bench'] },
   {
     name: "CNI's plugins",

@@ -42,6 +42,7 @@ export const TASKS = {
       ['tsc', '-p', 'src/report/page'],
       ['tsc', '-p', 'test/page'],
       ['oxlint', '--type-aware', '--deny-warnings'],
+      script('scripts/lint-exports.mjs'),
       ['oxfmt', '--check'],
     ],
   },
@@ -50,6 +51,12 @@ export const TASKS = {
     accepts: /^--fix$/,
     setup: ['lint'],
     commands: [script('scripts/lint-native.mjs')],
+  },
+  'lint:words': {
+    usage: '[FILE...]',
+    accepts: /\.(?:ts|mjs|h|cc|md)$/,
+    setup: ['lint'],
+    commands: [script('scripts/lint-words.mjs')],
   },
   format: { ...NO_WORDS, setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
   // `test` runs the tests that test/selection.json chooses, `test:whole` all tests.

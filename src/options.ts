@@ -56,7 +56,7 @@ export const FLANNEL_FLAGS = {
   log_backtrace_at: { default: '', help: 'accepted for compatibility; it changes nothing', placeholder: 'value' },
 } as const
 
-const ENGINES = ['native', 'dgram', 'naive'] as const
+const ENGINES = ['native', 'dgram'] as const
 
 export const WEFT_FLAGS = {
   'lease-dir': {
@@ -73,7 +73,7 @@ export const WEFT_FLAGS = {
   },
   engine: {
     default: 'native',
-    help: 'what moves packets where weftd does it: native; or, to compare with, dgram (TypeScript, no threads) or naive (one packet a system call)',
+    help: 'what moves packets where weftd does it: native; or, to compare with, dgram (TypeScript, no threads)',
   },
   workers: {
     default: 8,
@@ -167,7 +167,7 @@ export function checkFeatures({ without, engine }: DaemonOptions, features: read
       remedy: `choose from ${features.join(', ')}`,
     })
   }
-  if (without.length > 0 && (engine === 'dgram' || engine === 'naive')) {
+  if (without.length > 0 && engine === 'dgram') {
     throw new WeftError('USAGE', `--without ${without[0]}: the engine ${engine} uses no such feature`, {
       remedy: 'leave it out, or take the native engine',
     })

@@ -77,7 +77,7 @@ describe('deploy/Dockerfile', () => {
     for (const rest of all('RUN').filter((text) => text.includes('apt-get install')))
       expect(rest).toMatch(/DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends /)
     const shipped = lastStage.map(([, rest]) => rest).join('\n')
-    expect(shipped).toContain('ca-certificates iproute2 iptables libstdc++6 nftables wireguard-go wireguard-tools')
+    expect(shipped).toContain('ca-certificates iproute2 iptables libstdc++6 nftables wireguard-tools')
     expect(shipped).not.toMatch(/g\+\+|gcc|make|python|npm/)
     expect(shipped).toContain('rm -rf /var/lib/apt/lists/*')
   })
@@ -113,8 +113,8 @@ describe('deploy/Dockerfile', () => {
     expect(all('USER')).toEqual([])
   })
 
-  it('is run by the command of docs/operating.md with what the daemon needs, and no more', () => {
-    const command = /^docker run ((?:.*\\\n)*.*) weft /m.exec(read('docs/operating.md'))![1]!
+  it('is run by the command of docs/docker.md with what the daemon needs, and no more', () => {
+    const command = /^docker run ((?:.*\\\n)*.*) weft /m.exec(read('docs/docker.md'))![1]!
     const options = command.split(/[\s\\]+/).join(' ')
     for (const option of [
       '--network host',

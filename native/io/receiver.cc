@@ -46,19 +46,18 @@ void read_controls(msghdr& header, Message& message) {
 
 }  // namespace
 
-Receiver::Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow counters, Drops* drops)
+Receiver::Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* drops)
     : socket_(socket),
-      batch_(std::min(batch, kMaxMessages)),
       encap_bytes_(encap_bytes),
       counters_(counters),
       drops_(drops),
       overflow_(drops_of(socket)),
-      buffers_(std::make_unique_for_overwrite<uint8_t[]>(batch_ * kMessageBytes)),
-      messages_(batch_),
-      iovecs_(batch_),
-      controls_(batch_ * kControlBytes),
-      senders_(batch_),
-      whole_(batch_) {
+      buffers_(std::make_unique_for_overwrite<uint8_t[]>(kMaxMessages * kMessageBytes)),
+      messages_(kMaxMessages),
+      iovecs_(kMaxMessages),
+      controls_(kMaxMessages * kControlBytes),
+      senders_(kMaxMessages),
+      whole_(kMaxMessages) {
   // Here, and not where it is opened: that may have been another process's, of a version that did not ask. A kernel
   // that refuses it leaves packets with what their own headers say; one of the two is the socket's family.
   const int on = 1;
@@ -67,7 +66,7 @@ Receiver::Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow coun
 }
 
 size_t Receiver::receive(Failure& failure) {
-  for (size_t i = 0; i < batch_; i++) {
+  for (size_t i = 0; i < kMaxMessages; i++) {
     iovecs_[i] = {buffers_.get() + i * kMessageBytes, kMessageBytes};
     msghdr& header = messages_[i].msg_hdr;
     header = {};
@@ -81,7 +80,7 @@ size_t Receiver::receive(Failure& failure) {
   whole_count_ = 0;
   int count;
   do {
-    count = recvmmsg(socket_, messages_.data(), static_cast<unsigned>(batch_), MSG_DONTWAIT, nullptr);
+    count = recvmmsg(socket_, messages_.data(), static_cast<unsigned>(kMaxMessages), MSG_DONTWAIT, nullptr);
   } while (count < 0 && errno == EINTR);
   if (count < 0) {
     // ECONNREFUSED and its like report an earlier send; the socket goes on.

@@ -20,8 +20,8 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `batch` is the most messages taken by one call. `encap_bytes` of each datagram stand before the inner packet.
-  Receiver(int socket, size_t batch, size_t encap_bytes, CounterRow counters, Drops* drops);
+  /// `encap_bytes` of each datagram stand before the inner packet.
+  Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* drops);
 
   /// Takes what there is, up to a batch, and returns how many messages came. Does not block.
   size_t receive(Failure& failure);
@@ -38,7 +38,6 @@ class Receiver {
   static constexpr size_t kMessageBytes = 65536;
 
   int socket_;
-  size_t batch_;
   size_t encap_bytes_;
   CounterRow counters_;
   Drops* drops_;

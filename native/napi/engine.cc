@@ -328,8 +328,7 @@ Napi::Value run_engine(const Napi::CallbackInfo& info) {
   options.peers = {peers.Data(), peers.ByteLength()};
   options.steers = given.Get("steers").ToBoolean();
   options.keeps_sessions = given.Get("keepsSessions").ToBoolean();
-  options.loops = {.naive = given.Get("naive").As<Napi::Boolean>(),
-                   .nice = given.Get("nice").As<Napi::Number>().Int32Value(),
+  options.loops = {.nice = given.Get("nice").As<Napi::Number>().Int32Value(),
                    .poll_us = given.Get("pollUs").As<Napi::Number>().Int64Value()};
 
   if (Failure failure = set_persistent(descriptors.loops[0].tun.get(), given.Get("persistent").As<Napi::Boolean>())) {

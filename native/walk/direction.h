@@ -28,7 +28,6 @@ struct Path {
   ByFamily<Address> tun_address = {};  ///< the source of ICMP errors to peers
   ByFamily<Address> network_address =
       {};                   ///< the same of those into the TUN: by IPv4 the kernel refuses one of its own
-  size_t batch = SIZE_MAX;  ///< at most so many packets are read, or messages received, in one turn
   Features* features = nullptr;
   CounterRow counters = CounterRow(nullptr);
   TrafficRows* traffic = nullptr;

@@ -57,9 +57,8 @@ class Egress final : public Direction {
     circles_.begin(*table_);
     path_.tx_drops->begin_turn();
     turn_ms_ = 0;
-    const size_t max_reads = std::min(path_.batch, kMaxReads);
     size_t used = 0;
-    while (pump.items < max_reads && used < kReadBudgetBytes && made_ < kEnoughMade) {
+    while (pump.items < kMaxReads && used < kReadBudgetBytes && made_ < kEnoughMade) {
       // Before each packet, and behind it, there is room for what the encapsulation puts there, whether or not the TUN
       // speaks virtio headers.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;

@@ -31,7 +31,7 @@ class Ingress final : public Direction {
         peers_(peers),
         encap_(std::move(encap)),
         filter_(path.filter, path.strangers),
-        receiver_(path.socket, path.batch, Encap::kHeaderBytes, path.counters, path.rx_drops),
+        receiver_(path.socket, Encap::kHeaderBytes, path.counters, path.rx_drops),
         writer_(path.tun, path.features, path.counters, path.rx_drops) {
     for (const int socket : {path.socket, path.other_socket}) {
       if (const Address own = bound_address(socket).address()) (own.is_v4() ? own_.ipv4 : own_.ipv6) = own;

@@ -44,7 +44,7 @@ Failure Loop::start() {
     return SystemError{"epoll_ctl", errno};
   }
   if (other_ingress_ && !watch(epoll_, path_.other_socket)) return SystemError{"epoll_ctl", errno};
-  return thread_.start(name_, options_.nice, [this] { options_.naive ? run_naive() : run(); });
+  return thread_.start(name_, options_.nice, [this] { run(); });
 }
 
 ThreadRounds Loop::ask_thread() const {

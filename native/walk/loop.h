@@ -54,7 +54,6 @@ struct ThreadRounds {
 };
 
 struct LoopOptions {
-  bool naive = false;   ///< one packet a system call (naive.cc)
   int nice = 0;         ///< the thread's, as setpriority(2) has it; 0: that of the process
   int64_t poll_us = 0;  ///< for how long it looks again before it sleeps (core/waiting.h)
 };
@@ -78,7 +77,6 @@ class Loop {
 
  private:
   void run();
-  void run_naive();
   /// False when the path cannot go on, which is told.
   bool pump(Direction& direction, Pump& sum);
   void count_what_is_told();

@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
 /** The folder of the documents in a package. A path in a message, such as `docs/doctor.md`, is relative to it. */
-export const FOLDER = 'usr/share/doc/weft'
+const FOLDER = 'usr/share/doc/weft'
 const TOP = ['README.md', 'ARCHITECTURE.md', 'SECURITY.md']
 
 /** Returns the documents' texts by their paths in the package. Pictures are left out, as in the npm package.

@@ -3,7 +3,7 @@
 //
 // Two layers: of Debian the programs that weft runs, with the libraries that they load (image-base.mjs); and weft, where flannel's image
 // has flanneld. Which kind of iptables is used is found out as by deploy/Dockerfile's image, from which it does not differ to whoever
-// runs it, but that it has no wireguard-go.
+// runs it.
 
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'

@@ -49,7 +49,7 @@ function firstSection() {
 }
 
 /** Writes the version to each place, and it and the day into the changelog's heading. */
-export function cut(version, day = new Date().toISOString().slice(0, 10)) {
+function cut(version, day = new Date().toISOString().slice(0, 10)) {
   if (!isVersion(version)) throw new Error(`${JSON.stringify(version)} is no version, such as 0.2.0`)
   const section = firstSection()
   if (section.day !== 'unreleased')

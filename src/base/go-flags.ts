@@ -9,7 +9,7 @@ import { Secret } from './secret.ts'
 /** A secret's default says how it is shown. */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
-export interface Flag<Value extends FlagValue = FlagValue> {
+interface Flag<Value extends FlagValue = FlagValue> {
   readonly default: Value
   readonly help: string
   /** Go's word for the value in the usage text, when it is not the type's. */

@@ -20,7 +20,7 @@ export interface Log {
 const SAME_LINE_MS = 30_000
 const FAILURES_A_MINUTE = 4
 
-export type Level = 'info' | 'warn' | 'error'
+type Level = 'info' | 'warn' | 'error'
 
 const LETTERS: Readonly<Record<Level, string>> = { info: 'I', warn: 'W', error: 'E' }
 

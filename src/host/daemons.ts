@@ -8,7 +8,7 @@ export const LOCK_END = '.handover.lock'
 /** flanneld's default subnet file. */
 const SUBNET_FILE = '/run/flannel/subnet.env'
 
-export interface RunningDaemon {
+interface RunningDaemon {
   readonly pid: number
   /** The program's name, which begins with `weftd` or `flanneld`. */
   readonly name: string
@@ -42,7 +42,7 @@ export function daemonName([program = '', script = '']: readonly string[]): stri
 }
 
 /** The subnet file of a running daemon, by a path that this process can open, and the lock file that weftd holds next to it. */
-export interface DaemonFiles {
+interface DaemonFiles {
   readonly subnetFile: string
   /** The device and the inode of the lock; undefined for a flanneld, which holds none. */
   readonly lock: string | undefined

@@ -63,7 +63,7 @@ export function createNews(): (line: string) => boolean {
 }
 
 /** Watches the host for one who does not know at first which families matter. */
-export interface HostWatch {
+interface HostWatch {
   /** Hears of these families from now on; of IPv4 alone before. */
   readonly follow: (families: readonly Family[]) => void
   readonly end: () => Promise<void>

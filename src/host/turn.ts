@@ -1,6 +1,6 @@
 // turn.ts - one thing after another, in the order in which it was asked for.
 
-export type Turn = <T>(work: () => Promise<T>) => Promise<T>
+type Turn = <T>(work: () => Promise<T>) => Promise<T>
 
 /** Work that is asked for begins when all that was asked for before has ended, however it ended. */
 export function createTurn(): Turn {

@@ -59,7 +59,7 @@ export function socketsIn(table: string, family: Family, port: number): UdpSocke
 }
 
 /**
- * Lists the inodes of the sockets that a process and its children have open, such as a wireguard-go of weftd's; undefined if this process may
+ * Lists the inodes of the sockets that a process and its children have open; undefined if this process may
  * not see them.
  */
 export async function socketsOf(pid: number): Promise<ReadonlySet<number> | undefined> {

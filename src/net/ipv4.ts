@@ -26,7 +26,7 @@ export function formatIpv4(address: Ipv4): string {
 }
 
 /** The netmask of a prefix length, 24 to 0xffffff00. */
-export function ipv4Mask(prefixLength: number): number {
+function ipv4Mask(prefixLength: number): number {
   return prefixLength === 0 ? 0 : (0xffffffff << (32 - prefixLength)) >>> 0
 }
 
@@ -47,11 +47,6 @@ export function parseIpv4Net(text: string): Ipv4Net | undefined {
 
 export function formatIpv4Net(net: Ipv4Net): string {
   return `${formatIpv4(net.address)}/${net.prefixLength}`
-}
-
-/** The number of addresses in a network of this prefix length: 24 to 256. */
-export function ipv4NetSize(prefixLength: number): number {
-  return 2 ** (32 - prefixLength)
 }
 
 export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {

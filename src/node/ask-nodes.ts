@@ -32,10 +32,10 @@ const MOST_ASKED = 500
 /** The longest answer: the view of 2,000 peers has a quarter of it. */
 const MOST_BYTES = 1 << 20
 
-export type NetworkOptions = Pick<DaemonOptions, 'status-network' | 'status-token-file'>
+type NetworkOptions = Pick<DaemonOptions, 'status-network' | 'status-token-file'>
 
 /** The path at which a node tells its view. */
-export const VIEW_PATH = '/view.json'
+const VIEW_PATH = '/view.json'
 
 /** The token that nodes show one another; undefined where none is set. Rejects where there is to be one and it cannot be read. */
 export async function readToken({ 'status-token-file': file }: NetworkOptions): Promise<Secret | undefined> {
@@ -239,8 +239,7 @@ function ask({ from, to }: Target, port: number, token: Secret | undefined, sign
         const { statusCode = 0 } = response
         if (statusCode === 401 || statusCode === 403)
           return end({ kind: 'refused', why: printable(text.trim().slice(0, 200)) })
-        if (statusCode === 404)
-          return end({ kind: 'closed', why: 'another program, or a weftd of before, has the port there' })
+        if (statusCode === 404) return end({ kind: 'closed', why: 'another program has the port there' })
         if (statusCode !== 200) return end({ kind: 'junk', why: `it answers ${statusCode}` })
         try {
           const view = readView(text)

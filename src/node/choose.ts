@@ -152,5 +152,5 @@ async function startEngineOf(
   }
   const { startNativeEngine } = await import('../path/engine/native-engine.ts')
   if (engine === 'native' && nice !== 0) raiseSession(nice)
-  return startNativeEngine(config, { naive: engine === 'naive', workers, nice, pollUs, without })
+  return startNativeEngine(config, { workers, nice, pollUs, without })
 }

@@ -21,7 +21,7 @@ const RELEASE_MS = 3_000
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
 /** The node that ends, and what the next process is to know of it. */
-export interface Ending {
+interface Ending {
   readonly possession: Possession
   /** The node, or what forwards as last known; undefined where neither is. */
   readonly forwarding: Knowing | undefined

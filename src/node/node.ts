@@ -86,7 +86,7 @@ export interface Next {
 }
 
 /** The peers that somebody has not looked at since they were applied, by lease key; all, where `keys` is undefined. */
-export interface Unseen {
+interface Unseen {
   keys: Set<string> | undefined
 }
 

@@ -19,7 +19,7 @@ import type { DataPath } from '../path/contract.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import { fdsOf } from './restart/open-path.ts'
 
-export type PossessionState =
+type PossessionState =
   | { readonly is: 'closed' }
   | { readonly is: 'forwarding'; readonly dataPath: DataPath }
   /** There are no `paths` until the data path stands still. */

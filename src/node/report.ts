@@ -161,7 +161,7 @@ const iso = (ms: number): string => new Date(ms).toISOString()
 const seconds = (ms: number): number => Math.round(ms) / 1000
 
 export async function reportOf(node: Node): Promise<NodeReport> {
-  // The kernel and wireguard-go take a while to say what passed. Who answered is looked at before, so that no peer answers from whom
+  // The kernel takes a while to say what passed. Who answered is looked at before, so that no peer answers from whom
   // nothing has come yet.
   const probed = probedOf(node)
   const traffic = await trafficOf(node)
@@ -364,7 +364,7 @@ function sideOf(
   probed: Probed | undefined,
   pathMtu: number | undefined,
   at: number,
-): PeerSide {
+): Omit<PeerSide, 'path' | 'passesBytes' | 'pathSince' | 'session'> {
   return {
     endpoint: side?.endpoint ?? null,
     way: side?.way ?? null,

@@ -49,7 +49,7 @@ interface FoundConfig {
   readonly configText: string
 }
 
-export interface Waiting {
+interface Waiting {
   readonly options: DaemonOptions
   readonly manager: SubnetManager
   /** The lease of the daemon that is to be succeeded. */
@@ -190,7 +190,7 @@ async function withGivenIp(
 }
 
 /** The knowledge about the external interface of this node's earlier runs. */
-export interface InterfaceBefore {
+interface InterfaceBefore {
   readonly earlier?: Earlier
   /** Returns the interface of the resumed data path, else the last known interface if the flags are the same. */
   readonly known?: () => Promise<ExternalInterface | undefined>

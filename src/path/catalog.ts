@@ -44,7 +44,7 @@ type Value<O> = O extends { readonly kind: 'flag' }
         : Values<O>
 
 /** The values that are read of options, one for each. */
-export type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
+type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
 
 export interface Kind {
   readonly options: Options
@@ -179,7 +179,7 @@ export const KINDS = {
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
       /** The carrier of the packets; left out: the kernel if it can, else weftd itself. */
-      dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace', 'wireguard-go'] },
+      dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /** A device for each family, or one for both with datagrams of one family, or of the better one for each peer. */
       mode: {
         name: MODE,
@@ -200,7 +200,7 @@ export const KINDS = {
     published: 'wireguard',
     devices: [
       ['wireguard', 'flannel-wg'],
-      ['tun', 'flannel-wg'], // weftd's, and wireguard-go's
+      ['tun', 'flannel-wg'],
       ['wireguard', 'flannel-wg-v6'],
       ['tun', 'flannel-wg-v6'],
     ],

@@ -173,13 +173,13 @@ export interface UnknownKey {
 }
 
 /** A carrier moves packets: an engine of weft's, or the kernel. */
-export interface Carrier {
+interface Carrier {
   /** That of the first family; left out where there is no device of a backend's own. */
   readonly device?: string
   /** Those of the families; left out where all that it carries have the one. */
   readonly devices?: ByFamily<string>
   /** `none`: something that is not ours to know. */
-  readonly engine: 'native' | 'naive' | 'dgram' | 'kernel' | 'none'
+  readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
   /** Kernel features in use at this moment, of those that an engine asks for. */
   readonly features: readonly string[]
 }

@@ -19,8 +19,8 @@ export interface DroppedPacket {
   readonly length: number
   /** The address that the datagram came from, or was for. */
   readonly peer: string | null
-  /** The name of the host that has this address, as in the status. A weftd of before tells of none. */
-  readonly peerName?: string | null
+  /** The name of the host that has this address, as in the status. */
+  readonly peerName: string | null
   /** The bytes that the encapsulation put before it, in hexadecimal: of a datagram in which no packet was found, else empty. */
   readonly encap: string
   /** The first bytes, likewise. */
@@ -32,8 +32,8 @@ export interface DropsReport {
   readonly at: string
   /** The device of the data path, as in the status; null while there is none. */
   readonly device: string | null
-  /** Those of the families, likewise. A weftd of before tells of none. */
-  readonly devices?: Readonly<Record<Family, string | null>>
+  /** Those of the families, likewise. */
+  readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
   /** All reasons that there are: how many packets were dropped for it since the data path was opened, kept or not. */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>

@@ -65,7 +65,7 @@ export interface Memory {
 }
 
 /** A daemon's facts about itself. */
-export interface About {
+interface About {
   readonly daemon: DaemonStatus
   readonly events: () => readonly StatusEvent[]
   readonly page?: () => Promise<Page | undefined>
@@ -79,7 +79,15 @@ const REST = 10
 const QUICK_MS = 20
 
 const NOBODY: About = {
-  daemon: { version: '', pid: process.pid, startedAt: new Date(0).toISOString(), subnetFile: '', leases: '' },
+  daemon: {
+    version: '',
+    pid: process.pid,
+    startedAt: new Date(0).toISOString(),
+    subnetFile: '',
+    leases: '',
+    etcdFiles: null,
+    network: 'off',
+  },
   events: () => [],
 }
 
@@ -220,7 +228,7 @@ export interface HealthServer {
   close(): Promise<void>
 }
 
-export interface HealthPlace {
+interface HealthPlace {
   /** The address where the probes are answered. */
   readonly ip: string
   readonly port: number
@@ -290,7 +298,7 @@ export async function serveHealth(
 }
 
 /** Who may hear this node's view. */
-export interface ViewAudience {
+interface ViewAudience {
   isNode(address: string | undefined): boolean
   /** Rejects where it cannot be known. */
   isTrusted(authorization: string | undefined): Promise<boolean>

@@ -26,7 +26,7 @@ export interface NodeSample {
 export type PeerSample = Omit<NodeSample, 'dropsPerSecond'>
 
 /** Values by step, the oldest first; null where one is not known. */
-export type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
+type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
 
 export interface HistoryReport {
   readonly schema: typeof HISTORY_SCHEMA

@@ -51,7 +51,7 @@ const ofPeers =
   }
 /** The families of a network that has both; of one that has one alone its peers tell all. */
 const familiesBeside = ({ dataPath }: Status): readonly Family[] =>
-  dataPath?.families?.length === FAMILIES.length ? FAMILIES : []
+  dataPath?.families.length === FAMILIES.length ? FAMILIES : []
 /** Counts the peers of each family of two. */
 const byFamily =
   (isSo: (side: PeerSide) => boolean, isKnown: (status: Status) => boolean = () => true) =>
@@ -183,7 +183,7 @@ export const METRICS: readonly Metric[] = [
   gauge(
     'weft_peer_longest_packet_bytes',
     'The longest packet that comes back from a peer: weft_data_path_mtu_bytes where the path is whole. Absent while that is not known.',
-    ofPeers(({ passesBytes }) => passesBytes ?? null),
+    ofPeers(({ passesBytes }) => passesBytes),
   ),
   gauge(
     'weft_family_peers_programmed',
@@ -276,7 +276,7 @@ export const METRICS: readonly Metric[] = [
   gauge(
     'weft_store_config_gone',
     '1 while the store has no network configuration, though this node has one from there.',
-    ({ node, store }) => (node ? one(bit(store.configGone === true)) : []),
+    ({ node, store }) => (node ? one(bit(store.configGone)) : []),
   ),
   gauge(
     'weft_lease_expiry_timestamp_seconds',

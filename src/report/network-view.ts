@@ -18,7 +18,7 @@ export const NETWORK_SCHEMA = 1
 /** Of more nodes there is no matrix, which has the square of their number. */
 export const MOST_IN_MATRIX = 256
 /** How one node sees another: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
-export type Cell = readonly [Reach, number | null, number | null, number | null]
+type Cell = readonly [Reach, number | null, number | null, number | null]
 
 export interface NetworkReport {
   readonly schema: typeof NETWORK_SCHEMA
@@ -122,10 +122,10 @@ function clocksOf(asked: readonly AskedNode[]): readonly (number | undefined)[] 
   return asked.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
 
-export type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
+type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
 /** An answer in a word; empty of a node that told how it is. */
-export const ANSWERS: Readonly<Record<AnswerKind, string>> = {
+const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   told: '',
   closed: 'tells nothing',
   refused: 'refuses',

@@ -31,7 +31,7 @@ export interface Notifier {
 }
 
 /** Sends one datagram to a Unix socket; throws an Error with `code` EAGAIN when it would have to wait. */
-export type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
+type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
 
 /**
  * Takes the manager's variables out of `environment`, so that no command that we run can speak for us, and returns the

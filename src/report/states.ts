@@ -22,7 +22,7 @@ export interface State {
   readonly impairments: readonly Impairment[]
 }
 
-export interface Reading {
+interface Reading {
   /** The state, or what it is impaired by, as a part of a sentence. */
   readonly words: string
   readonly packets: string

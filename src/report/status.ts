@@ -60,42 +60,42 @@ export interface PeerSide {
   /** The part of the last probes that was not answered. */
   readonly lossPercent: number | null
   readonly probedSecondsAgo: number | null
-  /** The time since the first probe that was lost after the last answer; null when none was. A weftd of before tells none. */
-  readonly unansweredSeconds?: number | null
+  /** The time since the first probe that was lost after the last answer; null when none was. */
+  readonly unansweredSeconds: number | null
   readonly pathMtu: number | null
   /**
    * Whether a packet as long as containers may send comes back, `narrow` where only shorter ones do; null while that is not known, as of
-   * a peer that does not answer at all. A weftd of before tells nothing of it, nor the next two.
+   * a peer that does not answer at all.
    */
-  readonly path?: 'whole' | 'narrow' | null
+  readonly path: 'whole' | 'narrow' | null
   /** The longest packet that comes back; null while it is looked for. */
-  readonly passesBytes?: number | null
+  readonly passesBytes: number | null
   /** The time since when the path is as it is. */
-  readonly pathSince?: string | null
-  /** Null where nothing is sealed. A weftd of before tells none. */
-  readonly session?: SessionStatus | null
+  readonly pathSince: string | null
+  /** Null where nothing is sealed. */
+  readonly session: SessionStatus | null
 }
 
 /**
  * True where long packets do not reach a peer whose short ones do, and nobody tells those who send them: their connections open and then
  * stall.
  */
-export const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
+const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
   path === 'narrow' && (pathMtu === null || (passesBytes ?? 0) < pathMtu)
 
 /** Its own side is that of its worse family (`worstOf`): what is broken is not hidden by what is not. */
 export interface PeerStatus extends PeerSide {
   readonly lease: string
-  /** The name of its host, as that says itself; null where it says none, as a flanneld. A weftd of before tells of none. */
-  readonly name?: string | null
+  /** The name of its host, as that says itself; null where it says none, as a flanneld. */
+  readonly name: string | null
   /** The IPv4 subnet, or that of IPv6 when it has that alone; so is the address after it. */
   readonly subnet: string
   readonly publicIp: string
   /** The IPv6 subnet, when it has one; so is the address after it. */
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
-  /** By family; null for one that the peer, the network or the backend is without. A weftd of before tells of none. */
-  readonly families?: Readonly<Record<Family, PeerSide | null>>
+  /** By family; null for one that the peer, the network or the backend is without. */
+  readonly families: Readonly<Record<Family, PeerSide | null>>
   /** The backend type that it published; empty for udp, which publishes none. */
   readonly type: string
   /** Kept though the store lacks it. */
@@ -115,8 +115,8 @@ export interface PeersStatus {
   readonly answering: number | null
   /** The number of peers whose last probe has a result. */
   readonly probed: number | null
-  /** The number of peers that long packets do not reach, while nobody tells the senders. A weftd of before tells none. */
-  readonly narrow?: number | null
+  /** The number of peers that long packets do not reach, while nobody tells the senders. */
+  readonly narrow: number | null
   /** The interval at which each is probed: longer than was asked for when peers are very many. */
   readonly probeSeconds: number | null
   /**
@@ -133,7 +133,7 @@ export interface StatusEvent {
   readonly text: string
 }
 
-export interface NodeStatus {
+interface NodeStatus {
   readonly hostname: string
   readonly subnet: string
   readonly publicIp: string
@@ -152,10 +152,10 @@ export interface DaemonStatus {
   readonly subnetFile: string
   /** The place of the leases: endpoints with the prefix, the directory, or nodes; without user and password. */
   readonly leases: string
-  /** The certificate files for TLS with etcd; null if none is given. Older versions of weftd omit it. */
-  readonly etcdFiles?: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
-  /** `open`: /network.json tells what all nodes say; `guarded`: at the socket alone; `off`: nowhere. A weftd of before tells none. */
-  readonly network?: 'off' | 'open' | 'guarded'
+  /** The certificate files for TLS with etcd; null if none is given. */
+  readonly etcdFiles: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
+  /** `open`: /network.json tells what all nodes say; `guarded`: at the socket alone; `off`: nowhere. */
+  readonly network: 'off' | 'open' | 'guarded'
 }
 
 export interface Status extends NodeReport {
@@ -187,10 +187,10 @@ export interface NodeReport extends State {
     /** Peers kept now though the store lacks them, and how often that began. */
     readonly held: number
     readonly holds: number
-    /** True while it has no network configuration, though this node has one from there. A weftd of before tells nothing of it. */
-    readonly configGone?: boolean
-    /** True while it has another one than this node runs by, if only by a secret. A weftd of before tells nothing of it. */
-    readonly configDiffers?: boolean
+    /** True while it has no network configuration, though this node has one from there. */
+    readonly configGone: boolean
+    /** True while it has another one than this node runs by, if only by a secret. */
+    readonly configDiffers: boolean
   }
   /** The rest is null until the node has a lease, but for the data path of one that forwards as last known. */
   readonly node: NodeStatus | null
@@ -215,36 +215,36 @@ export interface NodeReport extends State {
   } | null
   readonly dataPath: {
     readonly open: boolean
-    /** The families that it is to carry; a weftd of before tells of none. */
-    readonly families?: readonly Family[]
-    /** The reason why it does not carry a family of them now; a weftd of before tells none. */
-    readonly lacking?: Readonly<Record<Family, string | null>>
-    /** Of each family what of the external interface is gone for the moment; a weftd of before tells none. */
-    readonly addressGone?: Readonly<Record<Family, string | null>>
+    /** The families that it is to carry. */
+    readonly families: readonly Family[]
+    /** The reason why it does not carry a family of them now. */
+    readonly lacking: Readonly<Record<Family, string | null>>
+    /** Of each family what of the external interface is gone for the moment. */
+    readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** What it was when the node came to be; null while there is none. A weftd of before does not tell. */
-    readonly mtuAtStart?: number | null
+    /** What it was when the node came to be; null while there is none. */
+    readonly mtuAtStart: number | null
     /** That of the first family. */
     readonly device: string | null
-    /** That of each family, null where there is none; a weftd of before tells of the first alone. */
-    readonly devices?: Readonly<Record<Family, string | null>>
-    /** `native`, `naive`, `dgram`, `kernel`; `none` where something else carries packets. */
+    /** That of each family, null where there is none. */
+    readonly devices: Readonly<Record<Family, string | null>>
+    /** `native`, `dgram`, `kernel`; `none` where something else carries packets. */
     readonly engine: string | null
     readonly features: readonly string[]
     readonly threads: readonly { readonly name: string; readonly hungSeconds: number | null }[]
     readonly counters: Readonly<Record<string, number>>
     /** The counters of dropped packets, by reason, that are not 0. */
     readonly drops: Readonly<Record<string, number>>
-    /** The same of about the last minute; null until there is a node. A weftd of before tells none. */
-    readonly recent?: RecentCounts | null
-    /** The last handshakes by keys that no lease has, one of each key; null where nobody knows. A weftd of before tells none. */
-    readonly unknownKeys?:
+    /** The same of about the last minute; null until there is a node. */
+    readonly recent: RecentCounts | null
+    /** The last handshakes by keys that no lease has, one of each key; null where nobody knows. */
+    readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
       | null
   } | null
   readonly peers: PeersStatus | null
-  /** How often each kind of event befell a peer; null until there is a node. A weftd of before tells none. */
-  readonly peerEvents?: Readonly<Record<PeerEventKind, number>> | null
+  /** How often each kind of event befell a peer; null until there is a node. */
+  readonly peerEvents: Readonly<Record<PeerEventKind, number>> | null
   readonly repairs: number
   readonly subnetFileWritten: boolean
 }
@@ -262,7 +262,15 @@ export const startingReport = (
     ...state,
     trouble,
     summary: words === trouble ? words : `${words}; ${trouble}`,
-    store: { name: store, reachable: false, comparedSecondsAgo: null, held: 0, holds: 0 },
+    store: {
+      name: store,
+      reachable: false,
+      comparedSecondsAgo: null,
+      held: 0,
+      holds: 0,
+      configGone: false,
+      configDiffers: false,
+    },
     node: null,
     config: null,
     lease: null,
@@ -305,7 +313,7 @@ export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
 
 /** The sides of a peer by family. One that has a single side has it as its own. */
 export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
-  const { ipv4 = null, ipv6 = null } = peer.families ?? {}
+  const { ipv4, ipv6 } = peer.families
   if (ipv4 && ipv6) return { ipv4, ipv6 }
   const net = parseNet(peer.subnet)
   return ipv6 || (!ipv4 && net && familyOf(net) === 'ipv6') ? { ipv6: peer } : { ipv4: peer }
@@ -368,7 +376,10 @@ export const knownWhole = ({ whole, stored, answering, probed }: Omit<PeersStatu
 export function devicesText({
   device,
   devices,
-}: Pick<NonNullable<NodeReport['dataPath']>, 'device' | 'devices'>): string | null {
+}: {
+  readonly device: string | null
+  readonly devices?: Readonly<Record<Family, string | null>>
+}): string | null {
   const names = new Set([device, devices?.ipv4, devices?.ipv6].filter((name) => typeof name === 'string'))
   return names.size === 0 ? null : [...names].join(' and ')
 }

@@ -7,7 +7,7 @@
 const HUNG_LOOKS = 5
 
 /** The state of one thread, as known. */
-export interface ThreadState {
+interface ThreadState {
   /** The rounds of its loop, at the last look. */
   readonly rounds: number
   /** Looks since it has not moved. */

@@ -4,7 +4,7 @@
 
 import { conditionOf, type PeerStatus, type Status } from './status.ts'
 
-export const VIEW_SCHEMA = 1
+const VIEW_SCHEMA = 1
 
 /** The peers that are told of; of more those with a problem. */
 export const MOST_SEEN = 2_000
@@ -13,7 +13,7 @@ const LONGEST = 300
 const MOST_MEMBERS = 64
 
 /** `reached`: it answered the last probe; `silent`: it did not; `stored`: no packet can go to it; `unknown`: it was not asked. */
-export const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
+const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
 /** The node's state. The trouble of an impaired node leaves its peers out, because `seen` has them; null if there is no other trouble. */
@@ -72,7 +72,7 @@ export function viewOf(status: Status, at: string): NodeView {
 const rankOf = ({ reach }: Sight): number => REACHES.indexOf(reach)
 
 function sightOf(peer: PeerStatus): Sight {
-  const { lease, state, roundTripMs, lossPercent } = peer
+  const { lease, state, roundTripMs, lossPercent, passesBytes } = peer
   const reach =
     state === 'answering'
       ? 'reached'
@@ -81,7 +81,6 @@ function sightOf(peer: PeerStatus): Sight {
         : conditionOf(peer) === 'silent'
           ? 'silent'
           : 'unknown'
-  const { passesBytes = null } = peer as { readonly passesBytes?: number | null }
   return { lease, reach, roundTripMs, lossPercent, passesBytes }
 }
 

@@ -565,7 +565,7 @@ void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
 void test_receive() {
   std::vector<uint64_t> counters(kCounterCount);
   Drops drops(CounterRow(counters.data()), [] { return clock_ms * 1'000; });
-  Receiver receiver(-1, 64, 8, CounterRow(counters.data()), &drops);
+  Receiver receiver(-1, 8, CounterRow(counters.data()), &drops);
   Failure failure;
   bool interrupted = false;
   kernel = {};
@@ -619,14 +619,6 @@ void test_receive() {
     CHECK(failure.has_value() == fails);
   }
   CHECK(counters[k_rx_batches] == 1);
-
-  // One at a time, where that was asked for.
-  Receiver single(-1, 1, 8, CounterRow(counters.data()), &drops);
-  kernel.receive = [](mmsghdr*, unsigned count) {
-    CHECK(count == 1);
-    return errno = EAGAIN, -1;
-  };
-  single.receive(failure);
 }
 
 size_t size_of(const Fd& fd) {

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "../../native/engine.cc"
-#include "../../native/walk/naive.cc"
 #include "packets.h"
 
 using namespace weft;
@@ -82,15 +81,13 @@ struct Rig {
 
 /// What the socket dropped until the end is counted: the next engine on it begins with what it finds.
 void test_counts_at_the_end() {
-  for (const bool naive : {false, true}) {
-    Rig rig({naive, 0, 0});
-    rig.turn(rig.socket, *rig.ingress);
-    rig.turn(rig.tun, *rig.egress);
-    rig.loop->stop();
-    CHECK(rig.ingress->counted_after);
-  }
+  Rig stopped({0, 0});
+  stopped.turn(stopped.socket, *stopped.ingress);
+  stopped.turn(stopped.tun, *stopped.egress);
+  stopped.loop->stop();
+  CHECK(stopped.ingress->counted_after);
   // By a thread that ended of itself, and so looks no more.
-  Rig rig({false, 0, 0});
+  Rig rig({0, 0});
   rig.ingress->fails = true;
   rig.turn(rig.socket, *rig.ingress);
   pollfd told{rig.fault.event(), POLLIN, 0};
@@ -101,22 +98,20 @@ void test_counts_at_the_end() {
 
 /// A direction with a timer is asked though nothing comes, at once after what came, and one without never.
 void test_ticks() {
-  for (const bool naive : {false, true}) {
-    for (const int64_t poll_us : {0, 100}) {
-      Rig idle({naive, 0, poll_us}, 1);
-      while (idle.ingress->ticks < 3) std::this_thread::yield();
-      Rig rig({naive, 0, poll_us}, 3'600'000);
-      rig.turn(rig.socket, *rig.ingress);
-      while (rig.ingress->ticks == 0) std::this_thread::yield();
-      CHECK(rig.egress->ticks == 0);
-      // When its timer says so all of them rest.
-      while (rig.ingress->rests == 0 || rig.egress->rests == 0) std::this_thread::yield();
-    }
-    Rig without({naive, 0, 0});
-    for (int i = 0; i < 3; i++) without.turn(without.socket, *without.ingress);
-    without.loop->stop();
-    CHECK(without.ingress->ticks == 0);
+  for (const int64_t poll_us : {0, 100}) {
+    Rig idle({0, poll_us}, 1);
+    while (idle.ingress->ticks < 3) std::this_thread::yield();
+    Rig rig({0, poll_us}, 3'600'000);
+    rig.turn(rig.socket, *rig.ingress);
+    while (rig.ingress->ticks == 0) std::this_thread::yield();
+    CHECK(rig.egress->ticks == 0);
+    // When its timer says so all of them rest.
+    while (rig.ingress->rests == 0 || rig.egress->rests == 0) std::this_thread::yield();
   }
+  Rig without({0, 0});
+  for (int i = 0; i < 3; i++) without.turn(without.socket, *without.ingress);
+  without.loop->stop();
+  CHECK(without.ingress->ticks == 0);
 }
 
 /// A loop, or an engine, for which there is no descriptor says so, with the reason of the call that was refused.
@@ -162,7 +157,7 @@ void test_without_descriptors() {
 void test_priority() {
   // 0 would ask for no priority of its own, whatever that of the process is.
   const int usual = getpriority(PRIO_PROCESS, 0), own = usual == 5 ? -5 : usual - 5;
-  Rig rig({false, own, 0});
+  Rig rig({own, 0});
   if (rig.loop->priority_refused()) {
     std::fprintf(stderr, "skipped: priority: it is not allowed here\n");
     return;

@@ -1413,7 +1413,7 @@ void test_overflow() {
   const Bytes datagram(1000);
   for (int engine = 0; engine < 2; engine++) {
     std::vector<uint64_t> row(kCounterCount);
-    Receiver receiver(socket.fd.get(), 64, 0, CounterRow(row.data()), nullptr);
+    Receiver receiver(socket.fd.get(), 0, CounterRow(row.data()), nullptr);
     Failure failure;
     size_t sent = 0;
     for (const int datagrams : {300, 300}) {
@@ -1476,7 +1476,7 @@ void test_underlay() {
     Features features(0);
     std::vector<std::unique_ptr<Receiver>> lanes;
     for (const UdpSocket& socket : sockets) {
-      lanes.push_back(std::make_unique<Receiver>(socket.fd.get(), 64, 0, CounterRow(row.data()), &drops));
+      lanes.push_back(std::make_unique<Receiver>(socket.fd.get(), 0, CounterRow(row.data()), &drops));
     }
     Endpoint to{};
     to.to = at;

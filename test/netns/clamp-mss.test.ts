@@ -44,7 +44,7 @@ it.each([
   // One side alone is enough, for both directions.
   const daemons = [
     hosts[0].startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }),
-    hosts[1].startDaemon({ args: ['--lease-dir', leases, '--engine', backend.Type === 'vxlan' ? 'native' : 'naive'] }),
+    hosts[1].startDaemon({ args: ['--lease-dir', leases, '--engine', backend.Type === 'vxlan' ? 'native' : 'dgram'] }),
   ]
   await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
   const wide = (host: Host): Promise<Pod> =>

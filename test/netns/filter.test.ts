@@ -101,7 +101,6 @@ async function written(host: Host, device: string): Promise<number> {
 
 const CASES = [
   { engine: 'native', backend: { Type: 'udp' }, port: 8285, device: 'flannel0' },
-  { engine: 'naive', backend: { Type: 'udp' }, port: 8285, device: 'flannel0' },
   { engine: 'dgram', backend: { Type: 'udp' }, port: 8285, device: 'flannel0' },
   { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, port: 8472, device: 'flannel.1' },
 ] as const
@@ -189,7 +188,6 @@ const FORGED_OF_BOTH = LONG ? 1_000_000 : 20_000
 
 const OF_BOTH: readonly (readonly [name: string, engine: string, backend: object, devices: readonly string[]])[] = [
   ['udp', 'native', { Type: 'udp' }, ['flannel0']],
-  ['udp', 'naive', { Type: 'udp' }, ['flannel0']],
   ['udp over IPv6', 'native', { Type: 'udp', Underlay: 'ipv6' }, ['flannel0']],
   ['vxlan', 'native', { Type: 'vxlan', DataPath: 'userspace' }, ['flannel.1', 'flannel-v6.1']],
 ]

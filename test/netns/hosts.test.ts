@@ -119,7 +119,6 @@ const KINDS = [
   ['etcd', 'native'],
   ['directory', 'native'],
   ['directory', 'dgram'],
-  ['directory', 'naive'],
 ] as const
 describe.each(KINDS)('three hosts on the %s store with the %s engine', (store, engine) => {
   it('ping and carry TCP between containers', async () => {

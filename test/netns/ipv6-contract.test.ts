@@ -8,7 +8,6 @@ import { ended, execute } from '../../lab/command.ts'
 import { createLab, networkOf, whyNoVxlan, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { eventually } from '../support/event.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'wg', 'wireguard-go')
 
@@ -182,7 +181,7 @@ describe('wireguard', () => {
   const peer = peerOf(240)
 
   it('has a device for each family, with a port each and one key', async () => {
-    await running({ Type: 'wireguard', DataPath: await deviceDataPath() })
+    await running({ Type: 'wireguard', DataPath: 'kernel' })
     const { BackendData: by4, BackendV6Data: by6 } = published() as typeof ends
     expect([by4.Port, by6.Port]).toEqual([51820, 51821])
     expect(by6.PublicKey).toBe(by4.PublicKey)
@@ -202,7 +201,7 @@ describe('wireguard', () => {
     // The port that a node listens on, where flanneld takes that of a device which is not there.
     ['ipv6', '[fd77::240]:51820'],
   ])('has one device for both with Mode %s, whose datagrams go to %s', async (mode, endpoint) => {
-    await running({ Type: 'wireguard', DataPath: await deviceDataPath(), Mode: mode })
+    await running({ Type: 'wireguard', DataPath: 'kernel', Mode: mode })
     put(peer, 'wireguard', ends)
     await eventually(async () => {
       const { port, peers } = await shown('flannel-wg')

@@ -12,7 +12,7 @@ import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
-const lack = needs(HOSTS, ...ETCD, 'openssl', 'nft', 'wg', 'wireguard-go')
+const lack = needs(HOSTS, ...ETCD, 'openssl', 'nft')
 
 let lab: Lab
 let host: Host
@@ -123,7 +123,6 @@ const noPorts: readonly Case[] = [
   { type: 'vxlan', option: { DataPath: 'userspace', Port: 4789 }, port: 4789 },
   { type: 'wireguard', option: { DataPath: 'userspace' }, port: 51_820 },
   { type: 'wireguard', option: { DataPath: 'userspace', Mode: 'auto', ListenPort: 5000 }, port: 5000 },
-  { type: 'wireguard', option: { DataPath: 'wireguard-go', Mode: 'auto' }, port: 51_820 },
 ].flatMap(({ type, option = {}, port }) =>
   (['IPv4', 'IPv6', 'both families'] as const).map((families) => {
     // WireGuard has a port of its own for IPv6, unless one device carries both families.

@@ -63,7 +63,7 @@ async function openWith(families: readonly Family[], backend: object, ...more: s
   pods = [await a.startPod(), await b.startPod()]
   for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
   // What the kernel carries is not gone on with, and nothing of it is kept.
-  const isKept = !/host-gw|wireguard-go/.test(JSON.stringify(backend))
+  const isKept = !/host-gw|kernel/.test(JSON.stringify(backend))
   for (const host of isKept ? [a, b] : []) await eventually(() => expect(lastKnown(host).leases).toHaveLength(2))
 }
 const addressesOf = ({ address, ipv6 }: Pod): string[] => (ipv6 === undefined ? [address] : [address, ipv6])
@@ -256,7 +256,7 @@ const OTHER_BACKENDS: readonly (readonly [what: string, backend: object, other: 
   ['wireguard by weftd', { Type: 'udp' }, { Type: 'wireguard', DataPath: 'userspace' }],
   ['host-gw', { Type: 'udp' }, { Type: 'host-gw' }],
   ['udp after host-gw', { Type: 'host-gw' }, { Type: 'udp' }],
-  ['udp after wireguard-go', { Type: 'wireguard', DataPath: 'wireguard-go' }, { Type: 'udp' }],
+  ['udp after wireguard by the kernel', { Type: 'wireguard', DataPath: 'kernel' }, { Type: 'udp' }],
 ]
 it.each(OTHER_BACKENDS)('hands over to one with another backend: %s', async (_what, backend, other) => {
   await open(backend)

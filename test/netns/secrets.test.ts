@@ -10,7 +10,7 @@ import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type L
 import { eventually } from '../support/event.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 import { weft as inThisProcess } from '../support/screen.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
+import { noWireguardDevice } from '../support/wireguard.ts'
 
 needs(HOSTS, 'curl', 'wg', ...ETCD)
 
@@ -54,7 +54,7 @@ PATH=\${PATH#*:}; exec ${name} "$@"
     writeFileSync(join(folder, name), script)
     chmodSync(join(folder, name), 0o755)
   }
-  return ['env', `PATH=${folder}:${process.env['PATH']}`]
+  return ['sh', '-c', 'PATH="$0:$PATH" exec "$@"', folder]
 }
 
 function start(at: Host, args: readonly string[], env: Record<string, string> = {}): Daemon {
@@ -179,12 +179,11 @@ it('by weftd itself the keys are in the store and in their file, and nowhere els
 })
 
 it('a pre-shared key is in the store and in the device, and nowhere else', async ({ skip }) => {
-  const kernel = await execute('unshare --net ip link add probe type wireguard'.split(' '))
-  const go = await execute(['sh', '-c', 'command -v wireguard-go'])
-  skip(kernel.code !== 0 && go.code !== 0, 'neither a WireGuard in the kernel nor wireguard-go')
+  const lack = await noWireguardDevice()
+  skip(lack !== undefined, lack)
   const backend = {
     Type: 'wireguard',
-    DataPath: await deviceDataPath(),
+    DataPath: 'kernel',
     PSK,
     Password: CANARY,
     More: [{ apiToken: { a: CANARY } }],
@@ -327,8 +326,8 @@ users: [{name: u, user: {token: "${CANARY}", client-key-data: "${Buffer.from(CAN
 `
   for (const [text, line] of [
     [good, /the Kubernetes API at|fail to create kubernetes config/],
-    [good.replace('}]\n', '\n'), /it is no YAML/],
-    [good.replace(`"${CANARY}"`, `*${CANARY}`), /it is no YAML/],
+    [good.replace('}]\n', '\n'), /it is not valid YAML/],
+    [good.replace(`"${CANARY}"`, `*${CANARY}`), /it is not valid YAML/],
     [good.replace('https:', 'ftp:'), /the server in .*kubeconfig is "ftp:\/\/127\.0\.0\.1:1"/],
   ] as const) {
     writeFileSync(kubeconfig, text)

@@ -150,7 +150,6 @@ describe('a thread that hangs', () => {
     const cases = [
       { engine: 'native', workers: 1, thread: 'weft-loop0' },
       { engine: 'native', workers: 2, thread: 'weft-loop1' },
-      { engine: 'naive', workers: 1, thread: 'weft-loop0' },
     ]
     const nodes = await Promise.all(
       cases.map(async ({ engine, workers, thread }, index) => {

@@ -21,11 +21,11 @@ beforeEach(async () => {
 afterEach(() => lab.close())
 
 /** A daemon of this engine and a container on each host; the first container reaches the others. */
-async function joinAll(engine: string) {
+async function joinAll() {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}')
-  const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }))
+  const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', leases] }))
   await Promise.all(daemons.map((each) => each.line(/flannel is ready/)))
   const [sender, receiver] = lab.hosts as [Host, Host]
   const [from, to, ...others] = await Promise.all(lab.hosts.map((host) => host.startPod()))
@@ -76,11 +76,8 @@ async function backlog(daemon: Daemon, sender: Host, from: Place, address: strin
   daemon.process.kill('SIGCONT')
 }
 
-it.each([
-  ['native', 'few', FEW],
-  ['naive', `${SENT}`, Infinity],
-] as const)('the %s engine sends and writes a backlog of %s packets', async (engine, _title, atMost) => {
-  const { daemon, sender, receiver, from, to } = await joinAll(engine)
+it('sends and writes a backlog of few packets', async () => {
+  const { daemon, sender, receiver, from, to } = await joinAll()
   // Received UDP is joined where the device's switch says so.
   const takesJoined = offloads(daemon).includes('tun-uso')
   if (takesJoined) {
@@ -102,10 +99,9 @@ it.each([
 
   const sent = (await stats(sender, 'eth0')).tx.packets - atEth0.tx.packets
   const written = (await stats(receiver, 'flannel0')).rx.packets - atTun.rx.packets
-  console.log(`${engine}: ${SENT} packets in ${sent} messages and ${written} writes; ${offloads(daemon).join(', ')}`)
-  if (engine === 'naive') return expect(Math.min(sent, written)).toBeGreaterThanOrEqual(SENT)
-  if (offloads(daemon).includes('udp-gso')) expect(sent).toBeLessThanOrEqual(atMost)
-  if (takesJoined) expect(written).toBeLessThanOrEqual(atMost)
+  console.log(`${SENT} packets in ${sent} messages and ${written} writes; ${offloads(daemon).join(', ')}`)
+  if (offloads(daemon).includes('udp-gso')) expect(sent).toBeLessThanOrEqual(FEW)
+  if (takesJoined) expect(written).toBeLessThanOrEqual(FEW)
 })
 
 /** What a stream between two containers looks like on its way. */
@@ -129,7 +125,7 @@ async function streamed({ sender, receiver, from, to }: Awaited<ReturnType<typeo
 }
 
 it('superpackets of containers reach the engine whole, and leave and are written as such', async () => {
-  const all = await joinAll('native')
+  const all = await joinAll()
   const { made, read, sent, written } = await streamed(all)
   expect(read.bytes).toBeGreaterThan(50 << 20) // the client ends before the last of it has left
   expect(read.packets).toBeLessThan(1.1 * made.packets)
@@ -140,7 +136,7 @@ it('superpackets of containers reach the engine whole, and leave and are written
 })
 
 it('a peer behind a blackhole route costs the others nothing, and is served in full when that has gone', async () => {
-  const all = await joinAll('native')
+  const all = await joinAll()
   const { daemon, sender, from, to, other } = all
   const gso = offloads(daemon).includes('udp-gso')
   const host = lab.hosts[2]!

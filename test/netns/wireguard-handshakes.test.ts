@@ -7,7 +7,7 @@ import { output } from '../../lab/command.ts'
 import { EVENT_MS, packageRoot, WIREGUARD_APART } from '../../lab/lab.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import type { WireguardResult } from '../support/wireguard-probe.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
+import { kernelHasWireguard } from '../support/wireguard.ts'
 
 needs(HOSTS, 'wg', 'wireguard-go')
 
@@ -28,7 +28,7 @@ const FRESH = { attempts: 0, stale: 0, unconfirmed: 0 }
 describe.each(['wireguard-go', 'kernel'])('with %s', { timeout: 2 * LIMIT_MS + EVENT_MS }, (other) => {
   const probe = (scenario: string): Promise<WireguardResult> => probeBy(other, scenario)
   beforeEach(async ({ skip }) => {
-    skip(other === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
+    skip(other === 'kernel' && !(await kernelHasWireguard()), 'no WireGuard in this kernel')
   })
 
   it.each([

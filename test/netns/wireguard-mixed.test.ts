@@ -1,16 +1,15 @@
-// wireguard-mixed.test.ts - one network in which each host has WireGuard carried by another: the kernel, wireguard-go, weftd itself; by
+// wireguard-mixed.test.ts - one network in which each host has WireGuard carried by another: the kernel, weftd itself; by
 // leases in a directory, in etcd, and of the Kubernetes API.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { afterEach, describe, expect, it } from 'vitest'
 import { startEtcd } from '../../lab/etcd.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { openKubeGate } from '../support/kube-gate.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, ...ETCD, 'openssl', 'ping', 'wg', 'wireguard-go')
 
@@ -58,13 +57,7 @@ const STORES: Readonly<Record<string, (on: Lab) => Promise<Store>>> = {
   },
 }
 
-describe.each([
-  ['wireguard-go', 'userspace', 'userspace'],
-  ['kernel', 'wireguard-go', 'userspace'],
-])('a network of %s, %s and %s', (...carriers) => {
-  beforeEach(async ({ skip }) => {
-    skip(carriers.includes('kernel') && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
-  })
+describe.each([['kernel', 'userspace', 'userspace']])('a network of %s, %s and %s', (...carriers) => {
   it.each(Object.keys(STORES))('is one, by leases in %s', async (kind) => {
     lab = await createLab({ hosts: carriers.length })
     const store = await STORES[kind]!(lab)

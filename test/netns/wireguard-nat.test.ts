@@ -56,7 +56,7 @@ async function remembers(host: Host, seconds: number): Promise<void> {
 const placeOf = async (peer: string, by: Host): Promise<string | null | undefined> =>
   (await statusOf(by)).peers?.list.find(({ publicIp }) => publicIp === peer)?.endpoint
 
-it.each(['userspace', 'wireguard-go'])('stays reachable while all are quiet, from a node by %s', async (other) => {
+it.each(['userspace', 'kernel'])('stays reachable while all are quiet, from a node by %s', async (other) => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   await homeOf(a)

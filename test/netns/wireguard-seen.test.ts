@@ -4,13 +4,11 @@
 import { copyFileSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
-import { execute } from '../../lab/command.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import type { FindingName } from '../../src/tool/doctor/findings.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'curl', 'iptables', 'wg')
 
@@ -61,11 +59,8 @@ const two = async (): Promise<readonly [Host, Host]> => {
   return lab.hosts as [Host, Host]
 }
 
-describe.each(['userspace', 'kernel', 'wireguard-go'] as const)('by %s, what is told of a session', (carrier) => {
-  it('is the same everywhere, and has no key that is secret', async ({ skip }) => {
-    skip(carrier === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in the kernel')
-    const go = await execute(['sh', '-c', 'command -v wireguard-go'])
-    skip(carrier === 'wireguard-go' && go.code !== 0, 'no wireguard-go')
+describe.each(['userspace', 'kernel'] as const)('by %s, what is told of a session', (carrier) => {
+  it('is the same everywhere, and has no key that is secret', async () => {
     const [a, b] = await two()
     const options = { DataPath: carrier, PersistentKeepaliveInterval: 25 }
     const daemons = [await start(a, options), await start(b, options)]
@@ -145,12 +140,10 @@ describe('the doctor', () => {
       await finds(host, ['psk-differs', 'peer-silent'], /no handshake was ever completed, \d+ begun here/, late[at])
   })
 
-  it('finds by a device that handshakes come and come to nothing', async ({ skip }) => {
-    const DataPath = await deviceDataPath()
-    skip(DataPath !== 'kernel' && (await execute(['sh', '-c', 'command -v wireguard-go'])).code !== 0, 'no device')
+  it('finds by a device that handshakes come and come to nothing', async () => {
     const [a, b] = await two()
     await start(a)
-    await start(b, { DataPath, PSK: OTHER_PSK })
+    await start(b, { DataPath: 'kernel', PSK: OTHER_PSK })
     await finds(a, ['config-differs', 'psk-differs', 'peer-silent']) // the other one was started by another
     await finds(b, ['handshake-one-way', 'peer-silent'])
   })

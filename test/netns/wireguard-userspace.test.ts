@@ -1,9 +1,9 @@
-// wireguard-userspace.test.ts - WireGuard by weftd itself: among its own kind, beside wireguard-go and the kernel's device, over restarts, and to whoever listens.
+// wireguard-userspace.test.ts - WireGuard by weftd itself: among its own kind, beside the kernel's device, over restarts, and to whoever listens.
 
 import { spawn } from 'node:child_process'
 import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { afterEach, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { createLab, packageRoot, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
@@ -14,7 +14,6 @@ import { statusOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 import { meet } from '../support/successor.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
 
 needs(HOSTS, 'ping', 'tcpdump', 'wg', 'wireguard-go', 'iperf3', 'python3')
 
@@ -82,18 +81,14 @@ it('carries packets whole, and shows nobody what is in them', async () => {
   for (const daemon of daemons) expect(errors(daemon)).toEqual([])
 })
 
-describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
-  beforeEach(async ({ skip }) => {
-    skip(other === 'kernel' && (await deviceDataPath()) !== 'kernel', 'no WireGuard in this kernel')
-  })
-
+describe("beside the kernel's device", () => {
   it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
     'is understood, whoever of the two begins: %j',
     async (options) => {
       lab = await createLab({ hosts: 3 })
       const [a, b, c] = lab.hosts as [Host, Host, Host]
       await start(a, options)
-      const its = await start(b, { ...options, DataPath: other })
+      const its = await start(b, { ...options, DataPath: 'kernel' })
       await start(c, options)
       const pods: Pod[] = []
       for (const host of [a, b, c]) pods.push(await host.startPod())
@@ -135,7 +130,7 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
       }
       const mode = { ...options, Mode: 'auto' }
       const ours = await startIn(BOTH, a, mode)
-      const its = await startIn(BOTH, b, { ...mode, DataPath: other })
+      const its = await startIn(BOTH, b, { ...mode, DataPath: 'kernel' })
       await startIn(BOTH, c, mode)
       await ours.line(/Forwarding between flannel-wg and UDP 192\.168\.77\.1:51820 and \[2001:db8::1\]:51820/)
       const [podA, podB, podC] = [await a.startPod(), await b.startPod(), await c.startPod()]
@@ -153,7 +148,7 @@ describe.each(['wireguard-go', 'kernel'])('beside %s', (other) => {
       expect(endpoints.toSorted()).toEqual(['192.168.77.3:51820', '[2001:db8::1]:51820'])
       const { list } = (await statusOf(a)).peers!
       const told = list.map(
-        ({ publicIp, families }) => `${publicIp} ${families!.ipv4!.endpoint} ${families!.ipv6!.endpoint}`,
+        ({ publicIp, families }) => `${publicIp} ${families.ipv4!.endpoint} ${families.ipv6!.endpoint}`,
       )
       expect(told.toSorted()).toEqual([
         `${b.address} [2001:db8::2]:51820 [2001:db8::2]:51820`,
@@ -194,10 +189,10 @@ it('keeps the key that peers know when its file is another, says so, and has the
   expect([...errors(first), ...errors(again), ...errors(other)]).toEqual([])
 })
 
-it('leaves it to wireguard-go where its Node.js has no ciphers, as in FIPS mode, and says so', async () => {
-  lab = await createLab({ hosts: 2 })
-  const [a, b] = lab.hosts as [Host, Host]
-  await start(b, { PSK })
+it('refuses to start if neither its Node.js has the ciphers, as in FIPS mode, nor the kernel WireGuard', async () => {
+  lab = await createLab({ hosts: 1 })
+  const [a] = lab.hosts as [Host]
+  mkdirSync(leases())
   mkdirSync(join(lab.folder, 'bin'))
   const ip = (await a.output(['sh', '-c', 'command -v ip'])).trim()
   const refuse = 'case "$*" in *"type wireguard"*) echo "Error: Unknown device type." >&2; exit 2;; esac'
@@ -214,7 +209,6 @@ it('leaves it to wireguard-go where its Node.js has no ciphers, as in FIPS mode,
         PATH: `${join(lab.folder, 'bin')}:${process.env['PATH']}`,
         NODE_OPTIONS: `--import ${join(packageRoot, 'dist/test/support/fips.js')}`,
       },
-      before: WIREGUARD_APART,
     })
   }
   const lacks = 'this Node.js has no X25519, no BLAKE2s, no ChaCha20-Poly1305'
@@ -223,12 +217,11 @@ it('leaves it to wireguard-go where its Node.js has no ciphers, as in FIPS mode,
   await ended(refused.process)
   expect(refused.process.exitCode).toBe(1)
   const daemon = startIt({})
-  await daemon.line(new RegExp(`WireGuard is carried by wireguard-go: this kernel has no device .*, and ${lacks}`))
-  await daemon.line(/flannel is ready/)
-  const [podA, podB] = [await a.startPod(), await b.startPod()]
-  await reach(podA.namespace, podB.address)
-  await reach(podB.namespace, podA.address)
-  expect(errors(daemon)).toEqual([])
+  await daemon.line(
+    new RegExp(`WireGuard cannot be carried: this kernel has no device .*, and ${lacks}; run weftd with`),
+  )
+  await ended(daemon.process)
+  expect(daemon.process.exitCode).toBe(1)
 })
 
 it('carries packets both ways by several lanes, of which each may seal by the same keys', async () => {
@@ -267,7 +260,12 @@ const pingingBothWays = (one: Pod, two: Pod) =>
 describe('a planned restart', () => {
   const OTHERS = [
     { with: 'its own kind, with a psk', network: IPV4, other: {}, more: [] },
-    { with: 'wireguard-go, by one lane', network: IPV4, other: { DataPath: 'wireguard-go' }, more: ['--workers', '1'] },
+    {
+      with: "the kernel's device, by one lane",
+      network: IPV4,
+      other: { DataPath: 'kernel' },
+      more: ['--workers', '1'],
+    },
     { with: 'its own kind, both families', network: BOTH, other: {}, more: ['--workers', '2'] },
   ]
   it.each(OTHERS)('loses nothing, and needs no handshake: $with', async ({ network, other, more }) => {

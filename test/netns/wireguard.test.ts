@@ -1,15 +1,15 @@
-// wireguard.test.ts - the wireguard backend, by the kernel's device where there is one, else by wireguard-go.
+// wireguard.test.ts - the wireguard backend, by the kernel's device.
 
 import { mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { ended, execute, output } from '../../lab/command.ts'
+import { ended, output } from '../../lab/command.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { subnetOf, tunAddress } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
-import { deviceDataPath } from '../support/wireguard.ts'
+import { noWireguardDevice } from '../support/wireguard.ts'
 
 needs(HOSTS, 'ping', 'wg')
 
@@ -18,8 +18,6 @@ const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
 const SOME_KEY = 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg='
 
 let lab: Lab
-/** Who carries it here. */
-let carrier: 'kernel' | 'wireguard-go'
 afterEach(() => lab?.close())
 
 const leases = (): string => join(lab.folder, 'leases')
@@ -28,7 +26,7 @@ const keyFile = (host: Host): string => join(lab.folder, `${host.name}-wgkey`)
 async function start(host: Host, options: object = {}): Promise<Daemon> {
   mkdirSync(leases(), { recursive: true })
   // The tests' own peers are above what nodes draw from.
-  const Backend = { Type: 'wireguard', DataPath: carrier, ...options }
+  const Backend = { Type: 'wireguard', DataPath: 'kernel', ...options }
   const config = { Network: '10.5.0.0/16', SubnetMax: '10.5.239.0', Backend }
   writeFileSync(join(leases(), 'config'), JSON.stringify(config))
   const daemon = host.startDaemon({
@@ -52,9 +50,8 @@ const publicKey = (host: Host): string => /"PublicKey":"([^"]+)"/.exec(readFileS
 
 describe('wireguard', () => {
   beforeEach(async ({ skip }) => {
-    carrier = await deviceDataPath()
-    const go = await execute(['sh', '-c', 'command -v wireguard-go'])
-    skip(carrier !== 'kernel' && go.code !== 0, 'neither a WireGuard in the kernel nor wireguard-go')
+    const lack = await noWireguardDevice()
+    skip(lack !== undefined, lack)
   })
 
   it('has a device, a route and peers as flanneld, and touches no session when peers come and go', async () => {
@@ -171,14 +168,11 @@ describe('wireguard', () => {
   })
 })
 
-it.each([
-  ['kernel', /this kernel has no device of type wireguard \(.*\); .*modprobe wireguard/],
-  ['wireguard-go', /wireguard-go cannot be run: .*; install wireguard-go, or let weftd carry .* leave out "DataPath"/],
-])('says what is missing where there is no WireGuard, and "DataPath" is %s', async (dataPath, said) => {
+it('says what is missing if the kernel has no WireGuard, and "DataPath" is "kernel"', async () => {
   lab = await createLab({ hosts: 1 })
   const [host] = lab.hosts as [Host]
   mkdirSync(leases())
-  const Backend = { Type: 'wireguard', DataPath: dataPath }
+  const Backend = { Type: 'wireguard', DataPath: 'kernel' }
   writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
   const bin = join(lab.folder, 'bin')
   mkdirSync(bin)
@@ -186,10 +180,9 @@ it.each([
   const refuse = 'case "$*" in *"type wireguard"*) echo "Error: Unknown device type." >&2; exit 2;; esac'
   const without = `#!/bin/sh\n${refuse}\nexec ${ip} "$@"\n`
   writeFileSync(join(bin, 'ip'), without, { mode: 0o755 })
-  writeFileSync(join(bin, 'wireguard-go'), '#!/bin/sh\nexit 127\n', { mode: 0o755 })
   const env = { PATH: `${bin}:${process.env['PATH']}`, WIREGUARD_KEY_FILE: keyFile(host) }
   const daemon = host.startDaemon({ args: ['--lease-dir', leases()], env })
-  await daemon.line(said)
+  await daemon.line(/this kernel has no device of type wireguard \(.*\); .*modprobe wireguard/)
   await ended(daemon.process)
   expect(daemon.process.exitCode).toBe(1)
 })

@@ -52,7 +52,7 @@ interface Node {
   steady: Set<string>
 }
 
-export interface Outcome {
+interface Outcome {
   readonly hits: ReadonlyMap<Fault, number>
   /** How often a node kept peers that had vanished. */
   readonly holds: number

@@ -55,7 +55,7 @@ export const FATES = [
 ] as const
 export type Fate = (typeof FATES)[number]
 
-export interface Outcome {
+interface Outcome {
   readonly struck: ReadonlySet<Fate>
   /** How far processes came: taken over, taken back, gone on as last known. */
   readonly reached: ReadonlySet<string>

@@ -6,7 +6,7 @@ import type { Expected, Store, StoreBatch, StoreChange, StoreEntry } from '../..
 import type { Random } from '../support/packet-model.ts'
 import type { VirtualTime } from './virtual-time.ts'
 
-export interface Key extends StoreEntry {
+interface Key extends StoreEntry {
   readonly endsAt: number | undefined
 }
 

@@ -1000,7 +1000,7 @@ describe('the etcd store and who may use it', () => {
       await expect(open(etcd, { caFile: other.certificate, log }).config(signal())).rejects.toMatchObject({
         code: 'CONFIG_MISSING',
       })
-      expect(log.lines).toEqual([expect.stringContaining('is asked without TLS')])
+      expect(log.lines).toEqual([expect.stringContaining('is contacted without TLS')])
     } finally {
       await other.close()
     }

@@ -46,7 +46,7 @@ const shown = (words: readonly string[]): string =>
 const COLUMNS = ['fault', 'side', ...READERS, 'first true line'] as const
 
 /** What each said. */
-export function saidTable(all: readonly Heard[]): string {
+function saidTable(all: readonly Heard[]): string {
   const rows = all.flatMap((heard) =>
     SIDES.map((side) => {
       const [reader, seconds] = firstOf(heard[side]) ?? []
@@ -58,7 +58,7 @@ export function saidTable(all: readonly Heard[]): string {
 }
 
 /** How each is made, and what makes it green again. */
-export function madeTable(all: readonly Heard[]): string {
+function madeTable(all: readonly Heard[]): string {
   const rows = all.map(({ name, greenSeconds }) => {
     const { title, does, remedy } = FAULTS[name]
     return row([`\`${name}\``, title, does, remedy, `${greenSeconds.toFixed(0)} s`])

@@ -125,7 +125,6 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
         clampMss: false,
         keepsSessions: false,
         persistent: false,
-        naive: false,
         nice: 0,
         pollUs: 0,
         tunAddress: { [family]: addressOf(net.tun) },

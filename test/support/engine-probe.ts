@@ -14,7 +14,7 @@ import { addon } from '../../src/host/addon.ts'
 import { formatAddress } from '../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import type { TunnelSettings } from '../../src/path/catalog.ts'
-import { ENCAPSULATIONS, type Encapsulation, type Speakable } from '../../src/path/engine/encapsulation.ts'
+import { ENCAPSULATIONS, type Encapsulation } from '../../src/path/engine/encapsulation.ts'
 import type { Engine, EngineConfig } from '../../src/path/engine/engine.ts'
 import { startNativeEngine } from '../../src/path/engine/native-engine.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
@@ -27,7 +27,7 @@ export interface ProbeJob {
   readonly toTun: readonly string[]
   readonly toUdp: readonly string[]
   readonly without: readonly string[]
-  readonly encapsulation: Speakable
+  readonly encapsulation: keyof typeof ENCAPSULATIONS
   readonly verifySource: TunnelSettings['verifySource']
   /** Datagrams for the UDP side from an address that is no peer's, before the others. */
   readonly fromStranger: readonly string[]
@@ -83,9 +83,7 @@ async function main(kind: string): Promise<void> {
     settings: { verifySource: job.verifySource, clampMss: false, probePathMtu: false },
   }
   const engine: Engine =
-    kind === 'dgram'
-      ? await startDgramEngine(config)
-      : startNativeEngine(config, { naive: kind === 'naive', without: job.without })
+    kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { without: job.without })
   const probe = addon.openTun('probe%d', false)
   await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // its solicitations would be counted
   const settings = `

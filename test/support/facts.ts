@@ -28,7 +28,14 @@ export const soundPeer: PeerStatus = {
   roundTripMs: 1,
   lossPercent: 0,
   probedSecondsAgo: 3,
+  unansweredSeconds: null,
   pathMtu: null,
+  path: null,
+  passesBytes: null,
+  pathSince: null,
+  session: null,
+  name: null,
+  families: { ipv4: null, ipv6: null },
 }
 export const soundStatus: Status = {
   schema: 1,
@@ -45,8 +52,18 @@ export const soundStatus: Status = {
     startedAt: '',
     subnetFile: '/run/flannel/subnet.env',
     leases: 'http://192.0.2.9:2379 /n',
+    etcdFiles: null,
+    network: 'off',
   },
-  store: { name: 'etcd', reachable: true, comparedSecondsAgo: 5, held: 0, holds: 0 },
+  store: {
+    name: 'etcd',
+    reachable: true,
+    comparedSecondsAgo: 5,
+    held: 0,
+    holds: 0,
+    configGone: false,
+    configDiffers: false,
+  },
   node: {
     hostname: 'a',
     subnet: '10.5.1.0/24',
@@ -72,16 +89,22 @@ export const soundStatus: Status = {
   dataPath: {
     open: true,
     families: ['ipv4'],
+    lacking: { ipv4: null, ipv6: null },
+    addressGone: { ipv4: null, ipv6: null },
     mtu: 1472,
+    mtuAtStart: null,
     device: 'flannel0',
+    devices: { ipv4: 'flannel0', ipv6: null },
     engine: 'native',
     features: [],
     threads: [{ name: 'weft-loop0', hungSeconds: null }],
     counters: { rx_packets: 9, tx_packets: 9 },
     drops: {},
     recent: { seconds: 60, packets: 18, drops: {} },
+    unknownKeys: null,
   },
   peers: countPeers([soundPeer], 10),
+  peerEvents: null,
   subnetFileWritten: true,
 }
 export const linkAddress = <A extends Address>(address: A, prefixLength: number): LinkAddress<A> => ({
@@ -98,7 +121,17 @@ const [soundSide4, soundSide6]: readonly [PeerSide, PeerSide] = [
   { endpoint: '[2001:db8::2]:8472', way: 'kernel', state: 'answering', ...lastProbes() },
 ]
 function lastProbes() {
-  return { roundTripMs: 1, lossPercent: 0, probedSecondsAgo: 3, pathMtu: null }
+  return {
+    roundTripMs: 1,
+    lossPercent: 0,
+    probedSecondsAgo: 3,
+    unansweredSeconds: null,
+    pathMtu: null,
+    path: null,
+    passesBytes: null,
+    pathSince: null,
+    session: null,
+  }
 }
 /** A peer of both families, which answers by both unless not. */
 export function dualPeer(known4: Partial<PeerSide> = {}, known6: Partial<PeerSide> = {}): PeerStatus {
@@ -166,6 +199,7 @@ const dualStatus = {
     engine: 'kernel',
     mtu: 1430,
     device: 'flannel.1',
+    devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' },
     threads: [],
     counters: {},
   },
@@ -222,7 +256,7 @@ export const soundIpv6: Facts = {
 }
 export function peerOfIpv6(known: Partial<PeerSide> = {}): PeerStatus {
   const peer = dualPeer({}, known)
-  const side = peer.families!.ipv6!
+  const side = peer.families.ipv6!
   const place = { lease: '0.0.0.0-0&fd00:5:0:2::-64', subnet: 'fd00:5:0:2::/64', publicIp: '2001:db8::2' }
   return { ...peer, ...place, ...side, families: { ipv4: null, ipv6: side } }
 }

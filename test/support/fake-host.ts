@@ -5,7 +5,7 @@ import { WeftError } from '../../src/base/errors.ts'
 import type { Log } from '../../src/base/log.ts'
 import type { Run } from '../../src/host/command.ts'
 
-export interface FakeHost {
+interface FakeHost {
   commands: string[]
   link: { mtu: number; txqlen: number; flags: string[]; addr_info: object[] } | undefined
   routes: { dst?: string; type?: string; dev?: string; metric?: number }[]

@@ -51,7 +51,6 @@ function run(descriptors: Descriptors): NativeEngine {
     clampMss: false,
     persistent: false,
     keepsSessions: false,
-    naive: false,
     nice: 0,
     pollUs: 0,
     peers: encodePeers([peer]),

@@ -28,11 +28,11 @@ export const ADMIN_TOKEN = 'admin-of-the-test'
 export const WEFT_TOKEN = 'service-account-of-weft'
 export const WEFT_USER = 'system:serviceaccount:kube-flannel:flannel'
 
-export interface KubeNode extends NodeObject {
+interface KubeNode extends NodeObject {
   readonly status?: { readonly conditions?: readonly Readonly<Record<string, string>>[] }
 }
 
-export interface KubeAdmin {
+interface KubeAdmin {
   call(method: string, path: string, body?: unknown, contentType?: string): Promise<{ status: number; body: unknown }>
   /** Makes a node, as kubelet and the controller that gives podCIDRs do. */
   /** With one pod CIDR, or two with a comma. */

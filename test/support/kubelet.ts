@@ -21,7 +21,7 @@ interface ContainerStatus {
   readonly containerID?: string
   readonly state: { readonly waiting?: { readonly reason: string }; readonly running?: object }
 }
-export interface PodStatus {
+interface PodStatus {
   readonly phase: string
   readonly reason?: string
   readonly message?: string

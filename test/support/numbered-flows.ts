@@ -14,7 +14,7 @@ export interface Flow {
   readonly from?: string
 }
 
-export interface Arrived {
+interface Arrived {
   readonly received: number
   /** The number of datagrams that arrived after a later datagram of their flow, and the greatest distance between two such datagrams. */
   readonly late: number

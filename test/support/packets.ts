@@ -2,7 +2,7 @@
 
 import { internetChecksum } from '../../src/path/engine/reference/packet.ts'
 
-export interface PacketFields {
+interface PacketFields {
   readonly source: number
   readonly destination: number
   readonly protocol?: number

@@ -7,7 +7,7 @@ import { expect } from 'vitest'
 import { EVENT_MS, type Pod } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 
-export interface Pinged {
+interface Pinged {
   readonly sent: number
   readonly lost: number
   /** The number of those that an ICMP error came for, or that could not be sent. */

@@ -14,7 +14,7 @@ import { diagnoseStatus } from '../../src/tool/doctor/checks.ts'
 import type { Report } from '../../src/tool/weft/bench-text.ts'
 import { weft, weftOf } from './hosts.ts'
 
-export interface Said {
+interface Said {
   /** Without a word it finds nothing wrong. */
   readonly words: readonly string[]
   /** All that it said, for a person. */

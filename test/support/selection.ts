@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs'
 import { dirname } from 'node:path'
 
 /** One line of test/selection.json. */
-export interface Selected {
+interface Selected {
   /** The test file, below test/. */
   readonly file: string
   /** `test` if `npm test` runs the file, else `whole`. */

@@ -44,7 +44,7 @@ print('thawed', flush=True)
 `
 
 /** A datagram that was heard. */
-export interface Notice {
+interface Notice {
   readonly lines: readonly string[]
   /** The sender's, from the kernel. */
   readonly pid: number

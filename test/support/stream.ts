@@ -10,7 +10,7 @@ const BLOCK_BYTES = 8 << 20
 const SLICE_BYTES = 256 << 10
 
 /** Slices of one random block, each from a place of its own: one that is lost, doubled or displaced changes the digest. */
-export function* slices(bytes: number): Generator<Buffer> {
+function* slices(bytes: number): Generator<Buffer> {
   const block = createCipheriv('aes-128-ctr', Buffer.alloc(16, 7), Buffer.alloc(16)).update(Buffer.alloc(BLOCK_BYTES))
   let place = 0
   for (let left = bytes; left > 0; left -= SLICE_BYTES) {

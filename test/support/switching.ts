@@ -8,7 +8,7 @@ import { eventually } from './event.ts'
 import { pinging } from './pinging.ts'
 
 /** The `Backend` of a configuration, and FLANNEL_MTU without IPv6 and with it. */
-export interface SwitchedBackend {
+interface SwitchedBackend {
   readonly options: object
   readonly mtus: readonly [ipv4: number, both: number]
 }
@@ -18,7 +18,7 @@ export const HOST_GW: SwitchedBackend = { options: { Type: 'host-gw' }, mtus: [1
 const PING_S = 0.01
 
 /** Three hosts or more without a daemon, and who keeps their leases. */
-export interface Switched {
+interface Switched {
   readonly hosts: readonly Host[]
   readonly backend: SwitchedBackend
   /** Writes the network configuration, which a daemon reads as it starts. */

@@ -38,7 +38,7 @@ export interface Strikes {
   readonly held: number
 }
 
-export interface TroubledEtcd {
+interface TroubledEtcd {
   readonly endpoint: string
   readonly strikes: Strikes
   set(trouble: Trouble): void

@@ -4,7 +4,7 @@ import type { PolicyRule, Way } from '../../src/host/ways.ts'
 import { waysToAsk, type KernelWays } from '../../src/tool/doctor/way-questions.ts'
 import { sound } from './facts.ts'
 
-export const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
+const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
   priority,
   table: undefined,
   action: undefined,

@@ -69,7 +69,7 @@ describe('a lease that is new', () => {
     start({}, undefined, { permit })
     expect(await ended).toMatchObject({ message: 'Error registering network: a program has the port' })
     const check = () => Promise.reject(new WeftError('COMMAND', 'no nft'))
-    const rules = { check, raise: async () => {}, ensure: async () => ({ mended: [], failures: [] }) }
+    const rules = { check, raise: async () => {}, ensure: async () => ({ repaired: [], failures: [] }) }
     restart()
     start({ firewall: { rules, resyncMs: 1000 } })
     expect(await ended).toMatchObject({ message: 'no nft' })
@@ -86,7 +86,7 @@ describe('a lease that is new', () => {
 
   it('is given back, and the data path closed, if the rules cannot be set', async () => {
     const raise = () => Promise.reject(new WeftError('COMMAND', 'no rules'))
-    start({ firewall: { rules: { raise, ensure: async () => ({ mended: [], failures: [] }) }, resyncMs: 1000 } })
+    start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 1000 } })
     expect(await ended).toMatchObject({ message: 'no rules' })
     expect(await keys()).toEqual([])
     expect(dataPaths[0]!.closed).toBe(true)

@@ -230,7 +230,7 @@ describe('checkOptions and checkMargin', () => {
       expect.objectContaining({
         code: 'USAGE',
         message: expect.stringContaining(message),
-        remedy: expect.stringMatching(/^(give it .*\d|choose one of native, dgram, naive$|leave one out$)/),
+        remedy: expect.stringMatching(/^(give it .*\d|choose one of native, dgram$|leave one out$)/),
       }),
     )
   })
@@ -240,7 +240,7 @@ describe('checkOptions and checkMargin', () => {
     [['-subnet-lease-renew-margin=1439', '-engine=dgram', '-workers=16']],
     [['-nice=-20', '-poll-us=0']],
     [['-nice=19', '-poll-us=1000']],
-    [['-workers=1', '-iface-wait=0', '-probe-interval=0', '-engine=naive']],
+    [['-workers=1', '-iface-wait=0', '-probe-interval=0', '-engine=native']],
     [['-status-network=65535', '-status-token-file=/token']],
     [['-probe-interval=3600', '-status-ip=']],
     [['-status-ip=::1', '-kube-subnet-mgr']],
@@ -264,7 +264,6 @@ describe('checkFeatures', () => {
     [['-without=udp-gso', '-without=udp-gos'], '--without udp-gos: there is no such feature', 'choose from'],
     [['-without=udp-gso,tun-tso'], '--without udp-gso,tun-tso: there is no such feature', 'choose from'],
     [['-engine=dgram', '-without=udp-gso'], '--without udp-gso: the engine dgram uses no such feature', 'leave it out'],
-    [['-engine=naive', '-without=tun-tso'], '--without tun-tso: the engine naive uses no such feature', 'leave it out'],
   ])('refuses %j', (args, message, remedy) => {
     expect(() => check(...args)).toThrow(
       expect.objectContaining({ code: 'USAGE', message, remedy: expect.stringContaining(remedy) }),

@@ -30,7 +30,7 @@ it.each([
     'weftd: --without udp-gso: the engine dgram uses no such feature; leave it out, or take the native engine\n',
   ],
   [['--workers', '0'], {}, 'weftd: --workers is 0; give it 1 to 16\n'],
-  [[], { FLANNELD_ENGINE: 'warp' }, 'weftd: unknown engine: warp; choose one of native, dgram, naive\n'],
+  [[], { FLANNELD_ENGINE: 'warp' }, 'weftd: unknown engine: warp; choose one of native, dgram\n'],
   [['--iface-wait', '-1'], {}, 'weftd: --iface-wait is -1; give it seconds, 0 for no wait\n'],
 ])('%j with %j is one line and exit code 2, and no daemon is started', async (args, environment, line) => {
   const written: string[] = []

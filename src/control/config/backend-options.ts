@@ -1,5 +1,5 @@
-// backend-options.ts - reads the options of the `Backend` object as the table of backends has them, each by its name in any case, with
-// a clear refusal.
+// backend-options.ts - reads the options of the `Backend` object by the table of backends (path/catalog.ts). The case of a name does not
+// matter. A wrong value is refused with its remedy.
 
 import { WeftError } from '../../base/errors.ts'
 import { Secret } from '../../base/secret.ts'
@@ -7,7 +7,7 @@ import { KINDS, type BackendType, type Option, type Options, type Settings } fro
 
 type Given = Readonly<Record<string, unknown>>
 
-/** The options of a backend. `backend` has its names in lower case, as network-config.ts reads it. Throws WeftError CONFIG. */
+/** Reads the options of a backend. `backend` has lower-case names, as network-config.ts returns them. Throws WeftError CONFIG. */
 export function readSettings<T extends BackendType>(type: T, backend: Given): Settings<T> {
   return readOptions(KINDS[type].options, backend) as Settings<T>
 }
@@ -23,7 +23,7 @@ export function readOptions(options: Options, backend: Given): Readonly<Record<s
 
 const isOption = (option: Option | Options): option is Option => typeof option.kind === 'string'
 
-/** The value of one, given or not. Throws WeftError CONFIG. */
+/** Returns the value of an option, or its default if the configuration omits it. Throws WeftError CONFIG. */
 export function readOption(option: Option, backend: Given): string | number | boolean | Secret | undefined {
   const given = backend[option.name.toLowerCase()] ?? undefined
   function refuse(remedy: string): never {

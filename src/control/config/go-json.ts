@@ -2,20 +2,20 @@
 
 import { parseJson } from './hidden.ts'
 
-/** The object's members by lower-case key; `parse` is JSON's. Throws an Error that says why `text` is not an object. */
+/** Returns the object's members by lower-case key. `parse` replaces JSON.parse. Throws an Error that says why `text` is not an object. */
 export function readGoJsonObject(text: string, parse = parseJson): ReadonlyMap<string, unknown> {
   const value = parse(text)
   if (value === null) return new Map() // Go leaves the struct as it was
   return goJsonMembers(value) ?? fail(`it is ${jsonKind(value)} instead of an object`)
 }
 
-/** The members of a JSON object by lower-case key; undefined when `value` is none. */
+/** Returns the members of a JSON object by lower-case key; undefined if `value` is not an object. */
 export function goJsonMembers(value: unknown): ReadonlyMap<string, unknown> | undefined {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) return undefined
   return new Map(Object.entries(value).map(([key, member]) => [key.toLowerCase(), member]))
 }
 
-/** What a JSON value that is not null is, in Go's words. */
+/** Returns Go's name of the type of a JSON value that is not null. */
 export function jsonKind(value: unknown): string {
   if (Array.isArray(value)) return 'array'
   return typeof value === 'boolean' ? 'bool' : typeof value

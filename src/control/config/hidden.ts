@@ -1,19 +1,22 @@
-// hidden.ts - which parts of a network configuration are secret, and what JSON says when it cannot be read without showing them.
+// hidden.ts - hides the secret parts of a network configuration, and parses JSON with error messages that quote none of the text.
 
 import { messageOf } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
 
-/** Members with such a name are never shown. */
+/** The values of members whose name matches are secrets. */
 const SECRET_NAME = /psk|password|passphrase|secret|token|(?<!public)key$/i
 
-/** Any word of an operator's command may be a secret: only the program's name is shown. */
+/** Any word of an operator's command may be a secret, so only the program's name is shown. */
 const COMMAND_NAME = /command$/i
 const programOf = (command: string): string => {
   const [program = '', ...rest] = withoutUser(command.trim()).split(/\s+/)
   return rest.length > 0 ? `${program} <hidden>` : program
 }
 
-/** A JSON value whose secrets are `Secret`s: what stands under such a name, whatever it is, the words of commands, and texts that have URLs with a user. */
+/**
+ * Returns a copy of a JSON value in which each secret is a `Secret`: any value under a secret name, the words of commands, and texts that
+ * contain a URL with a user.
+ */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value
   if (SECRET_NAME.test(name)) return new Secret(typeof value === 'string' ? value : JSON.stringify(value))
@@ -25,8 +28,8 @@ export function hideSecrets(value: unknown, name = ''): unknown {
 }
 
 /**
- * A configuration's text without its secrets, in one line where it has some, or has what JSON.parse does not tell: of two members of
- * one name it knows the last. Throws an Error for what is no JSON.
+ * Returns a configuration's text without its secrets. The text stays as it is if JSON.stringify would only change its white space;
+ * otherwise the result is one line. Throws an Error if the text is not JSON.
  */
 export function withoutSecrets(text: string): string {
   const shown = JSON.stringify(hideSecrets(parseJson(text)))
@@ -35,19 +38,19 @@ export function withoutSecrets(text: string): string {
 
 const withoutSpace = (text: string): string => text.replaceAll(/\s/g, '')
 
-/** Objects and arrays within each other; what backends publish has three. JSON.parse takes any number, at which JSON.stringify throws. */
+/** The maximum nesting of objects and arrays. Backends publish three levels. JSON.parse has no limit, but JSON.stringify throws at some depth. */
 const DEEPEST = 100
 
 /**
- * Parses JSON. JSON.parse quotes the text around a mistake, which may hold a secret: here the message gives line and
- * column only. A value that is nested so deep that writing or comparing it would run out of stack is refused.
+ * Parses JSON. JSON.parse quotes the text around a mistake, which may hold a secret, so this function's message gives only line and
+ * column. Throws an Error if the text is not JSON or is nested more than DEEPEST levels deep.
  */
 export function parseJson(text: string): unknown {
   let value: unknown
   try {
     value = JSON.parse(text)
   } catch (error) {
-    // oxlint-disable-next-line preserve-caught-error -- the message of the cause is what is not to be shown
+    // oxlint-disable-next-line preserve-caught-error -- the message of the cause may quote a secret
     throw new Error(isQuoting(error) ? `unexpected character ${placeOf(text)}` : messageOf(error))
   }
   if (isDeeper(value, DEEPEST)) throw new Error(`it is nested more than ${DEEPEST} deep`)
@@ -61,10 +64,7 @@ const isDeeper = (value: unknown, most: number): boolean =>
 
 const isQuoting = (error: unknown): boolean => messageOf(error).endsWith(' is not valid JSON')
 
-/**
- * Finds the first character that JSON does not expect: the shortest beginning of the text that fails to parse with it
- * ends there.
- */
+/** Finds the first character that JSON does not allow: the last character of the shortest beginning of the text that is wrong. */
 function placeOf(text: string): string {
   const isWrong = (beginning: string): boolean => {
     try {

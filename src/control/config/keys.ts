@@ -1,5 +1,5 @@
-// keys.ts - the keys that a network configuration may have: of its head one table, of `Backend` that of the backends (path/catalog.ts);
-// the ones that nobody reads, and the same as a JSON Schema.
+// keys.ts - the keys that a network configuration may have, as a table and as a JSON Schema, and the search for unknown keys. The keys of
+// `Backend` come from the table of backends (path/catalog.ts).
 
 import { meant } from '../../base/nearest.ts'
 import {
@@ -15,14 +15,14 @@ import { goJsonMembers } from './go-json.ts'
 
 interface Key {
   readonly type: 'string' | 'boolean' | 'integer' | 'object'
-  /** A number's range. */
+  /** The range of a number. */
   readonly least?: number
   readonly most?: number
-  /** What it is, and what holds without it. */
+  /** The description of the key and of its default. */
   readonly does: string
 }
 
-/** The keys of the head, as upstream has them (pkg/subnet/config.go). */
+/** The top-level keys, as in flannel's pkg/subnet/config.go. */
 export const HEAD = {
   Network: {
     type: 'string',
@@ -32,35 +32,35 @@ export const HEAD = {
     type: 'integer',
     least: 0,
     most: 30,
-    does: 'The prefix length of the subnet of a node; 24 where it is left out, or 0, and the network is large enough.',
+    does: "The prefix length of a node's subnet. If it is omitted or 0, it is 24 in a network that is large enough.",
   },
   SubnetMin: {
     type: 'string',
-    does: 'The first subnet that a node may get; the second of the network where it is left out.',
+    does: 'The first subnet that a node may get; by default the second subnet of the network.',
   },
   SubnetMax: {
     type: 'string',
-    does: 'The last subnet that a node may get; the last of the network where it is left out.',
+    does: 'The last subnet that a node may get; by default the last subnet of the network.',
   },
-  IPv6Network: { type: 'string', does: 'The IPv6 network, such as fd00:5::/48; asked for where EnableIPv6 is true.' },
+  IPv6Network: { type: 'string', does: 'The IPv6 network, such as fd00:5::/48; required if EnableIPv6 is true.' },
   IPv6SubnetLen: {
     type: 'integer',
     least: 0,
     most: 126,
-    does: 'As SubnetLen, of IPv6; 64 where it is left out.',
+    does: "The prefix length of a node's IPv6 subnet; by default 64.",
   },
-  IPv6SubnetMin: { type: 'string', does: 'As SubnetMin, of IPv6.' },
-  IPv6SubnetMax: { type: 'string', does: 'As SubnetMax, of IPv6.' },
-  EnableIPv4: { type: 'boolean', does: 'False for a network of IPv6 alone; true where it is left out.' },
-  EnableIPv6: { type: 'boolean', does: 'True for a network that has IPv6.' },
-  EnableNFTables: { type: 'boolean', does: 'True for firewall rules by nftables instead of iptables.' },
-  Backend: { type: 'object', does: 'How packets travel between the nodes; udp where it is left out.' },
+  IPv6SubnetMin: { type: 'string', does: 'The first IPv6 subnet that a node may get.' },
+  IPv6SubnetMax: { type: 'string', does: 'The last IPv6 subnet that a node may get.' },
+  EnableIPv4: { type: 'boolean', does: 'False for an IPv6-only network; by default true.' },
+  EnableIPv6: { type: 'boolean', does: 'True for an IPv6 or dual-stack network.' },
+  EnableNFTables: { type: 'boolean', does: 'True if weft sets its firewall rules with nftables instead of iptables.' },
+  Backend: { type: 'object', does: 'The backend that carries packets between nodes; by default udp.' },
 } as const satisfies Readonly<Record<string, Key>>
 export type HeadKey = keyof typeof HEAD
 
 const TYPE = 'Type'
 const isOption = (option: Option | Options): option is Option => typeof option.kind === 'string'
-/** The options of a backend, those of its groups among them. */
+/** Lists the options of a backend, including the options of its groups. */
 export const optionsOf = (options: Options): readonly Option[] =>
   Object.values(options).flatMap((option) => (isOption(option) ? [option] : optionsOf(option)))
 
@@ -74,12 +74,13 @@ const namesOf = (type: BackendType): readonly string[] => [
 
 const has = (names: readonly string[], key: string): boolean =>
   names.some((name) => name.toLowerCase() === key.toLowerCase())
-/** A key as it is shown: it is somebody's text of any length. */
+/** Returns a key for a message: quoted, escaped and shortened, because it is untrusted text. */
 const shown = (key: string): string => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}...` : key)
 
 /**
- * What of a configuration nobody reads, each as half a sentence that names the word which was meant: `the network configuration has
- * "Bakcend", which nothing reads; did you mean Backend?`. Nothing of a text that is no JSON object, which others refuse.
+ * Lists the keys of a configuration that neither flannel nor weft reads. Each is half a sentence that also names the key that was probably
+ * meant: `the network configuration has "Bakcend", which nothing reads; did you mean Backend?`. Returns an empty list if the text is not a
+ * JSON object; parseNetworkConfig refuses such a text.
  */
 export function unknownKeys(text: string): readonly string[] {
   let value: unknown
@@ -97,7 +98,7 @@ export function unknownKeys(text: string): readonly string[] {
   return [...unknown, ...unknownOptions(backend)]
 }
 
-/** An option that stands beside `Backend` instead of in it is one that was meant to be in it. */
+/** Returns a hint for an unknown top-level key, such as an option that belongs into `Backend`. */
 function meantBy(key: string): string {
   const inside = Object.keys(KINDS).some((type) => has(namesOf(type as BackendType), key))
   return inside ? '; it belongs into Backend' : meant(key, Object.keys(HEAD))
@@ -108,7 +109,7 @@ function unknownOptions(backend: unknown): readonly string[] {
   const given = members?.get('type')
   const type = typeof given === 'string' ? given.toLowerCase() : ''
   if (!members) return []
-  // Of a type that there is not, which others refuse, any option may be meant.
+  // With an unknown type, which parseNetworkConfig refuses, the options of all types count as known.
   const names = isBackendType(type) ? namesOf(type) : (Object.keys(KINDS) as BackendType[]).flatMap(namesOf)
   return Object.keys(backend as object)
     .filter((key) => !has(names, key))
@@ -123,7 +124,7 @@ function unknownOptions(backend: unknown): readonly string[] {
     })
 }
 
-/** A property of the schema for an option. */
+/** Returns an option's property in the JSON Schema. */
 function schemaOf(option: Option): object {
   switch (option.kind) {
     case 'flag':
@@ -142,15 +143,15 @@ const backendSchema = (type: BackendType): object => ({
     [TYPE]: { const: type },
     ...Object.fromEntries(optionsOf(KINDS[type].options).map((option) => [option.name, schemaOf(option)])),
     ...Object.fromEntries(
-      ofWindows(type).map((name) => [name, { description: "Read by flannel's nodes with Windows alone." }]),
+      ofWindows(type).map((name) => [name, { description: 'Only flannel on Windows nodes reads this option.' }]),
     ),
   },
   additionalProperties: false,
 })
 
 /**
- * A configuration as a JSON Schema, draft 7, which editors and Helm know. It asks for the names as they are usually written, although
- * a daemon reads them in any case.
+ * Returns the JSON Schema of a network configuration. Draft 7, because editors and Helm support it. The schema wants the usual case of each
+ * name, although the daemon accepts any case.
  */
 export function configSchema(): object {
   const types = Object.keys(KINDS) as BackendType[]
@@ -174,7 +175,7 @@ export function configSchema(): object {
       ...properties,
       Backend: {
         ...properties['Backend'],
-        properties: { [TYPE]: { enum: types, description: `${DEFAULT_TYPE} where there is no Backend.` } },
+        properties: { [TYPE]: { enum: types, description: `The backend; by default ${DEFAULT_TYPE}.` } },
         required: [TYPE],
         allOf: types.map((type) => ({
           if: { properties: { [TYPE]: { const: type } }, required: [TYPE] },

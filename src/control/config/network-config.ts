@@ -1,5 +1,4 @@
-// network-config.ts - the cluster's network configuration: upstream's keys, defaults, checks and messages
-// (pkg/subnet/config.go).
+// network-config.ts - parses and checks the network configuration, with flannel's keys, defaults, checks and messages (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -11,7 +10,7 @@ import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
 import { hideSecrets, parseJson } from './hidden.ts'
 import type { HeadKey } from './keys.ts'
 
-/** The node subnets of one address family: they have `subnetLength` and lie from `subnetMin` to `subnetMax`. */
+/** The range of node subnets of one family, from `subnetMin` to `subnetMax`, each with the prefix length `subnetLength`. */
 export interface SubnetRange<N extends Net> {
   readonly network: N
   readonly subnetLength: number
@@ -19,12 +18,12 @@ export interface SubnetRange<N extends Net> {
   readonly subnetMax: N['address']
 }
 
-/** The families that are enabled, each with its network and the subnets in it; and what holds for both. */
+/** The range of each enabled family, and the settings for all families. */
 export interface NetworkConfig extends ByFamily<SubnetRange<Ipv4Net>, SubnetRange<Ipv6Net>> {
   readonly enableNftables: boolean
-  /** Lower case; `udp` without a Backend object, empty for one without a Type. */
+  /** In lower case. It is `udp` without a Backend object, and empty if the object has no Type. */
   readonly backendType: string
-  /** The Backend object's members by lower-case key; what is secret of them is a `Secret`. */
+  /** The members of the Backend object by lower-case key. Secret values are a `Secret`. */
   readonly backend: Readonly<Record<string, unknown>>
 }
 
@@ -37,7 +36,7 @@ const correct = (example: string): string => `correct the network configuration,
 
 type Members = ReadonlyMap<string, unknown>
 
-/** A member of the wanted type; `fallback` when absent or null, as in Go. `example` is of a configuration that has it. */
+/** Returns a member, or `fallback` if it is absent or null, as in Go. Throws WeftError CONFIG with `example` if it has another type. */
 function member<T>(
   members: Members,
   key: HeadKey | 'Type',
@@ -59,8 +58,8 @@ const isUint = (value: unknown): value is number =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
 
 /**
- * Reads and checks a configuration. Throws WeftError CONFIG. Where the subnets are given (`givesSubnets` of the subnet manager) the
- * range to draw them from is not asked for, as flanneld asks for none in Kubernetes.
+ * Parses and checks a configuration. Throws WeftError CONFIG. If a controller assigns the subnets (`givesSubnets` of the subnet manager),
+ * the range of subnets is neither needed nor checked, as with flanneld in Kubernetes.
  */
 export function parseNetworkConfig(text: string, { areGiven = false } = {}): NetworkConfig {
   let members: Members
@@ -92,10 +91,7 @@ export function requireFamily({ ipv4, ipv6 }: NetworkConfig): void {
     throw invalid('none defined stack', 'set "EnableIPv4": true, or "EnableIPv6": true, in the configuration')
 }
 
-/**
- * Returns the IPv4 part, for code that knows no other family: `who` is its name, such as `the udp backend`. Throws
- * WeftError CONFIG when there is none.
- */
+/** Returns the IPv4 member for an IPv4-only backend. `who` is its name in the error. Throws WeftError CONFIG if there is none. */
 export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
     throw invalid(
@@ -106,8 +102,8 @@ export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
 }
 
 /**
- * To be called by all that carries IPv4 alone, `who` as above: says so where the network has IPv6 too, of whose packets nobody takes care
- * then. Throws WeftError CONFIG where it has IPv6 alone.
+ * Warns that an IPv4-only backend, named `who`, does not carry the IPv6 packets of a dual-stack network. Throws WeftError CONFIG for an
+ * IPv6-only network. Every IPv4-only backend calls it.
  */
 export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   ipv4For(who, config)
@@ -117,7 +113,7 @@ export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log
     )
 }
 
-/** A member that `parse` understands; undefined when absent or empty. */
+/** Returns a parsed member; undefined if it is absent or empty. Throws WeftError CONFIG if `parse` refuses it. */
 function parsed<T>(
   members: Members,
   key: HeadKey,
@@ -132,23 +128,23 @@ function parsed<T>(
   return value
 }
 
-/** The keys of a family, in upstream's words, and what they may have. */
+/** flannel's keys and limits for one family. */
 interface Rules<N extends Net> {
   readonly network: HeadKey
-  /** Before the names of the other keys. */
+  /** The prefix of the names of the other keys. */
   readonly prefix: '' | 'IPv6'
   readonly kind: string
   readonly exampleNet: string
-  /** A configuration with such a network. */
+  /** An example of a configuration with the family, for messages. */
   readonly example: string
   readonly parse: (text: string) => N['address'] | undefined
   readonly parseNet: (text: string) => N | undefined
   readonly at: (address: bigint) => N['address']
-  /** Ranges by whose addresses no host is reached from another, and what they are for. */
+  /** The ranges that cannot be routed between hosts, each with its purpose. */
   readonly useless: readonly (readonly [range: string, what: string])[]
-  /** Whom upstream's words call too small. */
+  /** The subject of flannel's message about a network that is too small. */
   readonly tooSmall: string
-  /** The subnets' prefix length, where none is given, in a network of `usualUpTo` at most. */
+  /** The default prefix length of subnets in a network whose prefix length is at most `usualUpTo`. */
   readonly usual: number
   readonly usualUpTo: number
   readonly longest: number
@@ -187,8 +183,8 @@ const IPV6: Rules<Ipv6Net> = {
   at: (address) => address,
   // RFC 4291 sections 2.5.5 to 2.7.
   useless: [
-    ['::/96', 'IPv4 in disguise'],
-    ['::ffff:0:0/96', 'IPv4 in disguise'],
+    ['::/96', 'for embedded IPv4 addresses'],
+    ['::ffff:0:0/96', 'for embedded IPv4 addresses'],
     ['fe80::/10', 'link-local'],
     ['ff00::/8', 'multicast'],
   ],
@@ -237,7 +233,7 @@ function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: 
   }
 }
 
-/** As given, or a usual one that leaves room for four subnets. */
+/** Returns the given prefix length, or the default one, which leaves room for four subnets. */
 function subnetLengthFor(networkLength: number, given: number, rules: Rules<Net>): number {
   const remedy = correct(rules.example)
   if (given > 0) {

@@ -1,5 +1,5 @@
-// plan.ts - what becomes of the nodes of a network when another configuration is put: which keys change, and whether nodes that have
-// restarted and nodes that have not lose each other meanwhile.
+// plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that lose each other's packets
+// until all nodes have restarted.
 
 import { Secret } from '../../base/secret.ts'
 import { formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
@@ -8,10 +8,10 @@ import { readOption } from './backend-options.ts'
 import { optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'
 
-export interface Plan {
-  /** A line for each key that changes: `Backend.Port: 8285 -> 9000`. */
+interface Plan {
+  /** One line for each key that changes: `Backend.Port: 8285 -> 9000`. */
   readonly changes: readonly string[]
-  /** The nodes of which packets to and from the others are lost until all have restarted; 0 for none. */
+  /** The number of nodes that cannot exchange packets with the other nodes until all nodes have restarted. */
   readonly cut: number
 }
 
@@ -54,7 +54,7 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   const isOwn = (key: string): boolean => isOtherType && key.startsWith('Backend.') && key !== 'Backend.Type'
   const oldValue = ({ key, usual }: Value): Value['value'] => (isOwn(key) ? usual : old.get(key)?.value)
   const changed = valuesOf(after).filter((each) => !isSame(each.value, oldValue(each)))
-  // A node that publishes the new type runs it already, where that can be told.
+  // A node that publishes the new type already runs it, if the published type distinguishes the two.
   const isThere = (type: string): boolean =>
     isOtherType && type !== kindOf(before.backendType)?.published && type === kindOf(after.backendType)?.published
   return {

@@ -1,33 +1,33 @@
-// access.ts - where the API server is and what lets us in: a pod's service account, a kubeconfig, or a URL alone.
+// access.ts - the API server's address and credentials: from a pod's service account, a kubeconfig, or a URL.
 //
-// All of it is read from disk again for each request: tokens, certificates and authorities rotate, and requests are few.
+// The files are read again for each request, because tokens, certificates and authorities rotate. Requests are rare.
 
 import { readFile } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
 
-/** The folder that kubelet puts into each pod (Kubernetes, "Accessing the API from within a Pod"). */
+/** The folder of a pod's credentials (Kubernetes, "Accessing the API from within a Pod"). */
 const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount'
 
 export interface Access {
-  /** The API server's URL, without a slash at the end and without a user. */
+  /** The API server's URL without a trailing slash and without a user. */
   readonly server: string
-  /** The value of the header Authorization: a bearer's token, or user and password of the URL. */
+  /** The value of the header Authorization: a bearer token, or the user and password of the URL. */
   readonly authorization?: Secret
-  /** PEM; the authorities that Node.js knows where left out. */
+  /** The authorities, in PEM. Defaults to those of Node.js. */
   readonly ca?: string
-  /** PEM, of the client. */
+  /** The client certificate, in PEM. */
   readonly cert?: string
   readonly key?: Secret
-  /** The name that the server's certificate must have, when it is not the URL's host. */
+  /** The name that the server's certificate must have, if it differs from the URL's host. */
   readonly serverName?: string
-  /** True when any certificate is accepted. */
+  /** True if any certificate is accepted. */
   readonly isInsecure?: boolean
 }
 
 export interface AccessOptions {
-  /** The flags --kube-api-url and --kubeconfig-file; empty for none. */
+  /** The flags --kube-api-url and --kubeconfig-file; empty if not given. */
   readonly apiUrl: Secret
   readonly kubeconfig: string
   readonly environment: NodeJS.ProcessEnv
@@ -35,7 +35,7 @@ export interface AccessOptions {
   readonly serviceAccount?: string
 }
 
-/** Reads it as it is now. Throws WeftError STORE that says what is wrong with it. */
+/** Reads the current address and credentials. Throws WeftError STORE if they are invalid. */
 export async function readAccess(options: AccessOptions): Promise<Access> {
   const { apiUrl, kubeconfig } = options
   // The order is that of client-go's BuildConfigFromFlags.
@@ -49,7 +49,7 @@ const refuse = (message: string, remedy: string): WeftError =>
 const bearer = (token: string): Secret => new Secret(`Bearer ${token}`)
 
 function serverOf(text: string, where: string): Pick<Access, 'server' | 'authorization'> {
-  // client-go takes a host without a scheme for http.
+  // Like client-go, use http for a host without a scheme.
   const full = text.includes('://') ? text : `http://${text}`
   if (!URL.canParse(full) || !/^https?:/i.test(full))
     throw refuse(`${where} is ${JSON.stringify(withoutUser(text))}`, 'give it a URL such as https://10.0.0.1:6443')
@@ -62,7 +62,7 @@ function serverOf(text: string, where: string): Pick<Access, 'server' | 'authori
   return { server, authorization: new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`) }
 }
 
-/** Decodes percent escapes; anything that is no escape stays as it is. */
+/** Decodes percent escapes. Returns the text unchanged if an escape is invalid. */
 function decoded(text: string): string {
   try {
     return decodeURIComponent(text)
@@ -87,7 +87,7 @@ async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUN
       'run weftd in a pod, or name a kubeconfig with --kubeconfig-file',
     )
   }
-  // Files are read one after another: of several that are missing the first is named, whatever the disk does.
+  // The files are read one after another, so the error always names the first missing one.
   const token = await readPart(resolve(serviceAccount, 'token'))
   const ca = await readPart(resolve(serviceAccount, 'ca.crt'))
   return {
@@ -107,7 +107,7 @@ interface Kubeconfig {
 type Named<Kind extends string> = { readonly name?: unknown } & { readonly [kind in Kind]?: Section | null }
 type Section = Readonly<Record<string, unknown>>
 
-/** Members that weft refuses, each with what to do instead. */
+/** Members that weft refuses, each with its remedy. */
 const REFUSED: Readonly<Record<string, string>> = {
   exec: 'weft starts no program for a credential; give the user a token, a tokenFile or a certificate',
   'auth-provider': 'give the user a token, a tokenFile or a certificate',
@@ -115,16 +115,16 @@ const REFUSED: Readonly<Record<string, string>> = {
 }
 
 async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
-  const { parse, YAMLParseError } = await import('yaml') // a pod needs none
+  const { parse, YAMLParseError } = await import('yaml') // only a kubeconfig needs it
   const text = await readPart(path)
   let config: Kubeconfig
   try {
     config = (parse(text, { logLevel: 'error' }) ?? {}) as Kubeconfig
   } catch (error) {
-    // YAML's own message is left out: it shows the lines around, which may have a token.
+    // YAML's own message quotes lines that may contain a token, so it is omitted.
     const [{ line, col }] = (error instanceof YAMLParseError && error.linePos) || [{ line: 0, col: 0 }]
     const where = line === 0 ? '' : ` at line ${line}, column ${col}`
-    throw refuse(`${path}: it is no YAML${where}`, 'mend the kubeconfig')
+    throw refuse(`${path}: it is not valid YAML${where}`, 'correct the kubeconfig')
   }
   const find = <Kind extends string>(
     list: readonly Named<Kind>[] | undefined,
@@ -139,7 +139,7 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   if (!context)
     throw refuse(
       `${path}: there is no context ${JSON.stringify(current ?? '')}`,
-      'set current-context to one that is there',
+      'set current-context to an existing context',
     )
   const cluster = find(config.clusters, 'cluster', context['cluster'])
   const user = find(config.users, 'user', context['user']) ?? {}
@@ -147,9 +147,9 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
     if (user[name] || cluster?.[name]) throw refuse(`${path} has ${JSON.stringify(name)}`, remedy)
   const server = apiUrl === '' ? cluster?.['server'] : apiUrl
   if (typeof server !== 'string' || server === '')
-    throw refuse(`${path}: the cluster of the context has no server`, 'mend the kubeconfig, or give --kube-api-url')
+    throw refuse(`${path}: the cluster of the context has no server`, 'correct the kubeconfig, or give --kube-api-url')
 
-  /** A value that stands there in base64 as NAME-data, or else in a file, whose path is the kubeconfig's to say. */
+  /** Returns a value that is given in base64 as NAME-data, or in a file whose path is relative to the kubeconfig. */
   const material = async (section: Section | undefined, name: string): Promise<string | undefined> => {
     const inline = section?.[`${name}-data`]
     if (typeof inline === 'string' && inline !== '') return Buffer.from(inline, 'base64').toString()
@@ -160,7 +160,7 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   const cert = await material(user, 'client-certificate')
   const key = await material(user, 'client-key')
   const { token: given, tokenFile } = user
-  // The file comes first, as with client-go: it is the one that rotates.
+  // Like client-go, the token file takes precedence, because it rotates.
   const token =
     typeof tokenFile === 'string' && tokenFile !== ''
       ? (await readPart(resolve(dirname(path), tokenFile))).trim()

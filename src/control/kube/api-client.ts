@@ -1,7 +1,7 @@
-// api-client.ts - speaks to the Kubernetes API: a request and its answer, a watch and its events; what is wrong becomes a WeftError.
+// api-client.ts - a client of the Kubernetes API: requests and watches. Failures become a WeftError.
 //
-// By Node's own HTTP/1.1: a daemon has one watch open and asks next to nothing beside it, for which one more connection is no
-// price. Who asks again, and when, is for those who ask; here only a server that says "not before" is obeyed.
+// It uses HTTP/1.1 of Node.js. A daemon has one open watch and sends few requests, so a second connection costs little. Callers decide
+// about retries. The client itself only obeys a server's Retry-After.
 
 import { request as requestHttp, Agent as HttpAgent, type IncomingMessage } from 'node:http'
 import { request as requestHttps, Agent as HttpsAgent } from 'node:https'
@@ -10,19 +10,19 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { limited, pause } from '../../host/bell.ts'
 import type { Access } from './access.ts'
 
-/** A limit for an answer as a whole; one with 500 nodes has some 10 MB. */
+/** The timeout of a complete answer. An answer with 500 nodes has some 10 MB. */
 const ANSWER_MS = 30_000
-/** A watch may go on this much longer than it was asked for; after that its server, or a box between, is gone. */
+/** How much longer than requested a watch may last. After that its server, or a proxy in between, is gone. */
 const WATCH_GRACE_MS = 10_000
-/** A dead connection is noticed within 15 s: by ten probes a second apart after this time (libuv, uv_tcp_keepalive). */
+/** The idle time before TCP keepalive. With ten probes one second apart a dead connection is noticed within 15 s (libuv, uv_tcp_keepalive). */
 const KEEPALIVE_MS = 5_000
-/** Longest that a server's Retry-After is obeyed: changes are to be seen within a minute. */
+/** The maximum Retry-After that is obeyed, because changes must be noticed within a minute. */
 const LONGEST_RETRY_AFTER_S = 30
-/** The length to which an answer that is no Status is shown. */
+/** The maximum number of characters of an answer in a message, if it is not a Status. */
 const SHOWN_BODY = 200
 
-/** `metadata.k8s.io` without the rest, which is most of a node; a server that cannot do so sends the whole. */
-export const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
+/** The Accept header for metadata only, because the rest is most of a node. A server without that feature sends whole objects. */
+const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
 
 export interface WatchEvent {
   readonly type?: string
@@ -41,12 +41,9 @@ export interface Ask {
 }
 
 export interface KubeClient {
-  /** The answer; undefined when there is no such object. */
+  /** Sends a request and returns the answer; undefined if the object of a GET does not exist. */
   ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined>
-  /**
-   * Yields events as they come, for the time given; an empty array when the server begins to answer. Ends when the
-   * server ends it.
-   */
+  /** Yields events for `seconds`, and first an empty array when the server begins to answer. Ends when the server ends the watch. */
   watch(
     path: string,
     query: Readonly<Record<string, string>>,
@@ -56,7 +53,7 @@ export interface KubeClient {
   close(): void
 }
 
-/** `access` is asked before each request. */
+/** Creates a client. It calls `access` before each request. */
 export function createKubeClient(access: () => Promise<Access>): KubeClient {
   const agents = {
     http: new HttpAgent({ keepAlive: true }),
@@ -92,7 +89,7 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
       ...(authorization && { authorization: authorization.reveal() }),
       ...(body && { 'content-type': ask.contentType ?? 'application/json', 'content-length': body.length }),
     }
-    // The agent keeps connections apart by what TLS was given, so that a new authority or certificate gets a new one.
+    // The agent separates connections by their TLS options, so a new authority or certificate gets a new connection.
     const tls = {
       ...(ca === undefined ? {} : { ca }),
       ...(cert === undefined ? {} : { cert }),
@@ -115,9 +112,9 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
             resolve(response)
           })
           .on('error', (error: NodeJS.ErrnoException) => {
-            if (isOver) return // the reader of the answer is told by that
+            if (isOver) return // reading the answer fails with this error
             isOver = true
-            // The server ended a connection that lay idle as we took it (Node.js, request.reusedSocket): a new one is made.
+            // The server closed an idle connection just as it was reused (Node.js, request.reusedSocket), so try a new connection.
             if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted) resolve(send())
             else reject(error)
           })
@@ -126,11 +123,11 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
     try {
       return await send()
     } catch (error) {
-      throw signal.aborted ? signal.reason : unreachable(server, error) // also for a certificate or a key that is none
+      throw signal.aborted ? signal.reason : unreachable(server, error) // includes an invalid certificate or key
     }
   }
 
-  /** Throws for an answer that is none of these. */
+  /** Throws a WeftError if `good` returns false for the status. */
   async function check(response: IncomingMessage, ask: Ask, good: (status: number) => boolean): Promise<void> {
     const { statusCode = 0, statusMessage = '', headers } = response
     if (good(statusCode)) return
@@ -172,7 +169,7 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
         clearTimeout(timer)
         timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
         yield []
-        // A line is an event, and counts when its end is there: what was cut is sent again.
+        // Each line is an event. An incomplete line at the end is ignored; the next watch brings the event again.
         let rest = ''
         for await (const chunk of unpacked(response)) {
           const lines = (rest + chunk).split('\n')
@@ -186,7 +183,7 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
       } finally {
         clearTimeout(timer)
         signal.removeEventListener('abort', onAbort)
-        ended.abort() // the connection of a watch that nobody reads any more
+        ended.abort() // closes the connection
       }
     },
 
@@ -206,7 +203,7 @@ const unreachable = (where: string, cause: unknown): WeftError => {
   )
 }
 
-/** Runs `work`, whose signal aborts with a WeftError when time is up. */
+/** Runs `work` with a signal that aborts with a WeftError after `ms`. */
 async function within<T>(
   ms: number,
   signal: AbortSignal,
@@ -222,7 +219,7 @@ async function within<T>(
   }
 }
 
-/** The text of an answer, unpacked; ends by throwing when the connection is cut. */
+/** Yields the decompressed text of an answer. Throws if the connection breaks. */
 async function* unpacked(response: IncomingMessage): AsyncGenerator<string> {
   if (response.headers['content-encoding'] !== 'gzip') {
     for await (const chunk of response.setEncoding('utf8')) yield chunk as string
@@ -259,14 +256,14 @@ function parseEvent(line: string): WatchEvent {
   )
 }
 
-/** Makes an error of a Status (Kubernetes, API conventions), or of whatever stands in its place. */
+/** Converts an error answer to a WeftError: a Status (Kubernetes, API conventions) or any other text. */
 export function statusError(code: number, what: string, text: string): WeftError {
   let message = text.slice(0, SHOWN_BODY)
   try {
     const status = JSON.parse(text) as { message?: unknown }
     if (typeof status.message === 'string') ({ message } = status as { message: string })
   } catch {
-    // A body that is no JSON is shown as it is.
+    // The text is not JSON, so the message quotes it.
   }
   const line = message === '' ? what : `${what}: ${message.trim()}`
   if (code === 410) return new WeftError('GAP', line)

@@ -1,4 +1,4 @@
-// kube-manager.ts - the manager of subnets whose leases are the nodes of the Kubernetes API.
+// kube-manager.ts - the subnet manager whose leases are the nodes of the Kubernetes API.
 
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
@@ -17,18 +17,18 @@ export interface KubeManagerOptions extends AccessOptions {
   readonly annotationPrefix: string
   /** The file of the network configuration. */
   readonly netConfigPath: string
-  /** True when the condition NetworkUnavailable is to be cleared. */
+  /** True if weftd clears the condition NetworkUnavailable of its node. */
   readonly setCondition: boolean
   readonly log: Log
   readonly signal: AbortSignal
 }
 
-/** Asks the API which node this is, if a variable does not say; an API that is away is waited for. */
+/** Creates the manager. Without NODE_NAME it asks the API for the node of this pod, and waits for an API server that is unavailable. */
 export async function createKubeManager(options: KubeManagerOptions): Promise<SubnetManager> {
   const { log, signal, environment } = options
   const names = annotationNames(options.annotationPrefix)
   checkQueueDepth(environment)
-  await readAccess(options) // an error at the start is the operator's mistake
+  await readAccess(options) // an error now is a mistake of the operator
   const client = createKubeClient(() => readAccess(options))
   try {
     const name = environment['NODE_NAME'] || (await nodeOfPod(client, environment, log, signal))
@@ -60,7 +60,7 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
   }
 }
 
-/** flannel's queue, which weft has not; what it refuses is refused all the same. */
+/** Refuses the values that flannel refuses, although weft does not have flannel's event queue. */
 function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): void {
   if (text !== '' && !/^[+-]?\d+$/.test(text))
     throw new WeftError('USAGE', `env EVENT_QUEUE_DEPTH=${text} format error`, {
@@ -68,7 +68,7 @@ function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): v
     })
 }
 
-/** The node of the pod that this is. */
+/** Returns the name of the node on which this pod runs. */
 async function nodeOfPod(
   client: KubeClient,
   { POD_NAME: name = '', POD_NAMESPACE: namespace = '' }: NodeJS.ProcessEnv,

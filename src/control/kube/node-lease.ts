@@ -1,8 +1,8 @@
-// node-lease.ts - a node of the Kubernetes API as a lease, and what our own node is to say. Pure.
+// node-lease.ts - converts between nodes of the Kubernetes API and leases. Pure.
 //
-// The subnet is the podCIDR that a controller gave the node, once and for its life (ValidateNodeUpdate of the API server lets
-// nobody change it). All else are annotations, in flannel's names and bytes (pkg/subnet/kube/annotations.go and kube.go), of each family
-// that the node is reached by; those of another family are taken away, or peers would send to where nobody is.
+// The subnet is the podCIDR that a controller assigned to the node. It never changes in the life of a node (ValidateNodeUpdate of the API
+// server). The other data are annotations with flannel's names and bytes (pkg/subnet/kube/annotations.go, kube.go). The annotations of a
+// family without a public IP are removed, because peers would send packets to an address that the node no longer has.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import {
@@ -35,11 +35,11 @@ export interface NodeObject {
 
 const isText = (value: unknown): value is string => typeof value === 'string'
 const textOf = (value: unknown): string | undefined => (isText(value) ? value : undefined)
-/** The members of a JSON object; none of any other value. */
+/** Returns the members of a JSON object; an empty object for any other value. */
 export const membersOf = (value: unknown): Readonly<Record<string, unknown>> =>
   typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {}
 
-/** A node as it came, whatever that is: what is not of its type is not there. */
+/** Reads a node from untrusted JSON. A member of the wrong type counts as missing. */
 export function nodeOf(value: unknown): NodeObject {
   const { metadata, spec } = membersOf(value)
   const { name, uid, resourceVersion, creationTimestamp, annotations } = membersOf(metadata)
@@ -61,8 +61,8 @@ export function nodeOf(value: unknown): NodeObject {
 }
 
 /**
- * The time when a node was made, as a number that is higher for a later one. The resourceVersion cannot tell: a
- * heartbeat makes that of a node which is long gone from its host higher than that of the one which took its place.
+ * Returns the creation time of a node, in ms since the epoch. It orders two nodes of the same host. The resourceVersion cannot, because a
+ * heartbeat can give an abandoned node a higher version than the node that replaced it.
  */
 export function createdAt({ metadata }: NodeObject): bigint | undefined {
   const at = Date.parse(metadata?.creationTimestamp ?? '')
@@ -71,7 +71,7 @@ export function createdAt({ metadata }: NodeObject): bigint | undefined {
 
 export type NodeSubnets = Pick<Lease, 'key' | 'subnet'>
 
-/** The annotations by what they are for. */
+/** The names of the annotations. */
 export interface AnnotationNames {
   readonly managed: string
   readonly backendType: string
@@ -79,17 +79,17 @@ export interface AnnotationNames {
   readonly ipv6: FamilyNames
 }
 
-/** Those of one family. */
+/** The names of the annotations of one family. */
 interface FamilyNames {
   readonly backendData: string
   readonly publicIp: string
-  /** An operator's: what is published as public IP, whatever the node's is. */
+  /** Set by an operator: the public IP to publish instead of the node's own. */
   readonly publicIpOverwrite: string
-  /** An operator's: what stands for --public-ip, or --public-ipv6, on this node. */
+  /** Set by an operator: the value of --public-ip or --public-ipv6 for this node. */
   readonly nodePublicIp: string
 }
 
-/** Names with this prefix. Throws WeftError USAGE, with flannel's words, for one that Kubernetes would not take. */
+/** Returns the names with this prefix. Throws WeftError USAGE, with flannel's words, if Kubernetes would refuse the prefix. */
 export function annotationNames(given: string): AnnotationNames {
   const slashes = given.split('/').length - 1
   const remedy = { remedy: 'give --kube-annotation-prefix a domain, a slash and a prefix of names' }
@@ -116,7 +116,7 @@ export function annotationNames(given: string): AnnotationNames {
   }
 }
 
-/** The subnets that a node was given; a text that says what is wrong with them; undefined when it has none yet. */
+/** Returns the subnets that a controller assigned to a node, a text if they are invalid, or undefined if there are none yet. */
 export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string | undefined {
   if (!spec?.podCIDR) return undefined
   const cidrs = spec.podCIDRs?.length ? spec.podCIDRs : [spec.podCIDR]
@@ -124,16 +124,16 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
   const subnet = netsOf(cidrs.flatMap((cidr) => parseNet(cidr) ?? []))
   const key = leaseKey(subnet)
-  // None, or one that a lease's key cannot have.
+  // There is no valid subnet, or a lease key cannot express it.
   if (!parseLeaseKey(key)) return `node ${name} has no pod cidr that can be a subnet: ${cidrs.join(', ')}`
   return { key, subnet }
 }
 
-/** True for a node of flannel's or weft's: it says so itself. */
+/** True if the node's annotation says that flannel or weft manages it. */
 export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boolean =>
   metadata?.annotations?.[names.managed] === 'true'
 
-/** The lease that a managed node with these subnets publishes. */
+/** Returns the lease of a managed node with these subnets. */
 export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
   const { metadata } = node
   const revision = createdAt(node)
@@ -147,8 +147,8 @@ export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: A
 }
 
 /**
- * What annotations say of their node. A family that something is missing or wrong of is one that the node has not, as long as there is the
- * other. Throws an Error that says why they say nothing.
+ * Reads a node's attributes from its annotations. If the annotations of one family are missing or invalid, the node counts as having only
+ * the other family. Throws an Error with the reason if neither family is valid.
  */
 export function readAttrs(annotations: Readonly<Record<string, string>>, names: AnnotationNames): LeaseAttrs {
   const ipv4 = readFamily(annotations, names.ipv4, parseIpv4)
@@ -179,10 +179,10 @@ function readFamily<A extends Address>(
   }
 }
 
-/** The length to which an unreadable annotation is shown; it may have 256 KiB. */
+/** The maximum number of characters of an unreadable annotation in a message. An annotation can have 256 KiB. */
 const SHOWN_TEXT = 200
 
-/** flannel writes null for what there is none of. */
+/** Parses backend data. flannel writes null if there is none. */
 function readBackendData(text: string | undefined, name: string): unknown {
   try {
     return parseJson(text || 'null') ?? undefined
@@ -193,8 +193,8 @@ function readBackendData(text: string | undefined, name: string): unknown {
 }
 
 /**
- * What must change in a node's annotations so that they say this; null is what is to go. Undefined when they do: nothing is written then,
- * as flannel writes nothing.
+ * Returns the patch that makes a node's annotations publish `attrs`; null removes an annotation. Returns undefined if they already do. Like
+ * flannel, the caller writes nothing then.
  */
 export function annotationsPatch(
   present: Readonly<Record<string, string>>,
@@ -217,8 +217,8 @@ export function annotationsPatch(
 }
 
 /**
- * The addresses that an operator gave by annotations; each text that is none, or none of a host at which others reach it, is told to
- * `onBad`, with the name of its family.
+ * Returns the addresses that an operator set by annotations. Calls `onBad`, with the name of the family, for each text that is not an
+ * address at which other hosts can reach this one.
  */
 export function givenAddresses(
   { metadata }: NodeObject,

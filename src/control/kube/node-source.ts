@@ -1,8 +1,8 @@
 // node-source.ts - the nodes of the Kubernetes API as a source of leases.
 //
-// A node is written again for each heartbeat, and most of it (images, conditions, capacity) means nothing here. So what is
-// watched is its metadata, which has the annotations; what that lacks is the podCIDR, which never changes in a node's life: a
-// listing brings it for all, and a node that is new since then is asked for once.
+// Most of a node (images, conditions, capacity) is irrelevant here, and every heartbeat writes a node again. So only the metadata, which has
+// the annotations, is watched. It lacks the podCIDR, which never changes in a node's life. A listing has the podCIDRs of all nodes, and a
+// newer node is read once.
 
 import { WeftError } from '../../base/errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'
@@ -20,25 +20,22 @@ import {
 
 export const NODES = '/api/v1/nodes'
 const PAGE = 500
-/**
- * A watch lasts this long or up to twice as long, at random, as with client-go's reflectors: nodes that started
- * together part.
- */
+/** The minimum duration of a watch. The duration is random, up to twice this value, as in client-go, to spread nodes that started together. */
 const WATCH_S = 300
-/** A watch that ends sooner without a word is not asked for again at once. */
+/** A watch that ends sooner without an event counts as failed. */
 const SHORT_MS = 5_000
-/** A listing has all of each node: of so many nodes it is asked for no more often than this times their number. */
+/** The minimum interval of listings, for each node. A listing contains the complete nodes, so large clusters are listed less often. */
 const RELIST_MS_PER_NODE = 3_000
 
-/** A part of a listing, or all of it. */
-export interface NodeList {
+/** A page of a listing. */
+interface NodeList {
   readonly version: bigint
-  /** The token of the next page; empty when there is none. */
+  /** The token of the next page; empty if this is the last page. */
   readonly next: string
   readonly nodes: readonly NodeObject[]
 }
 
-/** Throws WeftError STORE_UNAVAILABLE for what is no listing. */
+/** Reads a page from untrusted JSON. Throws WeftError STORE_UNAVAILABLE if it is not a listing. */
 export function nodeListOf(value: unknown): NodeList {
   const { metadata, items } = membersOf(value)
   const { resourceVersion, continue: next = '' } = membersOf(metadata)
@@ -46,14 +43,14 @@ export function nodeListOf(value: unknown): NodeList {
   return { version: versionOf(resourceVersion), next: typeof next === 'string' ? next : '', nodes }
 }
 
-/** Versions come from etcd, one counter for all: they compare as numbers (Kubernetes KEP-5504, which made it a promise). */
-export function versionOf(text: unknown): bigint {
+/** Parses a resourceVersion. Versions come from one counter of etcd, so they compare as numbers (guaranteed by Kubernetes KEP-5504). */
+function versionOf(text: unknown): bigint {
   if (typeof text === 'string' && /^\d{1,20}$/.test(text)) return BigInt(text)
   throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
 }
 
 export function createNodeSource(client: KubeClient, names: AnnotationNames): LeaseSource<bigint> {
-  /** The subnets that each node was given, by its uid. */
+  /** The subnets of each node by its uid. */
   const subnets = new Map<string, NodeSubnets | string>()
 
   const remember = (node: NodeObject): NodeSubnets | string | undefined => {
@@ -62,22 +59,22 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
     if (found !== undefined && uid !== '') subnets.set(uid, found)
     return found
   }
-  /** The entry of a managed node; `found` are its subnets. */
+  /** Returns the entry of a managed node; `found` are its subnets. */
   const entry = (node: NodeObject, found: NodeSubnets | string | undefined): Entry =>
     typeof found === 'object'
       ? entryOf(node, found, names)
       : { key: node.metadata?.name ?? '', problem: found ?? 'it has no podCIDR' }
 
-  /** The change that an added or modified node means; the whole node is asked for when its subnets are not known. */
+  /** Returns the change for an added or modified node. Reads the whole node if its subnets are not known. */
   async function changeOf(node: NodeObject, signal: AbortSignal): Promise<Change | undefined> {
     const { uid = '', name = '', resourceVersion = '' } = node.metadata ?? {}
     let found = node.spec ? remember(node) : subnets.get(uid)
     if (!isManaged(node, names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
     if (found === undefined && !node.spec && name !== '') {
-      // Whichever server answers is to know what this one told; from its cache, as it need not be newer.
+      // With resourceVersion any API server may answer from its cache, if that has at least this version.
       const ask = { method: 'GET', path: `${NODES}/${encodeURIComponent(name)}`, query: { resourceVersion } } as const
       const whole = nodeOf(await client.ask(ask, signal))
-      if (whole.metadata?.uid !== uid) return undefined // its end is on its way
+      if (whole.metadata?.uid !== uid) return undefined // the node was deleted; that event follows
       found = remember(whole)
     }
     return { kind: 'put', entry: entry(node, found) }
@@ -98,7 +95,7 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
         try {
           page = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
         } catch (error) {
-          // The first page's revision was compacted away meanwhile: begun again, as if the server had been away.
+          // The revision of the first page was compacted, so the listing must begin again.
           if (!(error instanceof WeftError) || error.code !== 'GAP') throw error
           throw new WeftError('STORE_UNAVAILABLE', error.message)
         }
@@ -110,7 +107,7 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
         }
         ;({ next } = page)
       } while (next !== '')
-      // Nodes that are gone are forgotten; nodes that the watch learnt of meanwhile stay.
+      // Forget deleted nodes, but keep nodes that the watch has added during the listing.
       for (const uid of before) if (!found.has(uid)) subnets.delete(uid)
       return { cursor, entries }
     },
@@ -119,7 +116,7 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
       let cursor = after
       for (;;) {
         const began = performance.now()
-        let isHeard = false
+        let hasEvents = false
         const query = { resourceVersion: String(cursor), allowWatchBookmarks: 'true' }
         const seconds = Math.round(WATCH_S * (1 + Math.random()))
         for await (const events of client.watch(NODES, query, seconds, signal)) {
@@ -138,11 +135,11 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
               type === 'DELETED' ? gone(node) : type === 'BOOKMARK' ? undefined : await changeOf(node, signal)
             if (change) changes.push(change)
             cursor = versionOf(node.metadata?.resourceVersion)
-            isHeard = true
+            hasEvents = true
           }
           yield { cursor, changes }
         }
-        if (!isHeard && performance.now() - began < SHORT_MS)
+        if (!hasEvents && performance.now() - began < SHORT_MS)
           throw new WeftError('STORE_UNAVAILABLE', 'the watch ended as soon as it began')
       }
     },

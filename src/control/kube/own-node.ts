@@ -1,7 +1,7 @@
-// own-node.ts - this node of the Kubernetes API: what it was given, what it says of itself, what is said of it.
+// own-node.ts - this node in the Kubernetes API: its subnet, its annotations, its condition and its Events.
 //
-// Nobody else writes its annotations, so that a patch of what differs is enough and no version is compared. The subnet is a
-// controller's to give: it is waited for, and when another comes, by the node being made anew, the lease is lost.
+// No other program writes these annotations, so a patch of the differences is enough and no version is compared. A controller assigns the
+// subnet, and weftd waits for it. If the node is created again with another subnet, the lease is lost.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -32,11 +32,11 @@ import {
 } from './node-lease.ts'
 import { NODES, nodeListOf } from './node-source.ts'
 
-/** The length of one watch for a change of our node. */
+/** The duration of one watch of this node, in seconds. */
 const WAIT_S = 60
-/** A watch that brought nothing is not followed by another at once: a server may end them as they come. */
+/** The pause before the next watch, because a server may end watches immediately. */
 const AGAIN_MS = 1_000
-/** The same event is made anew after this time: the API server keeps one for an hour. */
+/** The interval at which the same Event is created again. The API server keeps an Event for an hour. */
 const EVENT_AGAIN_MS = 3_600_000
 const PATCH = 'application/strategic-merge-patch+json'
 
@@ -53,34 +53,35 @@ type Given =
 
 export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   const path = `${NODES}/${name}`
-  /** The subnet that was last held. */
+  /** The subnet of the last lease. */
   let held: NodeSubnets | undefined
-  /** The node's uid as it was last read, and that of the one whose condition was set: one that is made anew has none. */
-  let seen: string | undefined
-  let told: string | undefined
+  /** The node's uid as it was last read. */
+  let seenUid: string | undefined
+  /** The uid of the node whose condition was set. A node that is created again has another uid and no condition. */
+  let readyUid: string | undefined
   const eventAt = new Map<string, number>()
 
-  /** The node, if it is there, and the version up to which that is so. */
+  /** Reads the node, and the resourceVersion of the answer. */
   async function read(signal: AbortSignal): Promise<{ node: NodeObject | undefined; version: string }> {
     const query = { fieldSelector: `metadata.name=${name}` }
     const { nodes, version } = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
     const [node] = nodes
-    seen = node?.metadata?.uid ?? seen
+    seenUid = node?.metadata?.uid ?? seenUid
     return { node, version: String(version) }
   }
 
-  /** Resolves when the node was changed after `version`, or a minute is over. */
+  /** Resolves if the node changes after `version`, or after a minute. */
   async function changed(version: string, signal: AbortSignal): Promise<void> {
     const query = { fieldSelector: `metadata.name=${name}`, resourceVersion: version }
     try {
       for await (const events of client.watch(NODES, query, WAIT_S, signal)) if (events.length > 0) return
     } catch (error) {
-      if (!isWeftError(error, 'GAP')) throw error // it is read again, and that is all
+      if (!isWeftError(error, 'GAP')) throw error // after a gap the caller reads the node again
     }
     await pause(signal, AGAIN_MS)
   }
 
-  /** Tells the node's owner by an Event; that nobody must know of it is fine, and flannel's rights allow none. */
+  /** Creates an Event about the node. A failure is ignored, because flannel's RBAC rules do not allow Events. */
   async function tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     if (now - (eventAt.get(message) ?? -Infinity) < EVENT_AGAIN_MS) return
@@ -89,9 +90,9 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     const body = {
       apiVersion: 'v1',
       kind: 'Event',
-      // Events about objects without a namespace lie in this one (Kubernetes, ValidateEvent).
+      // Events about objects without a namespace must be in the namespace `default` (Kubernetes, ValidateEvent).
       metadata: { generateName: `${name}.`, namespace: 'default' },
-      // kubelet's uid of a node in events is its name, and `kubectl describe node` looks for that.
+      // kubelet uses the node's name as its uid in Events, and `kubectl describe node` searches for that.
       involvedObject: { kind: 'Node', apiVersion: 'v1', name, uid: name },
       reason,
       message: printable(message),
@@ -111,7 +112,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     }
   }
 
-  /** Makes the annotations say this; whether they did not. */
+  /** Writes the annotations if they differ. Returns true if they differed. */
   async function publish(node: NodeObject, attrs: LeaseAttrs, signal: AbortSignal): Promise<boolean> {
     const annotations = annotationsPatch(annotationsOf(node), attrs, names)
     if (!annotations) return false
@@ -123,11 +124,11 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   const leaseFrom = (node: NodeObject, subnets: NodeSubnets, attrs: LeaseAttrs): OwnLease => ({
     ...subnets,
     attrs,
-    expiresAt: undefined, // as long as the node
+    expiresAt: undefined, // the lease lives as long as the node
     revision: createdAt(node) ?? 0n,
   })
 
-  /** The subnets that the node was given, or why it has none: they may come still, or not in this node's life. */
+  /** Returns the node's subnets, or the reason why it has none. `isFinal` means that this node can never get valid subnets. */
   function given(node: NodeObject | undefined): Given {
     const quoted = JSON.stringify(name)
     if (!node) return { why: `node ${quoted} is not there`, isFinal: false }
@@ -136,7 +137,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     return typeof found === 'string' ? { why: found, isFinal: true } : { node, subnets: found }
   }
 
-  /** Of each family that is enabled. Rejects with WeftError CONFIG where the node cannot be in the network. */
+  /** Checks the subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the network. */
   async function checkSubnet(
     { subnet }: NodeSubnets,
     { spec }: NodeObject,
@@ -152,7 +153,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       await tell('BadPodCIDR', why, signal)
       if (lacking.length === families.length)
         throw new WeftError('CONFIG', why, {
-          remedy: 'enable the family that it has, or make the node anew with pod CIDRs of this one',
+          remedy: 'enable the family that the node has, or create the node again with pod CIDRs of this family',
         })
       calm.warn(`${why}; it is in the network without ${WORD[family]}`)
     }
@@ -232,11 +233,11 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       try {
         return node && readAttrs(annotationsOf(node), names)
       } catch {
-        return undefined // junk, or nothing yet
+        return undefined // the annotations are invalid or missing
       }
     },
 
-    /** The addresses that an operator gave this node by annotations. */
+    /** Returns the addresses that an operator set by annotations of this node. */
     async addressesGiven(which: 'nodePublicIp' | 'publicIpOverwrite', signal: AbortSignal): Promise<Addresses> {
       const { node } = await read(signal)
       const bad: string[] = []
@@ -263,10 +264,10 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       }
     },
 
-    /** The condition with which a cloud's controller keeps pods from a node until its network is there; flannel's words. */
+    /** Clears the condition with which a cloud controller keeps pods off a node until its network works, in flannel's words. */
     async ready(signal: AbortSignal): Promise<void> {
-      const uid = seen
-      if (uid === told) return
+      const uid = seenUid
+      if (uid === readyUid) return
       const time = goSeconds()
       const condition = {
         type: 'NetworkUnavailable',
@@ -278,7 +279,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       }
       const body = { status: { conditions: [condition] } }
       await client.ask({ method: 'PATCH', path: `${path}/status`, contentType: PATCH, body }, signal)
-      told = uid
+      readyUid = uid
     },
   }
 }
@@ -288,5 +289,5 @@ const annotationsOf = ({ metadata }: NodeObject): Readonly<Record<string, string
 const WITHOUT_NODE = 'a kubelet registers it; NODE_NAME must be its name as `kubectl get nodes` has it'
 const WITHOUT_SUBNET = 'kube-controller-manager gives it with --allocate-node-cidrs and --cluster-cidr'
 
-/** Now, as Kubernetes writes a time. */
+/** Returns the current time in the format of Kubernetes. */
 const goSeconds = (): string => new Date().toISOString().replace(/\.\d+Z$/, 'Z')

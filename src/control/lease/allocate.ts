@@ -1,12 +1,12 @@
-// allocate.ts - which subnets a new lease may take (upstream pkg/subnet/etcd/local_manager.go).
+// allocate.ts - draws free subnets for a new lease (flannel: pkg/subnet/etcd/local_manager.go).
 
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'
 
-/** The number of free subnets from which one is drawn, as upstream. */
+/** The number of free subnets from which one is drawn, as in flannel. */
 export const CANDIDATES = 100
 
-/** True when the configuration hands out such a subnet. */
+/** True if the configuration allows this subnet. */
 export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): boolean {
   return (
     subnet.prefixLength === range.subnetLength && subnet.address >= range.subnetMin && subnet.address <= range.subnetMax
@@ -14,8 +14,8 @@ export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): b
 }
 
 /**
- * The first free subnets in order, at most CANDIDATES. One is free if it overlaps none of `taken`, which are of the range's family and of
- * any length. What is taken is passed at once, however many subnets it has.
+ * Returns the first free subnets in ascending order, at most CANDIDATES. A subnet is free if it overlaps none of `taken`, which have the
+ * range's family and any length. A large taken range is skipped in one step.
  */
 export function freeSubnets<N extends Net>(range: SubnetRange<N>, taken: readonly N[]): N[] {
   const { network, subnetLength, subnetMin, subnetMax } = range
@@ -29,7 +29,7 @@ export function freeSubnets<N extends Net>(range: SubnetRange<N>, taken: readonl
     .toSorted((a, b) => compareAddresses(a.from, b.from))
   const free: N[] = []
   let next = 0
-  let reach = 0n // end of all busy ranges that start before the candidate's end
+  let reach = 0n // the end of the busy ranges that start before the end of the candidate
   for (let address = BigInt(subnetMin); address <= last && free.length < CANDIDATES;) {
     const end = address + step
     for (let other = busy[next]; other && other.from < end; other = busy[++next]) if (other.to > reach) reach = other.to
@@ -42,7 +42,7 @@ export function freeSubnets<N extends Net>(range: SubnetRange<N>, taken: readonl
 const subnetAt = <N extends Net>({ network, subnetLength }: SubnetRange<N>, address: bigint): N =>
   netAround(typeof network.address === 'number' ? Number(address) : address, subnetLength) as N
 
-/** One free subnet at random, or undefined when there is none. `random` gives 0 <= x < 1. */
+/** Draws a free subnet, or returns undefined if there is none. `random` returns 0 <= x < 1. */
 export function pickSubnet<N extends Net>(
   range: SubnetRange<N>,
   taken: readonly N[],

@@ -1,9 +1,9 @@
-// claim.ts - which of the keys that lie across each other goes first, and a lease created by that.
+// claim.ts - decides which of two overlapping keys wins, and creates a lease by that rule.
 //
-// A store compares one key. Two keys may have one subnet all the same: of two lengths, or with another subnet of the other family beside
-// it. So whoever creates a key lists again, and gives it up for one that goes before it. A key that was written again since it came goes
-// before one that was not: its node wrote it when it had found that it was the first, and may have the subnet by a new key. Of two
-// alike the one that came first goes before.
+// A store compares only one key in a write. But two different keys can overlap: their prefix lengths differ, or they share the subnet of
+// only one family. So a node lists the keys again after it created one, and deletes its own key if an overlapping key wins. A key that was
+// written again after its creation (a settled key) wins over one that was not, because its node had found that it came first. Of two keys
+// in the same state the one created first wins.
 
 import { familyOf, formatNet, listed, netsOf, netsOverlap, type Net, type Nets } from '../../net/address.ts'
 import type { Store, StoreEntry, Written } from '../store/store.ts'
@@ -12,15 +12,15 @@ import { isOfOneNode, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } fro
 
 export type FoundLease = Lease & { readonly entry: StoreEntry }
 
-/** What a node is to have. */
-export interface Claim {
+/** The subnets and attributes of a node's lease. */
+interface Claim {
   readonly subnet: Nets
   readonly attrs: LeaseAttrs
-  /** Its leases until now, whose subnets are its own. */
+  /** The node's existing leases. */
   readonly own: readonly FoundLease[]
 }
 
-/** A key of another node, and what of ours it lies across. */
+/** Another node's key, and our subnet that it overlaps. */
 export interface Across {
   readonly key: string
   readonly subnet: Net
@@ -29,10 +29,7 @@ export interface Across {
 export const overlapText = ({ key, subnet }: Across): string =>
   `Subnet ${formatNet(subnet)} overlaps ${key}, which another node took first; picking another`
 
-/**
- * Creates a lease unless another node's lies across it. A key with two subnets is compared with no other that has one of them, nor is one
- * of another length: what was created so at once is found by a listing after that, and of two the one that was there first stays.
- */
+/** Creates a lease unless it overlaps another node's lease. An overlap that the store could not see is found by a listing afterwards. */
 export async function createAlone(
   store: Store,
   value: string,
@@ -51,15 +48,12 @@ export async function createAlone(
   return { across }
 }
 
-/** Whether it was written again since it came, which its node does only when it has found that it was the first. */
+/** True if the key was written again after its creation. Its node does that only after it found that no overlapping key is older. */
 export const isSettled = ({ revision, created }: StoreEntry): boolean => revision !== created
 
-/**
- * What lies across one of the subnets, and goes before every key by which the node has that: a settled one before any other, since a node
- * that has a subnet may have it by a new key, and of two alike that which came first.
- */
+/** Returns a key of another node that overlaps one of the subnets and wins over every key of this node with that subnet. */
 export function firstAcross(entries: readonly StoreEntry[], { subnet, attrs, own }: Claim): Across | undefined {
-  /** As they were read: somebody else may have what stood under such a key. */
+  /** The revision at which each own key was read. A key with another revision may belong to another node now. */
   const ours = new Map(own.map(({ key, entry }) => [key, entry.revision]))
   for (const net of listed(subnet)) {
     const wanted = netsOf([net])
@@ -87,7 +81,7 @@ export function decodeAll(entries: readonly StoreEntry[]): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of entries) {
     const lease = decodeOrUndefined(entry)
-    // Undefined: nobody's lease as far as we can read; whoever follows names it.
+    // LeaseView logs the entries that cannot be decoded.
     if (lease) leases.push({ ...lease, entry })
   }
   return leases

@@ -1,6 +1,4 @@
-// decode.ts - flannel's keys and values as leases: what a store lists and watches becomes a source of leases.
-//
-// Pure: whoever asks the source makes the store do I/O.
+// decode.ts - decodes flannel's keys and values, and makes a store a source of leases.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -11,10 +9,10 @@ import type { Store, StoreChange, StoreEntry } from '../store/store.ts'
 import { parseLeaseKey, type Lease } from './lease.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
-/** The longest value that is read at all; the largest that backends write has some hundred bytes. */
+/** Longer values are refused. Backends write at most some hundred bytes. */
 const LONGEST_VALUE = 65_536
 
-/** Reads a store as leases. The cursor is the store's revision. `log` hears of each change of a lease, as flanneld's does. */
+/** Returns a source of leases that reads a store. The cursor is the store's revision. Each change of a lease is logged to `log`, as by flanneld. */
 export function sourceOf(store: Store, log?: Pick<Log, 'info'>): LeaseSource<bigint> {
   return {
     name: store.name,
@@ -47,7 +45,7 @@ function decodeEntry({ key, value, revision, isReservation }: StoreEntry): Entry
   }
 }
 
-/** The lease that a key and a value make. Throws an Error that says why they make none. */
+/** Decodes a lease. Throws an Error that says why the key or the value is not a lease. */
 export function decodeLease(key: string, value: string): Lease {
   if (value.length > LONGEST_VALUE) throw new Error(`the value has ${value.length} characters`)
   const subnet = parseLeaseKey(key)
@@ -58,7 +56,7 @@ export function decodeLease(key: string, value: string): Lease {
   } catch (error) {
     throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
   }
-  // A missing PublicIP is 0.0.0.0 to upstream, which writes that where it has no IPv4; null is an error there.
+  // flannel reads a missing PublicIP as 0.0.0.0, and writes 0.0.0.0 for a node without IPv4. It refuses null.
   const ipv4 = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
   if (ipv4 === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
   const v6 = members.get('publicipv6') ?? undefined

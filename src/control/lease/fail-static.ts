@@ -1,10 +1,9 @@
-// fail-static.ts - which leases a node believes of what its source reports.
+// fail-static.ts - the leases that a node uses, given the reports of its source. Pure.
 //
-// One that cannot be read leaves its key as it was. When most peers vanish at once it is more often the store that lost
-// them (restored, wiped, another cluster behind the same name) than the hosts. More than half of the known leases, and more
-// than two, that go within the hold time are kept until a listing at least that much later lacks them still, whoever of
-// them is back meanwhile. Fewer go at once. Of fewer peers our own key tells: when it goes with more than half of them, it
-// was the store. Pure.
+// A value that cannot be read does not change its key. If most peers vanish at the same time, usually the store lost them (it was restored
+// or wiped, or another cluster has its name), not the hosts. So if more than half of the known leases, and more than two, vanish within the
+// hold time, the node keeps them until a listing at least the hold time later still lacks them. A smaller loss takes effect immediately.
+// With few peers the node's own key decides: if it vanishes together with more than half of the peers, the store lost them.
 
 import type { Log } from '../../base/log.ts'
 import { listed, type Address } from '../../net/address.ts'
@@ -13,45 +12,42 @@ import type { Change, Entry } from './subnet-manager.ts'
 
 const FEW_LOSSES = 2
 
-/** Leases are compared by value: one that is written again as it was has not changed, and must move no route. */
+/** Leases are compared by value. A lease that was written again with the same value has not changed, so no route may move. */
 export interface ViewChange {
   readonly added: readonly Lease[]
   readonly changed: readonly Lease[]
   readonly removed: readonly Lease[]
-  /** Keys whose lease says the same, but was written again since. */
+  /** The keys whose lease was written again with the same value. */
   readonly renewed: readonly string[]
 }
 
-export interface ViewOptions {
-  /** The loss of most peers must last this long before it is believed. */
+interface ViewOptions {
+  /** How long a loss of most peers must last before it takes effect, in ms. */
   readonly holdMs: number
-  /** The key of this node's own lease, which is no peer: its loss is believed at once. */
+  /** Returns the key of this node's own lease. It does not belong to a peer, so its loss takes effect immediately. */
   readonly ownKey: () => string
   readonly log: Log
 }
 
-/** By each of which a node is known under whatever key it has: it may have one of them no more. */
+/** Returns the addresses that identify a node even if its key changes. One of them may be gone. */
 const addressesOf = ({ attrs }: Lease): readonly Address[] => listed(attrs.publicIp)
 
-/** All leases of the network by key, our own among them. */
+/** All leases of the network by key, including this node's own. */
 export type PeerView = ReadonlyMap<string, Lease>
 
-/** The view that a node has. Times are by a clock of the caller's, in ms, that never goes back. */
+/** A node's view of the leases. Times are in ms of the caller's monotonic clock. */
 export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()
   /** The number of leases that publish each address. */
   readonly #at = new Map<Address, number>()
-  /**
-   * Leases that went within the last hold time, in the order in which they went. While `#isHolding`, they are still in
-   * `#leases`.
-   */
+  /** The leases that vanished within the last hold time, in the order in which they vanished. While `#isHolding`, `#leases` still has them. */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #isHolding = false
   #holds = 0
-  /** The time when our own key went. */
+  /** The time when this node's own key vanished. */
   #ownLostAt = -Infinity
-  /** Keys that cannot be read and were named. */
+  /** The unreadable keys that were logged. */
   readonly #named = new Set<string>()
 
   constructor(options: ViewOptions) {
@@ -62,17 +58,17 @@ export class LeaseView {
     return this.#leases
   }
 
-  /** True when the value under this node's own key cannot be read. */
+  /** True if the value of this node's own key cannot be read. */
   get isOwnUnreadable(): boolean {
     return this.#named.has(this.#options.ownKey())
   }
 
-  /** The number of leases that are kept though the source lacks them. */
+  /** The number of leases that are kept although the source lacks them. */
   get held(): number {
     return this.#isHolding ? this.#gone.size : 0
   }
 
-  /** Their keys. */
+  /** The keys of the leases that are kept although the source lacks them. */
   get heldKeys(): readonly string[] {
     return this.#isHolding ? [...this.#gone.keys()] : []
   }
@@ -82,13 +78,13 @@ export class LeaseView {
     return this.#holds
   }
 
-  /** The time from now until a loss can be confirmed; undefined while nothing is held. */
+  /** Returns the time until a loss can be confirmed, in ms; undefined if no lease is held. */
   waitMs(now: number): number | undefined {
     const [oldest] = this.#isHolding ? this.#gone.values() : []
     return oldest && Math.max(0, oldest.at + this.#options.holdMs - now)
   }
 
-  /** Takes a whole listing over. */
+  /** Applies a complete listing. */
   list(entries: readonly Entry[], now: number): ViewChange {
     const found = new Map<string, Lease>()
     for (const entry of entries) {
@@ -106,13 +102,13 @@ export class LeaseView {
     const addresses = new Set([...found.values()].flatMap(addressesOf))
     this.#forgetMoved((address) => addresses.has(address))
     this.#endIfAllAreBack()
-    if (this.#isHolding) this.#believe(survivors, now)
+    if (this.#isHolding) this.#confirm(survivors, now)
     else this.#holdIfLarge(survivors, now)
     const went = [...this.#leases.keys()].filter((key) => !found.has(key) && !this.#isHeld(key))
     return this.#apply([...went.map((key) => [key, undefined] as const), ...found, ...this.#held()])
   }
 
-  /** Takes changes over. The last one of a key counts: what lies between was never seen by anybody. */
+  /** Applies a batch of changes. Only the last change of each key counts. */
   change(changes: readonly Change[], now: number): ViewChange {
     const last = new Map<string, Lease | undefined>()
     for (const change of changes) {
@@ -141,12 +137,12 @@ export class LeaseView {
     const wasHolding = this.#isHolding
     if (!wasHolding) this.#holdIfLarge(survivors, now)
     const left = moved.map((key) => [key, undefined] as const)
-    // What had gone before the rest followed comes back too.
+    // A hold that begins now also restores the leases that vanished earlier within the hold time.
     const back = wasHolding ? [] : this.#held()
     return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...back])
   }
 
-  /** The lease of an entry. One that cannot be read leaves its key as it was (`last` within a batch), and is named once. */
+  /** Returns the lease of an entry. If it cannot be read, returns the key's previous lease (from `last` within a batch), and logs it once. */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
     const { key } = entry
     if (entry.lease) {
@@ -170,7 +166,7 @@ export class LeaseView {
     if (lease.key !== this.#options.ownKey()) this.#gone.set(lease.key, { lease, at: now })
   }
 
-  /** True when an address is among the news of a batch, or in the view under a key that the batch does not have. */
+  /** Returns a check that is true if an address is new in the batch, or is in the view under a key that the batch does not change. */
   #isPresentBut(
     batch: ReadonlyMap<string, unknown>,
     isNews: (address: Address) => boolean,
@@ -184,7 +180,7 @@ export class LeaseView {
     return (address) => isNews(address) || (this.#at.get(address) ?? 0) > (absent.get(address) ?? 0)
   }
 
-  /** Whoever is there under another key has not vanished: the keys that it had. */
+  /** Forgets the vanished keys of nodes that are present under another key, because these nodes moved. Returns these keys. */
   #forgetMoved(isPresent: (address: Address) => boolean): string[] {
     const moved = [...this.#gone].flatMap(([key, { lease }]) => (addressesOf(lease).some(isPresent) ? [key] : []))
     for (const key of moved) this.#gone.delete(key)
@@ -199,7 +195,7 @@ export class LeaseView {
   #holdIfLarge(survivors: number, now: number): void {
     const { holdMs, log } = this.#options
     for (const [key, { at }] of this.#gone) {
-      if (now - at < holdMs) break // in the order in which they went
+      if (now - at < holdMs) break // the map is in the order in which the leases vanished
       this.#gone.delete(key)
     }
     if (!this.#isLarge(survivors, now)) return
@@ -213,8 +209,8 @@ export class LeaseView {
     )
   }
 
-  /** Lets go of what was held for its time, and of what went meanwhile, unless that is a large loss by itself. */
-  #believe(survivors: number, now: number): void {
+  /** Removes the leases that were held for the hold time. Leases that vanished since then go too, unless they are a large loss themselves. */
+  #confirm(survivors: number, now: number): void {
     const before = this.#gone.size
     for (const [key, { at }] of this.#gone) if (now - at >= this.#options.holdMs) this.#gone.delete(key)
     if (this.#gone.size === before) return
@@ -229,7 +225,7 @@ export class LeaseView {
     this.#options.log.warn('All leases that had vanished are back')
   }
 
-  /** Puts leases, or removes those of keys that have none, and says what differs. */
+  /** Sets the lease of each key, or removes it if it is undefined. Returns the differences. */
   #apply(news: Iterable<readonly [string, Lease | undefined]>): ViewChange {
     const added: Lease[] = []
     const changed: Lease[] = []
@@ -240,7 +236,7 @@ export class LeaseView {
       if (lease) {
         const isSame = before && leasesEqual(before, lease)
         if (isSame && before.revision === lease.revision) continue
-        this.#leases.set(key, lease) // when it says the same, it was written again all the same
+        this.#leases.set(key, lease) // the revision is new even if the value is the same
         this.#count(lease, 1)
         if (before) this.#count(before, -1)
         if (!before) added.push(lease)

@@ -1,12 +1,12 @@
-// follow.ts - follows the leases of all nodes above any source: listed, watched, listed again after a gap and every minute.
+// follow.ts - follows the leases of all nodes in any source: by a listing, a watch, and another listing after a gap and every minute.
 //
-// Where a listing is dear, one is good for longer, as long as each minute the watch is heard to go forward.
+// If listings are expensive, one stays valid for longer, as long as the watch advances every minute.
 //
-// The minute's listing is taken beside the open watch, so that neither waits for the other; cursors tell what of the one is
-// already in the other: a watch may lag behind, or be ahead of a listing that took long. A listing that brings news though
-// the watch has brought none since the one before shows that the watch is deaf: it is opened again from there.
+// The periodic listing runs while the watch is open, so neither waits for the other. Cursors show how the two overlap, because a watch may
+// lag behind a listing, or be ahead of a slow one. If a listing has changes although the watch reported none since the previous listing,
+// the watch is dead and is opened again.
 //
-// Listing and watch are errands that run by themselves; one loop takes what they bring, and rests until there is more.
+// The listing and the watch are tasks that run concurrently. One loop takes their results, and sleeps until there are more.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -14,16 +14,16 @@ import { pause } from '../../host/bell.ts'
 import { LeaseView, type PeerView, type ViewChange } from './fail-static.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
-/** A full listing replaces what was pieced together from changes this often, whatever happens. */
+/** The interval of complete listings, which replace the state that was built from changes. */
 const RELIST_MS = 60_000
-/** Fail-static: how long the loss of most peers must last before it is believed. */
+/** How long a loss of most peers must last before it takes effect (fail-static.ts). */
 const HOLD_MS = 30_000
 const BACKOFF_MIN_MS = 100
 const BACKOFF_MAX_MS = 5_000
 
-/** Time, as the loops see it; a simulation brings its own. */
+/** The clock of the loop. The simulation replaces it. */
 export interface Clock {
-  /** Milliseconds since any moment; never goes back. */
+  /** Returns monotonic time in ms. */
   now(): number
   /** Rejects when `signal` aborts. */
   sleep(ms: number, signal: AbortSignal): Promise<void>
@@ -37,41 +37,41 @@ const systemClock: Clock = {
 /** The state of following leases, for reports on the daemon. */
 export interface FollowState {
   /**
-   * The time by the clock's `now` when the whole listing was last compared with the view, or the watch was trusted in
-   * its place; undefined before the first.
+   * The time by `Clock.now` when the view last matched a complete listing, or an advancing watch replaced a listing; undefined before the
+   * first listing.
    */
   listedAt: number | undefined
-  /** True when the last call to the source failed. */
+  /** True if the last call to the source failed. */
   failing: boolean
-  /** Leases that the source no longer has and that are kept until a second listing confirms it. */
+  /** The number of leases that the source lacks and that are kept until a second listing confirms the loss. */
   held: number
-  /** Their keys. */
+  /** The keys of these leases. */
   heldKeys?: readonly string[]
-  /** The number of times that leases began to be held. */
+  /** The number of times that the node began to keep vanished leases. */
   holds: number
 }
 
-export interface FollowOptions {
+interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
-  /** The key of this node's own lease, which is no peer: of its loss the node must hear at once. */
+  /** Returns the key of this node's own lease. Its loss is reported immediately. */
   readonly ownKey?: () => string
-  /** The loss of most peers must last this long before it is believed. */
+  /** How long a loss of most peers must last before it takes effect, in ms. */
   readonly holdMs?: number
-  /** Kept up to date here. */
+  /** The object in which the state is published. */
   readonly state?: FollowState
   readonly random?: () => number
   readonly clock?: Clock
 }
 
-/** The changes that a listing or a batch of the watch brought. */
-export interface Followed extends ViewChange {
-  /** All leases as they are now; changed in place by what follows. */
+/** The changes of a listing or of a batch of the watch. */
+interface Followed extends ViewChange {
+  /** All current leases. Later changes modify this map. */
   readonly leases: PeerView
-  /** True for a whole listing. */
+  /** True for a complete listing. */
   readonly isListing: boolean
-  /** Something stands under this node's own key that is no lease, though `leases` has the one from before. */
+  /** True if the value of this node's own key is not a lease. `leases` still has the previous one. */
   readonly isOwnUnreadable: boolean
 }
 
@@ -84,18 +84,18 @@ interface Batch<Cursor> {
   readonly changes: readonly Change[]
 }
 
-/** Something that runs by itself, and what it has brought so far. */
-interface Errand<T> {
-  /** Whoever takes something removes it. */
-  readonly brought: T[]
+/** A concurrent call and its results so far. */
+interface Task<T> {
+  /** The results that were not taken yet. */
+  readonly results: T[]
   isOver: boolean
-  /** The error that ended it; undefined when it was done. */
+  /** The error that ended the task; undefined if it succeeded or still runs. */
   error: unknown
   end(): void
 }
 
-/** Sends errands, and sleeps until one of them has brought something or is over. */
-function createErrands(signal: AbortSignal, clock: Clock) {
+/** Starts tasks, and sleeps until one of them has a result or ends. */
+function createTasks(signal: AbortSignal, clock: Clock) {
   let alarm = new AbortController()
   const running = new Set<AbortController>()
   const endAll = (): void => {
@@ -104,27 +104,27 @@ function createErrands(signal: AbortSignal, clock: Clock) {
   }
   signal.addEventListener('abort', endAll, { once: true })
   return {
-    send<T>(run: (bring: (item: T) => void, signal: AbortSignal) => Promise<void>): Errand<T> {
+    start<T>(run: (deliver: (item: T) => void, signal: AbortSignal) => Promise<void>): Task<T> {
       const ending = new AbortController()
       running.add(ending)
-      const errand: Errand<T> = {
-        brought: [],
+      const task: Task<T> = {
+        results: [],
         isOver: false,
         error: undefined,
-        end: () => ending.abort(new Error('nobody waits for it any more')),
+        end: () => ending.abort(new Error('its result is no longer needed')),
       }
-      const bring = (item: T): void => {
-        errand.brought.push(item)
+      const deliver = (item: T): void => {
+        task.results.push(item)
         alarm.abort()
       }
-      void run(bring, ending.signal)
-        .catch((error: unknown) => void (errand.error = error))
+      void run(deliver, ending.signal)
+        .catch((error: unknown) => void (task.error = error))
         .finally(() => {
           running.delete(ending)
-          errand.isOver = true
+          task.isOver = true
           alarm.abort()
         })
-      return errand
+      return task
     },
     /** Sleeps for at most `ms`. Rejects with the signal's reason. */
     async sleep(ms: number): Promise<void> {
@@ -140,8 +140,8 @@ function createErrands(signal: AbortSignal, clock: Clock) {
 }
 
 /**
- * Every lease of the network, our own too: what a listing brought, then changes, and a listing again after each gap and every
- * minute. Goes on until `signal` aborts, whatever happens to the source; then rejects with its reason.
+ * Yields the leases of the network, including this node's own: a listing, then changes, and another listing after each gap and every minute.
+ * Failures of the source do not end it. If `signal` aborts, it throws the signal's reason.
  */
 export async function* followLeases<Cursor>(
   source: LeaseSource<Cursor>,
@@ -151,44 +151,44 @@ export async function* followLeases<Cursor>(
   signal.throwIfAborted()
   const state = options.state ?? { listedAt: undefined, failing: false, held: 0, holds: 0 }
   const view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
-  const told = (change: ViewChange, isListing: boolean): Followed => {
+  const followed = (change: ViewChange, isListing: boolean): Followed => {
     state.held = view.held
     state.heldKeys = view.heldKeys
     state.holds = view.holds
     return { ...change, isListing, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
   }
   const calm = seldom(log, () => clock.now())
-  const errands = createErrands(signal, clock)
+  const tasks = createTasks(signal, clock)
   /** The cursor at which the watch resumes; undefined before the first listing, and after a gap. */
   let after: { readonly cursor: Cursor } | undefined
-  let listing: Errand<Listing<Cursor>> | undefined
+  let listing: Task<Listing<Cursor>> | undefined
   let listAt = 0
-  /** Up to where the last listing went. */
+  /** The cursor of the last listing. */
   let listed: { readonly cursor: Cursor } | undefined
-  let watch: Errand<Batch<Cursor>> | undefined
+  let watch: Task<Batch<Cursor>> | undefined
   let watchAt = 0
-  /** The batches of the watch since the listing that is under way began. */
+  /** The batches of the watch since the current listing began. */
   let since: Batch<Cursor>[] = []
   let heardSinceListing = false
-  /**
-   * The last listing is good until then, where listings are dear. Beside it: whether the watch has gone forward in the
-   * last minute.
-   */
+  /** The time until which the last listing stays valid, if listings are expensive. */
   let goodUntil = 0
+  /** True if the watch advanced within the last minute. */
   let hasGoneForward = false
-  let isWatching = false // it has answered
-  let failures = 0 // since the watch last proved good
+  /** True if the watch has answered. */
+  let isWatching = false
+  /** The number of failures since the watch last delivered something. */
+  let failures = 0
 
-  /** The time at which a failed call is tried again. */
+  /** Returns the time at which a failed call is tried again. */
   function retryAt(error: unknown): number {
     if (!isWeftError(error)) throw error
     const isGap = error.code === 'GAP'
     state.failing = !isGap
     failures++
-    // A gap is made good at once; only a source that answers every watch with one has to wait like any other.
+    // A first gap is repaired immediately. A source that reports a gap for every watch waits like after any other failure.
     if (isGap && failures === 1) return clock.now()
     const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(failures - 1, 10))
-    // Jitter on the upper half: nodes that lost one store must not come back in step.
+    // The jitter spreads the nodes that lost the same store.
     return clock.now() + backoffMs * (0.5 + random() / 2)
   }
   const sayWatchEnded = (error: unknown): void => {
@@ -198,7 +198,7 @@ export async function* followLeases<Cursor>(
     )
   }
 
-  /** True when the watch says enough for another minute, so that a listing, where that is dear, can wait. */
+  /** True if listings are expensive and the advancing watch replaces the next one. */
   function isTrusted(now: number): boolean {
     const isGood = watch !== undefined && hasGoneForward && view.held === 0 && now < goodUntil
     hasGoneForward = false
@@ -217,7 +217,7 @@ export async function* followLeases<Cursor>(
           if (change.kind === 'put') current.set(change.entry.key, change.entry)
           else current.delete(change.key)
     const change = view.list([...current.values()], now)
-    // The random factor is for nodes that started together.
+    // The random factor spreads nodes that started together.
     goodUntil = now + (source.trustedMs?.(view.leases.size) ?? 0) * (0.5 + random())
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
     if (watch && (wentBack || (isNews && !heardSinceListing))) {
@@ -228,7 +228,7 @@ export async function* followLeases<Cursor>(
       watchAt = now
     }
     if (watch) failures = 0
-    // Nodes that started together, or lost one store, are spread over the minute.
+    // The first wait is random, which spreads nodes that started together or lost the same store.
     const waitMs = after ? relistMs : random() * relistMs
     listAt = now + Math.min(waitMs, view.waitMs(now) ?? Infinity)
     if (!after || wentBack || source.isAfter(cursor, after.cursor)) after = { cursor }
@@ -250,7 +250,7 @@ export async function* followLeases<Cursor>(
       failures = 0
       heardSinceListing = true
     }
-    // A watch that lags behind the last listing tells what that has told.
+    // A watch that lags behind the last listing repeats changes of that listing.
     const news = batches.filter(
       ({ cursor, changes }) => changes.length > 0 && !(listed && !source.isAfter(cursor, listed.cursor)),
     )
@@ -260,7 +260,7 @@ export async function* followLeases<Cursor>(
       news.flatMap(({ changes }) => changes),
       clock.now(),
     )
-    // A loss is checked as soon as it may be believed, not at the next full minute.
+    // A loss is checked as soon as the hold time ends, not at the next periodic listing.
     listAt = Math.min(listAt, clock.now() + (view.waitMs(clock.now()) ?? Infinity))
     return change
   }
@@ -274,21 +274,21 @@ export async function* followLeases<Cursor>(
       }
       if (!listing && now >= listAt) {
         since = []
-        listing = errands.send(async (bring, ending) => bring(await source.list(ending)))
+        listing = tasks.start(async (deliver, ending) => deliver(await source.list(ending)))
       }
       if (!watch && after && now >= watchAt) {
         const { cursor } = after
         isWatching = false
-        watch = errands.send(async (bring, ending) => {
-          for await (const batch of source.watch(cursor, ending)) bring(batch)
+        watch = tasks.start(async (deliver, ending) => {
+          for await (const batch of source.watch(cursor, ending)) deliver(batch)
           throw new Error('a watch ends only by failing')
         })
       }
-      await errands.sleep(Math.min(listing ? Infinity : listAt, watch || !after ? Infinity : watchAt) - now)
+      await tasks.sleep(Math.min(listing ? Infinity : listAt, watch || !after ? Infinity : watchAt) - now)
 
-      const change = takeBatches(watch?.brought.splice(0) ?? [])
-      if (change) yield told(change, false)
-      if (watch?.isOver && watch.brought.length === 0) {
+      const change = takeBatches(watch?.results.splice(0) ?? [])
+      if (change) yield followed(change, false)
+      if (watch?.isOver && watch.results.length === 0) {
         const { error } = watch
         watch = undefined
         watchAt = retryAt(error)
@@ -301,12 +301,12 @@ export async function* followLeases<Cursor>(
         } else sayWatchEnded(error)
       }
       if (listing?.isOver) {
-        const { brought, error } = listing
+        const { results, error } = listing
         listing = undefined
-        const [found] = brought
-        if (found) yield told(takeListing(found), true)
+        const [found] = results
+        if (found) yield followed(takeListing(found), true)
         else if (watch && isWatching && isWeftError(error)) {
-          // Changes are followed all the same until it is tried again.
+          // The watch goes on until the next attempt.
           state.failing = true
           listAt = clock.now() + BACKOFF_MAX_MS
           calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
@@ -318,6 +318,6 @@ export async function* followLeases<Cursor>(
       }
     }
   } finally {
-    errands.close()
+    tasks.close()
   }
 }

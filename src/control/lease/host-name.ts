@@ -1,25 +1,26 @@
-// host-name.ts - the name of a host as it stands beside its lease: `{"Hostname":"host1","ID":"..."}` under its public IP. Pure.
+// host-name.ts - encodes and decodes a host's name, which is stored beside its lease under its public IP:
+// `{"Hostname":"host1","ID":"..."}`. flanneld does not write it. Pure.
 //
-// It is others' text: whoever shows it escapes it (base/text.ts). flanneld writes none.
+// The name comes from another host, so a caller that prints it must escape it (base/text.ts).
 
-/** DNS has no longer ones (RFC 1035, section 2.3.4), nor has Kubernetes; Linux takes 64 bytes (sethostname(2)). */
+/** The maximum length of a DNS name (RFC 1035, section 2.3.4) and of a Kubernetes name. Linux allows 64 bytes (sethostname(2)). */
 const LONGEST_NAME = 253
-/** The longest text that is read at all. */
+/** Longer claims are ignored. */
 const LONGEST_TEXT = 65_536
 
 export const claimText = (hostname: string, id: string): string => JSON.stringify({ Hostname: hostname, ID: id })
 
-/** A name that is longer than names can be loses its end. */
+/** Cuts a name to LONGEST_NAME characters. */
 export const shortened = (name: string): string =>
   name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name
 
-/** The name in a host's claim; undefined when it has none. */
+/** Returns the name in a host's claim, or undefined if it has none. */
 export function hostNameIn(claim: string): string | undefined {
   if (claim.length > LONGEST_TEXT) return undefined
   try {
     const { Hostname: name } = JSON.parse(claim) as { Hostname?: unknown }
     return typeof name === 'string' && name.trim() !== '' ? shortened(name.trim()) : undefined
   } catch {
-    return undefined // also of null, which has no members
+    return undefined // `null` has no members, so it ends here too
   }
 }

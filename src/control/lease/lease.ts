@@ -1,7 +1,7 @@
-// lease.ts - a lease: which subnet which node holds, and how to reach the node.
+// lease.ts - a lease: the subnets that a node holds, and the address at which the node is reached.
 //
-// The key and the value are flannel's, byte for byte, so that weft and flanneld can share a store
-// (upstream pkg/subnet/subnet.go and pkg/subnet/etcd/registry.go).
+// The key and the value are byte for byte those of flannel, so that weft and flanneld can share a store (pkg/subnet/subnet.go,
+// pkg/subnet/etcd/registry.go).
 
 import type { Address, Addresses, Family, Net, Nets } from '../../net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, parseIpv4 } from '../../net/ipv4.ts'
@@ -9,45 +9,45 @@ import { formatIpv6, formatIpv6Net, ipv6Net, parseIpv6 } from '../../net/ipv6.ts
 
 /** The data that a node publishes about itself. */
 export interface LeaseAttrs {
-  /** The address at which other nodes reach it. */
+  /** The addresses at which other nodes reach this node. */
   readonly publicIp: Addresses
   /** Empty for udp and alloc, which publish no type. */
   readonly backendType: string
-  /** JSON values as they stand in the store; absent when they are. */
+  /** JSON values as in the store; undefined if the store has none. */
   readonly backendData?: unknown
   readonly backendV6Data?: unknown
 }
 
 export interface Lease {
-  /** The lease's identity; in a store the last component of its key: `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
+  /** The identity of the lease. In a store it is the last component of the key: `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
   readonly key: string
   /** Has at least one family. */
   readonly subnet: Nets
   readonly attrs: LeaseAttrs
-  /** The name of its node, where the source tells that with the lease: of a node of Kubernetes. Not a part of what a lease says. */
+  /** The name of the node, if the source has it with the lease, as Kubernetes has. leasesEqual ignores it. */
   readonly name?: string
   /**
-   * Higher where it was written later: the store's, if its node wrote it, not of a reservation, which an operator did. Of a node of
-   * Kubernetes when that was made, in ms since the epoch.
+   * A number that is higher for a lease written later. In a store it is the key's revision; a reservation, which an operator wrote, has
+   * none. In Kubernetes it is the node's creation time in ms since the epoch.
    */
   readonly revision?: bigint
 }
 
-/** A lease of our own: what renewing needs besides. */
+/** This node's own lease, with the data that renewing needs. */
 export interface OwnLease extends Lease {
-  /** The end of the lease, in ms since the epoch; undefined for a reservation, which never ends. */
+  /** The time when the lease expires, in ms since the epoch; undefined for a reservation, which never expires. */
   readonly expiresAt: number | undefined
-  /** The end of the lease by the monotonic clock, which nobody sets; as `node/loops/lease` found it. */
+  /** The same time by the monotonic clock, which is not adjusted. node/loops/lease.ts sets it. */
   readonly endsAt?: number | undefined
-  /** The store's revision when we last wrote or read it: a renewal is conditional on it. */
+  /** The store's revision when this process last wrote or read the lease. A renewal is conditional on it. */
   readonly revision: bigint
-  /** The store's reason, as last given, why it could not write the lease and only kept it alive. */
+  /** The store's reason why the last renewal extended the lease but could not write it. */
   readonly unwritten?: string | undefined
   /** True if `obtain` created the lease, and this node had none before. */
   readonly isNew?: boolean | undefined
 }
 
-/** A lease of a node that has a subnet of the family, and is reached by the family. */
+/** A lease that has a subnet and a public IP of the family. */
 export type FamilyLease<F extends Family> = Lease & {
   readonly subnet: { readonly [K in F]: NonNullable<Nets[K]> }
   readonly attrs: { readonly publicIp: { readonly [K in F]: NonNullable<Addresses[K]> } }
@@ -57,7 +57,7 @@ export type Ipv4Lease = FamilyLease<'ipv4'>
 export const hasFamily = <F extends Family>(lease: Lease, family: F): lease is FamilyLease<F> =>
   lease.subnet[family] !== undefined && lease.attrs.publicIp[family] !== undefined
 
-/** A lease that has the family: its subnet, where its node is reached, and what that publishes for the backend. */
+/** Returns one family of a lease that has it: the subnet, the node's public IP, and the data that the node publishes for its backend. */
 export function sideOf({ subnet, attrs }: Lease, family: Family): LeaseSide {
   return {
     subnet: subnet[family] as Net,
@@ -65,13 +65,13 @@ export function sideOf({ subnet, attrs }: Lease, family: Family): LeaseSide {
     data: family === 'ipv4' ? attrs.backendData : attrs.backendV6Data,
   }
 }
-export interface LeaseSide {
+interface LeaseSide {
   readonly subnet: Net
   readonly host: Address
   readonly data: unknown
 }
 
-/** Whether two leases are of one node, which has one address: of IPv4, and of IPv6 where one of them has that alone. */
+/** True if two leases belong to one node: they have the same public IPv4, or the same IPv6 if one of them is IPv6-only. */
 export function isOfOneNode(
   { publicIp: a }: Pick<LeaseAttrs, 'publicIp'>,
   { publicIp: b }: Pick<LeaseAttrs, 'publicIp'>,
@@ -80,7 +80,7 @@ export function isOfOneNode(
   return a.ipv6 !== undefined && a.ipv6 === b.ipv6
 }
 
-/** flannel's name for a subnet that there is none of. */
+/** The IPv4 part of the key of a lease without IPv4. */
 const NO_IPV4 = '0.0.0.0-0'
 
 export function leaseKey({ ipv4, ipv6 }: Nets): string {
@@ -89,11 +89,11 @@ export function leaseKey({ ipv4, ipv6 }: Nets): string {
 }
 
 /**
- * The subnets that a key names, whatever stands before them; undefined when it names none. As upstream reads it
- * (ParseSubnetKey), lengths too: 0 to 31 and 0 to 127, of which 0 is none.
+ * Returns the subnets that a key ends with, or undefined if it has none. Like flannel's ParseSubnetKey it accepts any text before them, and
+ * the lengths 0 to 31 (IPv4) and 0 to 127 (IPv6); length 0 means no subnet.
  */
 export function parseLeaseKey(key: string): Nets | undefined {
-  // Nothing is looked for in the middle of a number, which would take the square of a long key's time.
+  // A match must not start inside a number: that would take quadratic time with a long key.
   const match = /(?<!\d)(\d+\.\d+\.\d+\.\d+)-(\d+)(?:&([a-f\d:]+)-(\d+))?$/.exec(key)
   const address = parseIpv4(match?.[1] ?? '')
   const length = Number(match?.[2])
@@ -107,7 +107,7 @@ export function parseLeaseKey(key: string): Nets | undefined {
   return ipv4 || ipv6 ? { ipv4, ipv6 } : undefined
 }
 
-/** The value's bytes, in the order of upstream's Go struct: `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. */
+/** Returns the value of a lease, with its members in the order of flannel's Go struct: `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. */
 export function encodeLeaseValue(attrs: LeaseAttrs): string {
   return goJsonText({
     PublicIP: formatIpv4(attrs.publicIp.ipv4 ?? 0),
@@ -118,13 +118,13 @@ export function encodeLeaseValue(attrs: LeaseAttrs): string {
   })
 }
 
-/** A JSON value's bytes as Go's json.Marshal writes them: five characters as escapes, wherever they stand in a string. */
+/** Returns a JSON text as Go's json.Marshal writes it, which escapes five more characters than JSON.stringify. */
 export function goJsonText(value: unknown): string {
   const escape = (letter: string): string => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`
   return JSON.stringify(value).replaceAll(/[<>&\u2028\u2029]/g, escape)
 }
 
-/** True when two leases say the same: key and every published value. */
+/** True if two leases have the same key and the same published values. */
 export function leasesEqual(a: Lease, b: Lease): boolean {
   if (a.key !== b.key) return false
   const [x, y] = [a.attrs, b.attrs]
@@ -140,7 +140,7 @@ export function leasesEqual(a: Lease, b: Lease): boolean {
   )
 }
 
-/** The subnets in Go's words for log lines: `ip: 10.5.1.0/24 ipv6: ::/0`. */
+/** Returns the subnets as flanneld's log lines print them: `ip: 10.5.1.0/24 ipv6: ::/0`. */
 export function describeSubnets({ ipv4, ipv6 }: Nets): string {
   return `ip: ${ipv4 ? formatIpv4Net(ipv4) : '0.0.0.0/0'} ipv6: ${ipv6 ? formatIpv6Net(ipv6) : '::/0'}`
 }

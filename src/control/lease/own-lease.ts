@@ -1,7 +1,7 @@
-// own-lease.ts - this node's own lease above a compare-and-set store: acquired, and renewed.
+// own-lease.ts - acquires, renews and releases this node's own lease in a compare-and-set store.
 //
-// Every write is conditional on what was read before it, so that two nodes can never both believe that a subnet is
-// theirs; the loser of a race reads again and goes on.
+// Every write is conditional on the state that was read before it, so two nodes can never hold the same subnet. The loser of a race reads
+// the store again and retries.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -44,7 +44,7 @@ import {
 } from './lease.ts'
 import type { IsMine, LeaseHolder } from './subnet-manager.ts'
 
-/** Holds a node's lease by compare-and-set. */
+/** Returns the lease holder of a compare-and-set store. */
 export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
   return {
     obtain: (attrs, previous, log, signal, isMine) =>
@@ -55,7 +55,7 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
 }
 
 export interface AcquireOptions {
-  /** The subnets that this node had before, from subnet.env. */
+  /** The subnets of this node's earlier run, from subnet.env. */
   readonly previous?: Nets
   /** Checks whether this node had an address. If it is left out, the node had only the addresses that it has now. */
   readonly isMine?: IsMine
@@ -64,22 +64,22 @@ export interface AcquireOptions {
   readonly signal: AbortSignal
 }
 
-/** The length to which a value that is no lease is shown in the log. */
+/** The maximum number of characters of an invalid lease value that are logged. */
 const SHOWN_VALUE = 200
 
-/** Deletes it, unless another node has it meanwhile. */
+/** Deletes the lease, unless it belongs to another node now. */
 async function releaseLease(store: Store, { key, attrs }: OwnLease, signal: AbortSignal): Promise<void> {
   for (;;) {
     const { entries } = await store.list(signal)
     const own = decodeAll(entries).find((lease) => lease.key === key && isOfOneNode(lease.attrs, attrs))
-    // A reservation is the operator's.
+    // A reservation belongs to the operator.
     if (!own || own.entry.isReservation || (await store.delete(key, own.entry, signal))) return
   }
 }
 
 /**
- * A lease for this node, of each family that the configuration has and the node an address of: the one that it has already, else one
- * with as many of its subnets as the configuration allows, else with the previous ones if they are free, else with free ones at random.
+ * Acquires a lease for this node. It has a subnet of each family that the configuration enables and for which the node has an address. In
+ * order of preference each subnet is the one of the node's existing lease, the one of the earlier run if it is free, or a random free one.
  * Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or STORE_UNAVAILABLE.
  */
 export async function acquireLease(
@@ -89,7 +89,7 @@ export async function acquireLease(
   options: AcquireOptions,
 ): Promise<OwnLease> {
   const ranges = rangesFor(config, attrs)
-  // Each refusal takes a subnet from those that are tried, so that this ends, with a lease or with OUT_OF_SUBNETS.
+  // Each round that fails refuses one more subnet, so the loop ends with a lease or with OUT_OF_SUBNETS.
   const refused: Net[] = []
   for (;;) {
     options.signal.throwIfAborted()
@@ -98,7 +98,7 @@ export async function acquireLease(
   }
 }
 
-/** What the subnets of a node are drawn from, by its families. Throws WeftError CONFIG where it has none of them. */
+/** Returns the ranges for this node's subnets, one for each family. Throws WeftError CONFIG if the node has no address of any of them. */
 function rangesFor(config: NetworkConfig, { publicIp }: LeaseAttrs): readonly SubnetRange<Net>[] {
   const ranges = listed({
     ipv4: publicIp.ipv4 === undefined ? undefined : config.ipv4,
@@ -116,19 +116,19 @@ interface Acquiring extends AcquireOptions {
   readonly config: NetworkConfig
   readonly ranges: readonly SubnetRange<Net>[]
   readonly attrs: LeaseAttrs
-  /** Subnets that the store did not give, whatever it lists; more are put there. */
+  /** Subnets that the store refused. Rounds add to the list. */
   readonly refused: Net[]
 }
 
-/** What the store had at the beginning of a round. */
+/** The content of the store at the beginning of a round. */
 interface Round {
   readonly entries: readonly StoreEntry[]
   readonly leases: readonly FoundLease[]
-  /** This node's, those that have most of its previous subnets first, and of these what is as it is to be. */
+  /** This node's leases. Those with most of its previous subnets come first, and among these the ones that fit the configuration. */
   readonly own: readonly FoundLease[]
 }
 
-/** One round; undefined when another is to follow, as another node was faster. */
+/** Tries once to acquire a lease. Returns undefined if another node was faster, so that the caller tries again. */
 async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, log, signal } = acquiring
   const { entries } = await store.list(signal)
@@ -138,7 +138,7 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const [lease] = own
   if (!lease) return allocate(round, acquiring)
   if (fits(lease, acquiring)) {
-    // One more of the subnets that it had may stand under another key of its own.
+    // Another key of this node may hold another of its previous subnets.
     const had = acquiring.ranges.flatMap((range) => hadIn(range, own, acquiring) ?? [])
     const isBest = had.every((net) => hasSubnet(lease, net))
     return isBest ? reuse(lease, round, acquiring) : allocate(round, acquiring)
@@ -154,13 +154,13 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   return undefined
 }
 
-/** A lease that this node has already, as it stands. */
+/** Renews a lease that this node already has. */
 async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
   const { key, subnet, entry } = lease
   const address = addressText(attrs.publicIp)
   log.info(`Found lease (${describeSubnets(subnet)}) for current IP (${address}), reusing`)
-  // Who created it may have ended before it looked whether it was the first.
+  // The process that created the lease may have ended before it checked for an overlapping older key.
   const across = isSettled(entry) ? undefined : firstAcross(entries, { subnet, attrs, own })
   if (across) {
     refused.push(across.subnet)
@@ -173,7 +173,7 @@ async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acqu
   const value = encodeLeaseValue(attrs)
   const settled = await store.update(key, value, { ...entry, isReservation }, signal)
   if (!settled) return undefined
-  if (!isSomebodys(decodeOrUndefined(entry))) sayWrittenOver(entry, log)
+  if (!hasOwner(decodeOrUndefined(entry))) sayWrittenOver(entry, log)
   const written = await replaceOthers(before, { key, value, isReservation }, settled, acquiring)
   if (!written) return undefined
   const others = own.filter((other) => !before.includes(other)).map((other) => other.key)
@@ -187,8 +187,8 @@ async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acqu
 }
 
 /**
- * A new lease, with what can be kept of the own ones: those stay until it is there, so that no subnet that is kept is ever free, and who
- * crashes in between has lost none.
+ * Creates a lease that keeps as many subnets of the node's own leases as possible. The old leases stay until the new one exists, so a kept
+ * subnet is never free, even if the process crashes in between.
  */
 async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
@@ -208,7 +208,7 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   if (before) return giveUp(before)
   const there = entries.find((entry) => entry.key === key)
   if (there) {
-    // Who came later with what this node has already does not get it, and may have ended before it saw that.
+    // An unsettled key that overlaps this node's older lease loses. Its process may have ended before it noticed.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -216,14 +216,14 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   const created = await createAlone(store, value, claim, signal)
   if (!created.written) {
     if (created.across) return giveUp(created.across)
-    refused.push(...listed(newOf(subnet, own))) // of what this node has already the next listing tells
+    refused.push(...listed(newOf(subnet, own))) // the next listing shows whether this node still has its other subnets
     log.info(`Subnet ${netsText(subnet)} was taken by another node meanwhile; picking another`)
     return undefined
   }
   let { written } = created
   const old = own.filter((lease) => netsOverlap(lease.subnet, subnet))
   if (old.length > 0) {
-    // Settled before the key goes by which it was the first.
+    // The new key is settled before the old key goes, because the old key proves that this node came first.
     const isReservation = old.some(({ entry }) => entry.isReservation)
     const settled = await store.update(key, value, { ...written, value, isReservation }, signal)
     const last = settled && (await replaceOthers(old, { key, value, isReservation }, settled, acquiring))
@@ -235,9 +235,9 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
 }
 
 /**
- * Deletes all but the one that stands, and writes that again where there were others: flanneld takes a peer's subnet out when a key with
- * the same subnet goes, whichever came later (pkg/lease, LeaseWatcher), and the last that it hears is to be that the node has it.
- * Undefined when one of them was changed meanwhile.
+ * Deletes the node's other leases and then writes `key` again. flanneld removes a peer's subnet when any key with that subnet is deleted
+ * (pkg/lease, LeaseWatcher), so the last event that it receives must be a write. Returns undefined if one of the leases was changed by
+ * another process.
  */
 async function replaceOthers(
   leases: readonly FoundLease[],
@@ -252,13 +252,13 @@ async function replaceOthers(
 
 const hasSubnet = ({ subnet }: Lease, net: Net): boolean => isSame(net, subnet[familyOf(net)])
 
-/** The previous subnet of a range, if it is one of these leases. */
+/** Returns the previous subnet of a range if one of these leases has it. */
 function hadIn(range: SubnetRange<Net>, own: readonly Lease[], { previous = {} }: Acquiring): Net | undefined {
   const net = previous[familyOf(range.network)]
   return net && isCompatible(net, range) && own.some((lease) => hasSubnet(lease, net)) ? net : undefined
 }
 
-/** Those that this node has not yet. */
+/** Returns the subnets that none of the node's own leases has. */
 const newOf = (subnet: Nets, own: readonly Lease[]): Nets =>
   netsOf(listed(subnet).filter((net) => !own.some((lease) => hasSubnet(lease, net))))
 
@@ -294,30 +294,31 @@ function ownLeases(
   former: readonly FoundLease[],
 ): readonly FoundLease[] {
   const { attrs, previous = {} } = acquiring
-  // Upstream takes the first of the listing; where that is another than the node had, its containers would be cut off.
+  // flanneld takes the first lease of the listing. If the node had another subnet, that would cut its containers off.
   const rank = (lease: Lease): number =>
     2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
   const isOwn = (lease: FoundLease): boolean => former.includes(lease) || isOfOneNode(lease.attrs, attrs)
   const own = leases.filter(isOwn).toSorted((a, b) => rank(b) - rank(a))
   if (own.length > 0 || !primary(previous)) return own
-  // As while it runs: a node is not to move for a typo. Without a public IP nobody can hold a lease.
+  // An unreadable value under this node's previous key is overwritten, as while the node runs, so that a typo does not move the node. A value
+  // without a public IP belongs to no node.
   const mine = netsOf(listed(previous).filter((net) => isWanted(net, acquiring)))
   if (!primary(mine)) return []
   const key = leaseKey(previous)
-  const junk = entries.find((entry) => entry.key === key && !isSomebodys(decodeOrUndefined(entry)))
-  // Whoever puts junk by hand does not mean to reserve the subnet by it.
+  const junk = entries.find((entry) => entry.key === key && !hasOwner(decodeOrUndefined(entry)))
+  // Junk without an etcd lease is a mistake of an operator, not a reservation.
   return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
 }
 
-/** Whether the configuration hands a subnet out, and this node is to have one of its family. */
+/** True if the subnet is in one of the ranges for this node. */
 const isWanted = (net: Net, { ranges }: Acquiring): boolean => {
   const range = ranges.find(({ network }) => familyOf(network) === familyOf(net))
   return range !== undefined && isCompatible(net, range)
 }
 
 /**
- * Whether the subnets of an own lease are as they are to be. One of a family that the node has no address of now is kept where the
- * configuration has it: a subnet that is deleted for it is lost to the containers that have it.
+ * True if an own lease has the subnets that the configuration wants. A subnet of a family for which the node has no address now is kept if
+ * the configuration has the family, because its containers would lose it.
  */
 function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
   return (
@@ -328,8 +329,8 @@ function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
 }
 
 /**
- * Of each family. One of IPv6 that is not to be had is no reason to be without IPv4; one of IPv4 is, since flanneld takes a key without it
- * for one of 0.0.0.0/0. Throws WeftError OUT_OF_SUBNETS.
+ * Chooses a subnet for each range. If no IPv6 subnet is free, the node gets only IPv4. A node never gets only IPv6 for lack of an IPv4
+ * subnet, because flanneld reads a key without IPv4 as 0.0.0.0/0. Throws WeftError OUT_OF_SUBNETS.
  */
 function chooseSubnets(round: Round, acquiring: Acquiring): Nets {
   const nets: Net[] = []
@@ -338,13 +339,13 @@ function chooseSubnets(round: Round, acquiring: Acquiring): Nets {
       nets.push(chooseSubnet(range, round, acquiring))
     } catch (error) {
       if (nets.length === 0 || !isWeftError(error, 'OUT_OF_SUBNETS')) throw error
-      acquiring.log.error(`This node goes on without a subnet of IPv6: ${describeError(error)}`)
+      acquiring.log.error(`This node continues without an IPv6 subnet: ${describeError(error)}`)
     }
   }
   return netsOf(nets)
 }
 
-/** Of one family. Throws WeftError OUT_OF_SUBNETS. */
+/** Chooses a subnet of one range. Throws WeftError OUT_OF_SUBNETS. */
 function chooseSubnet(range: SubnetRange<Net>, { entries, leases, own }: Round, acquiring: Acquiring): Net {
   const { network, subnetMin, subnetMax, subnetLength } = range
   const family = familyOf(network)
@@ -357,7 +358,7 @@ function chooseSubnet(range: SubnetRange<Net>, { entries, leases, own }: Round, 
 
   const ownKeys = new Set(own.map(({ key }) => key))
   const taken = refused.filter((net) => familyOf(net) === family)
-  // A key takes its subnet even when nobody can read its value.
+  // A key takes its subnet even if its value cannot be read.
   for (const { key } of entries) {
     const net = ownKeys.has(key) ? undefined : (parseLeaseKey(key) ?? {})[family]
     if (net) taken.push(net)
@@ -393,12 +394,12 @@ function chooseSubnet(range: SubnetRange<Net>, { entries, leases, own }: Round, 
   })
 }
 
-const isSomebodys = (lease: Lease | undefined): boolean =>
+const hasOwner = (lease: Lease | undefined): boolean =>
   lease !== undefined && primary(lease.attrs.publicIp) !== undefined
 
 /**
- * Renews a lease if the key is not gone and not another node's, from now on with `attrs`; else rejects with WeftError LEASE_LOST. What
- * stands there and is nobody's lease, a typo or junk, is written over and said to `log`.
+ * Renews this node's lease and publishes `attrs` in it. Rejects with WeftError LEASE_LOST if the key is gone or belongs to another node. A
+ * value that is not a lease, such as a typo, is overwritten and logged to `log`.
  */
 export async function renewLease(
   store: Store,
@@ -408,24 +409,24 @@ export async function renewLease(
   const { attrs = lease.attrs, log, signal } = options
   const value = encodeLeaseValue(attrs)
   const before = encodeLeaseValue(lease.attrs)
-  // A lease that never ends is a reservation.
+  // A lease without an end is a reservation.
   let present = { value: before, revision: lease.revision, isReservation: lease.expiresAt === undefined }
   for (;;) {
     const written = await store.update(lease.key, value, present, signal)
     if (written) return { ...lease, attrs, unwritten: undefined, isNew: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
-    // Our own bytes under another revision: an earlier write of ours whose answer was lost, or an operator who made the
-    // lease a reservation, which it stays.
+    // If the bytes are our own under another revision, the answer to an earlier write was lost, or an operator made the lease a
+    // reservation. It stays a reservation.
     let isReservation = present.isReservation || entry.isReservation
     if (entry.value !== value && entry.value !== before) {
       const found = decodeOrUndefined(entry)
       const isOwn =
-        found && (!isSomebodys(found) || isOfOneNode(found.attrs, attrs) || isOfOneNode(found.attrs, lease.attrs))
+        found && (!hasOwner(found) || isOfOneNode(found.attrs, attrs) || isOfOneNode(found.attrs, lease.attrs))
       if (found && !isOwn)
         throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
-      // Whoever puts junk by hand does not mean to reserve the subnet by it.
+      // Junk without an etcd lease is a mistake of an operator, not a reservation.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }

@@ -1,4 +1,4 @@
-// store-manager.ts - the manager of subnets above a compare-and-set store.
+// store-manager.ts - the subnet manager of a compare-and-set store.
 
 import type { Log } from '../../base/log.ts'
 import type { Store } from '../store/store.ts'
@@ -6,7 +6,7 @@ import { sourceOf } from './decode.ts'
 import { holderOf } from './own-lease.ts'
 import type { SubnetManager } from './subnet-manager.ts'
 
-/** `eventLog` hears of each change of a lease: flanneld's manager above etcd says it. */
+/** Returns the subnet manager of a store. `eventLog` gets a line for each change of a lease, as flanneld's etcd manager logs it. */
 export function managerOf(store: Store, eventLog?: Pick<Log, 'info'>): SubnetManager {
   return {
     name: store.name,

@@ -1,7 +1,7 @@
-// subnet-manager.ts - what a node asks of whoever keeps the leases; upstream's word (pkg/subnet/subnet.go, Manager).
+// subnet-manager.ts - the interface to the leases of a network (flannel: pkg/subnet/subnet.go, Manager).
 //
-// Above a compare-and-set store (store-manager.ts), or any other place from which a node has its subnet. All methods reject
-// with WeftError: STORE_UNAVAILABLE when trying again may help, STORE when an operator must act.
+// It is implemented for compare-and-set stores (store-manager.ts) and for the Kubernetes API (kube/kube-manager.ts). All methods reject with
+// a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
 
 import type { Log } from '../../base/log.ts'
 import type { Address, Addresses, Nets } from '../../net/address.ts'
@@ -9,33 +9,33 @@ import type { NetworkConfig } from '../config/network-config.ts'
 import type { Claims } from '../store/store.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
 
-/** The value under one key: a lease, or something that cannot be read as one, and why. */
+/** The value of a key: a lease, or the reason why it cannot be read as a lease. */
 export type Entry =
   | { readonly key: string; readonly lease: Lease }
   | { readonly key: string; readonly lease?: undefined; readonly problem: string }
 
 export type Change = { readonly kind: 'put'; readonly entry: Entry } | { readonly kind: 'delete'; readonly key: string }
 
-/** The source of all nodes' leases, our own too. A cursor means something to its source only. */
+/** The source of the leases of all nodes, including this one. A cursor is opaque to callers. */
 export interface LeaseSource<Cursor> {
-  /** The name for messages. */
+  /** The source's name in messages. */
   readonly name: string
-  /** All there are; `watch(cursor)` goes on from there without a gap. */
+  /** Lists all leases. `watch(cursor)` continues from there without a gap. */
   list(signal: AbortSignal): Promise<{ readonly cursor: Cursor; readonly entries: readonly Entry[] }>
   /**
-   * Yields the changes after `cursor`, in order; an empty batch says that the source answers. The new cursor is where
-   * to resume: everything up to it was delivered. Ends only by throwing: WeftError GAP when `cursor` is lost, another
-   * one when the connection is, the signal's reason when aborted.
+   * Yields the changes after `cursor` in order. An empty batch shows that the source answers. The new cursor is where to resume: all changes
+   * up to it were delivered. It ends only by throwing: WeftError GAP if the source no longer has these changes, another WeftError if the
+   * connection is lost, the signal's reason if aborted.
    */
   watch(
     cursor: Cursor,
     signal: AbortSignal,
   ): AsyncIterable<{ readonly cursor: Cursor; readonly changes: readonly Change[] }>
-  /** True when the changes up to `a` go further than those up to `b`. */
+  /** True if cursor `a` is later than cursor `b`. */
   isAfter(a: Cursor, b: Cursor): boolean
   /**
-   * The time for which a listing of so many leases is good while the watch goes forward each minute, where listings are
-   * dear. Without it all leases are listed each minute.
+   * Returns how long a listing with this number of leases stays valid while the watch advances every minute, in ms. A source with expensive
+   * listings has it. Without it all leases are listed every minute.
    */
   trustedMs?(leases: number): number
 }
@@ -43,50 +43,50 @@ export interface LeaseSource<Cursor> {
 /** Resolves with true if this node has or had the address. */
 export type IsMine = (address: Address) => Promise<boolean>
 
-/** Gets this node its own lease, and keeps it. */
+/** Obtains and keeps this node's own lease. */
 export interface LeaseHolder {
   /**
-   * A lease for this node: its own from before if there is one, else `previous`, its subnet of an earlier run, if there was one and it
-   * is free. Oddities are logged to `log`, again at each try. `isMine` checks whether a lease of `previous` with another public IP is this
-   * node's own.
+   * Obtains a lease for this node: its existing lease if there is one, else a lease of `previous`, the subnets of an earlier run, if they are
+   * free. Unexpected states are logged to `log` at each attempt. `isMine` checks whether a lease of `previous` with another public IP is
+   * this node's own.
    */
   obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal, isMine?: IsMine): Promise<OwnLease>
   /**
-   * Writes the lease again, with `attrs` from now on, and over what is nobody's lease, which is said to `log`. Rejects with
-   * LEASE_LOST when it is gone or another node's.
+   * Writes the lease again, with `attrs`. Overwrites a value that is not a lease, and logs that to `log`. Rejects with LEASE_LOST if the
+   * lease is gone or belongs to another node.
    */
   renew(lease: OwnLease, attrs: LeaseAttrs, log: Log, signal: AbortSignal): Promise<OwnLease>
-  /** Gives it back, as far as it is this node's still. Left out where it is not this node's to give. */
+  /** Deletes the lease if it is still this node's own. A manager whose leases end with their nodes does not have it. */
   release?(lease: OwnLease, signal: AbortSignal): Promise<void>
 }
 
 export interface SubnetManager {
-  /** The name for messages: `etcd`, `directory`, `kubernetes`. */
+  /** The manager's name in messages: `etcd`, `directory`, `kubernetes`. */
   readonly name: string
-  /** flanneld's name for it, in its log. */
+  /** The name that flanneld's log uses for this manager. */
   readonly title: string
-  /** True when others give the nodes their subnets: an earlier subnet or a range to draw from does not count then. */
+  /** True if a controller assigns the subnets. An earlier subnet and the ranges of the configuration do not count then. */
   readonly givesSubnets?: boolean
-  /** The network configuration's JSON text. Rejects with CONFIG_MISSING when there is none. */
+  /** Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is none. */
   config(signal: AbortSignal): Promise<string>
   readonly source: LeaseSource<unknown>
   holder(config: NetworkConfig): LeaseHolder
   close(): Promise<void>
 
-  // Optional members. Callers check that they are there.
+  // Callers must check that an optional member exists.
 
-  /** Makes `value` what stands under `name` beside the leases, and returns what stood there before; undefined for nothing. */
+  /** Stores `value` under `name` beside the leases. Returns the previous value, or undefined if there was none. */
   claim?(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
-  /** What stands there under all names, or was written after the revision of an answer of before (control/store/store.ts). */
+  /** Returns all claims, or those written after revision `since` (control/store/store.ts). */
   claims?(since: bigint | undefined, signal: AbortSignal): Promise<Claims>
-  /** Takes that back, if it is still this value. */
+  /** Deletes a claim if its value is still `value`. */
   unclaim?(name: string, value: string, signal: AbortSignal): Promise<void>
-  /** The attributes that this node published at an earlier time. */
+  /** Returns the attributes that an earlier run of this node published. */
   published?(signal: AbortSignal): Promise<LeaseAttrs | undefined>
-  /** The public IPs that an operator gave this node there; they go before the flags. */
+  /** Returns the public IPs that an operator set for this node in the source. They take precedence over the flags. */
   publicIp?(signal: AbortSignal): Promise<Addresses>
-  /** What this node is to publish instead of these, where an operator said so there. */
+  /** Returns the public IPs to publish. An operator may override `publicIp` in the source. */
   amend?(publicIp: Addresses, signal: AbortSignal): Promise<Addresses>
-  /** Hears that the node is in the network, again and again: it does what is still to do about that. */
+  /** Called repeatedly while the node is in the network. Reports that to the source if it does not know yet. */
   ready?(signal: AbortSignal): Promise<void>
 }

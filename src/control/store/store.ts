@@ -1,30 +1,29 @@
-// store.ts - what weft asks of a store: a few primitive operations on one directory of flannel's keys.
+// store.ts - the interface of a store: a few primitive operations on one directory of flannel's keys.
 //
-// Everything that decides (allocation, reuse, renewal, following changes) stands above this interface and is
-// written once, for every store, and for the simulated one of the tests. A store offers compare-and-set and
-// a watch that can be resumed, and nothing else. All methods reject with WeftError: STORE_UNAVAILABLE when
-// trying again may help, STORE when an operator must act.
+// All decisions (allocation, reuse, renewal, following changes) are made above this interface, once for every store and for the simulated
+// store of the tests. A store offers compare-and-set and a watch that can be resumed. All methods reject with a WeftError:
+// STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
 
-/** A key that is not written again lives this long, unless the store is made with another time: upstream's 24 hours. */
+/** The lifetime of a key after its last write: flannel's 24 hours. A store can be made with another lifetime. */
 export const LEASE_TTL_MS = 24 * 3600 * 1000
 
 /** One key below `<prefix>/subnets/`. `key` is the last component, `value` the bytes as text. */
 export interface StoreEntry {
   readonly key: string
   readonly value: string
-  /** Changes with every write of the key, and is higher after a later one; what `update` and `delete` compare. */
+  /** Increases with every write of the key. `update` and `delete` compare it. */
   readonly revision: bigint
   /**
-   * The revision at which the key came, and the same in all its life: of two keys, that with the lower one was there first. 0 where the
-   * store lets none come that lies across another (see `create`).
+   * The revision at which the key was created; writes do not change it. Of two keys, the one with the lower value was created first. It is 0
+   * in a store that refuses a new key which overlaps an existing key (see `create`).
    */
   readonly created: bigint
-  /** Whether the key stays until somebody deletes it: an operator's reservation. */
+  /** True if the key is an operator's reservation: it stays until it is deleted. */
   readonly isReservation: boolean
 }
 
 /** The whole directory as of `revision`; `watch(revision)` continues without a gap. */
-export interface StoreListing {
+interface StoreListing {
   readonly revision: bigint
   readonly entries: readonly StoreEntry[]
 }
@@ -34,26 +33,26 @@ export type StoreChange =
   | { readonly kind: 'delete'; readonly key: string; readonly revision: bigint }
 
 /**
- * Changes that belong together, in order; none to say that the store answers. `revision` is where to resume: everything up
- * to it was delivered.
+ * Changes that were delivered together, in order. An empty batch shows that the store answers. `revision` is where to resume: all changes
+ * up to it were delivered.
  */
 export interface StoreBatch {
   readonly revision: bigint
   readonly changes: readonly StoreChange[]
 }
 
-/** An entry as it was read; without `isReservation` it is none. */
+/** The state in which an entry was read. `isReservation` defaults to false. */
 export type Expected = Pick<StoreEntry, 'revision' | 'value'> & Partial<Pick<StoreEntry, 'isReservation'>>
 
 export interface Written {
   readonly revision: bigint
   /** The time when the store will drop the key by itself, in ms since the epoch; undefined when never. */
   readonly expiresAt: number | undefined
-  /** The reason why the key was kept alive as it was, and not written: the store is full. The operator must hear of it. */
+  /** If the store is full, it can extend the key's life but not write the value. This is the reason, for the log. */
   readonly unwritten?: string
 }
 
-/** The values that stand beside the leases, by name; all of them, or those that were written since another answer. */
+/** The claims, which are stored beside the leases, by name: all claims, or those written after an earlier answer. */
 export interface Claims {
   readonly revision: bigint
   readonly isWhole: boolean
@@ -61,29 +60,29 @@ export interface Claims {
 }
 
 export interface Store {
-  /** The name for messages: `etcd` or `directory`. */
+  /** The store's name in messages: `etcd` or `directory`. */
   readonly name: string
-  /** flanneld's name, in its log, for a manager of subnets that are kept there. */
+  /** The name that flanneld's log uses for a subnet manager of this store. */
   readonly title: string
-  /** The network configuration's JSON text. Rejects with CONFIG_MISSING when there is none, and says where to put it. */
+  /** Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING, whose remedy says where to put it. */
   config(signal: AbortSignal): Promise<string>
-  /** Puts another in its place, or the first. */
+  /** Writes the network configuration. */
   setConfig(text: string, signal: AbortSignal): Promise<void>
   list(signal: AbortSignal): Promise<StoreListing>
   /**
-   * The times when keys end unless they are written again, in ms since the epoch, by this host's clock; without reservations, and without
-   * those that ended meanwhile. It costs a call for each: for an operator who asks, and no daemon.
+   * Returns the time when each key expires, in ms since the epoch by this host's clock; reservations are not in it. It costs one call per
+   * key, so only the operator's tool uses it, not the daemon.
    */
   ends(signal: AbortSignal): Promise<ReadonlyMap<string, number>>
   /**
-   * Yields the changes after `after`. Ends only by throwing: WeftError GAP when `after` is lost, another one when the
-   * connection is, the signal's reason when aborted.
+   * Yields the changes after revision `after`. It ends only by throwing: WeftError GAP if the store no longer has these changes, another
+   * WeftError if the connection is lost, the signal's reason if aborted.
    */
   watch(after: bigint, signal: AbortSignal): AsyncIterable<StoreBatch>
   /**
-   * Writes the key if it does not exist; undefined when it does. It ends when it is not written for the store's time. A store that can
-   * tell in the same moment returns undefined also where another key is there of which `isAcross` is true; with any other, whoever
-   * creates looks at the listing after that, and of two the one that came first stays.
+   * Writes the key if it does not exist, and returns undefined if it does. The key expires if it is not written again within the store's
+   * lifetime. A store that can check all keys in the same transaction also returns undefined if `isAcross` is true of an existing key. With
+   * other stores the caller lists the keys afterwards, and of two overlapping keys the one created first stays.
    */
   create(
     key: string,
@@ -92,24 +91,24 @@ export interface Store {
     isAcross?: (key: string) => boolean,
   ): Promise<Written | undefined>
   /**
-   * Writes the key if its revision and value are still the expected ones; undefined when they are not. The value counts
-   * because a store that was restored gives revisions out a second time. A reservation stays one. A store that takes no write
-   * but can make the key live on does that, if `value` is what stands there.
+   * Writes the key if its revision and value are still the expected ones, and returns undefined if they are not. The value is compared too,
+   * because a restored store issues the same revisions a second time. A reservation stays a reservation. A full store that refuses writes
+   * may extend the life of the key instead, if its value is already `value`.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
-  /** Deletes the key if its revision and value are still the expected ones; false when they are not. */
+  /** Deletes the key if its revision and value are still the expected ones, and returns false if they are not. */
   delete(key: string, expected: Expected, signal: AbortSignal): Promise<boolean>
   /**
-   * Makes `value` what stands under `name` beside the leases, in a place that flanneld never reads, and returns what
-   * stood there before; undefined for nothing. Writes only what differs. It ends as a key does, where the store can.
+   * Stores `value` under `name` beside the leases, in a place that flanneld never reads. Returns the previous value, or undefined if there
+   * was none. Writes only if the value differs. A claim expires like a key, if the store supports that.
    */
   claim(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
   /**
-   * What stands under all names there; where the store can tell, and `since` is the revision of an answer of before, only what was
-   * written after that.
+   * Returns all claims. If `since` is the revision of an earlier answer and the store supports it, returns only the claims written after that
+   * revision.
    */
   claims(since: bigint | undefined, signal: AbortSignal): Promise<Claims>
-  /** Takes back what was claimed, if it is still this value. */
+  /** Deletes a claim if its value is still `value`. */
   unclaim(name: string, value: string, signal: AbortSignal): Promise<void>
   close(): Promise<void>
 }

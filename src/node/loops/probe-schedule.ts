@@ -48,7 +48,7 @@ export interface Probed {
   readonly unansweredSince: number | undefined
 }
 
-export interface Request extends Target {
+interface Request extends Target {
   readonly sequence: number
 }
 

@@ -43,9 +43,9 @@ export function wakeByOther(probes: Readonly<Record<Underlay, Probes>>, now: num
 }
 
 /** The answers of a peer to requests by each. */
-export type Answers = Readonly<Record<Underlay, Probed | undefined>>
+type Answers = Readonly<Record<Underlay, Probed | undefined>>
 
-export interface UnderlayChoices {
+interface UnderlayChoices {
   /** The family by which a peer is reached, by its answers; `now` is in ms of the clock that those have. */
   choose(key: string, answers: Answers, now: number): Underlay
   /** The keys of those that are not reached by the first. */

@@ -2,7 +2,7 @@
 
 import type { OpenPath } from '../../path/engine/engine.ts'
 
-export interface PackedPaths {
+interface PackedPaths {
   /** The paths with places among `fds` where they have descriptors. */
   readonly descriptions: readonly OpenPath[]
   readonly fds: readonly number[]

@@ -155,24 +155,13 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
       lock = rendezvous.tryLock()
       const met = await meet()
       if (met && lock) {
+        // One that is just ending lets go of its lock before its socket.
         lock.close()
         lock = undefined
         met.close()
-        // One that is just ending lets go of its lock before its socket.
-        if (performance.now() < until) {
-          await pause(signal, MEET_RETRY_MS)
-          continue
-        }
-        throw new WeftError(
-          'DEVICE',
-          `weftd of an older version runs on this host (pid ${pidOf(met.pid)}), which hands nothing over to this one`,
-          {
-            remedy: 'stop it first, then start this one',
-          },
-        )
-      }
-      if (lock) return
-      if (met) {
+      } else if (lock) {
+        return
+      } else if (met) {
         predecessor = met
         void met.takenBack.then(() => {
           fail(
@@ -188,7 +177,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
         return
       }
       if (performance.now() > until) {
-        const pid = rendezvous.owner()
+        const pid = met?.pid ?? rendezvous.owner()
         throw new WeftError(
           'DEVICE',
           `another weftd runs on this host (pid ${pidOf(pid)}) and does not answer at ${rendezvous.path}`,

@@ -120,7 +120,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         },
         async renew() {
           log.info(`Peers are told that ${watch.news}`)
-          watch.told()
+          watch.markPublished()
         },
         async apply(leases, ownKey) {
           applied = filter.usable(leases, ownKey)

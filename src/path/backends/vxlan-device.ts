@@ -15,7 +15,7 @@ import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
 
-export interface VxlanOptions {
+interface VxlanOptions {
   readonly name: string
   readonly vni: number
   /** UDP, of both ends. */
@@ -41,7 +41,7 @@ export interface VxlanPeer {
   readonly host: string
 }
 
-export interface VxlanDevice {
+interface VxlanDevice {
   /** Sets its address and size and takes it up; said as a whole, so that saying it again changes nothing. */
   configure(address: Address, network: Net): Promise<void>
   /** Puts in the entries of peers that are new or changed. */

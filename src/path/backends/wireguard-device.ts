@@ -1,33 +1,20 @@
-// wireguard-device.ts - WireGuard's device, the kernel's or wireguard-go's, and its peers by `wg` of wireguard-tools.
+// wireguard-device.ts - the kernel's WireGuard device, and its peers, by `wg` of wireguard-tools.
 //
 // No secret is an argument or passes through a shell: `wg` reads keys from files that nobody else may.
 
-import { spawn, type ChildProcessByStdio } from 'node:child_process'
-import { once } from 'node:events'
 import { lstat, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
-import { createInterface } from 'node:readline'
-import type { Readable } from 'node:stream'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
-import { pause } from '../../host/bell.ts'
-import { childEnvironment, type Run } from '../../host/command.ts'
+import type { Run } from '../../host/command.ts'
 import { addDevice, findLink } from '../../host/links.ts'
-import { KINDS, REJECT_AFTER_MS, WIREGUARD_KEY } from '../catalog.ts'
+import { REJECT_AFTER_MS, WIREGUARD_KEY } from '../catalog.ts'
 import type { PeerSession } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 
-type Child = ChildProcessByStdio<null, Readable, Readable>
-
-const DATA_PATH = KINDS.wireguard.options.dataPath.name
-
-/** wireguard-go takes a fraction of a second. */
-const READY_MS = 10_000
-/** Within which wireguard-go ends that was told to: a successor waits for it, and a stop has five seconds. */
-const END_MS = 2_000
 /** The number of peers that one process of `wg` sets. */
 const PEERS_AT_ONCE = 500
 
@@ -40,7 +27,7 @@ export interface WireguardPeer {
   readonly allowedIps: readonly string[]
 }
 
-export interface WireguardOptions {
+interface WireguardOptions {
   readonly name: string
   /** The file that the private key is kept in: beside it what `wg` is handed may lie. */
   readonly keyFile: string
@@ -52,15 +39,11 @@ export interface WireguardOptions {
   readonly psk: Secret
   /** Seconds; 0: none. */
   readonly keepalive: number
-  /** True when wireguard-go carries the packets, and not the kernel. */
-  readonly byWireguardGo: boolean
   readonly run: Run
   readonly log: Log
 }
 
-export interface WireguardDevice {
-  /** Resolves when the device cannot go on; stays pending otherwise. */
-  readonly fault: Promise<Error>
+interface WireguardDevice {
   /** Makes the peers equal these, and touches no other; returns how many settings, its own too, were not as they had been set. */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
   /** Traffic to and from each peer, the session with it, and where its packets go, by its key. */
@@ -124,70 +107,13 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** Ends with us also when we are killed, as the device of a process must; otherwise it would hold the port. */
-function startWireguardGo(name: string): Child {
-  const args = ['--pdeathsig', 'KILL', 'wireguard-go', '--foreground', name]
-  const env = childEnvironment({ LOG_LEVEL: 'verbose' }) // otherwise wireguard-go does not log that it is ready
-  return spawn('setpriv', args, { stdio: ['ignore', 'pipe', 'pipe'], env })
-}
-
-/** Resolves when it takes orders. Rejects with WeftError DEVICE when it ends instead, or says nothing, with the signal's reason. */
-async function ready(child: Child, signal: AbortSignal): Promise<void> {
-  let last = ''
-  const started = new Promise<void>((resolve) => {
-    for (const stream of [child.stdout, child.stderr])
-      createInterface(stream).on('line', (line) => {
-        if (line.includes('UAPI listener started')) resolve()
-        last = line
-      })
-  })
-  const ended = once(child, 'exit').then(
-    () => {
-      throw new WeftError('DEVICE', `wireguard-go ended: ${last}`, {
-        remedy: `check that it may open /dev/net/tun, and that no other wireguard-go has a device of that name`,
-      })
-    },
-    (error: unknown) => {
-      throw new WeftError('COMMAND', `wireguard-go cannot be started: ${messageOf(error)}`, {
-        remedy: 'install setpriv (util-linux)',
-      })
-    },
-  )
-  // AbortSignal.timeout within AbortSignal.any is not used: Node.js 20 forgets it once it collects garbage.
-  const over = new AbortController()
-  const given = pause(AbortSignal.any([over.signal, signal]), READY_MS).then(() => {
-    throw new WeftError('DEVICE', `wireguard-go does not say that it is ready: ${last}`, {
-      remedy: 'run `wireguard-go --foreground` by hand to see why',
-    })
-  })
-  await Promise.race([started, ended, given]).finally(() => over.abort())
-}
-
-/** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE without WireGuard in the kernel that is to carry it. */
-export async function openWireguardDevice(options: WireguardOptions, signal: AbortSignal): Promise<WireguardDevice> {
+/** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE if the kernel has no WireGuard. */
+export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
   const { name, keyFile, privateKey, ownKey, port, psk, keepalive, run } = options
   await removeLeftovers(keyFile)
   if (await findLink(run, name)) await run('ip', ['link', 'del', name])
-  let child: Child | undefined
-  if (options.byWireguardGo) {
-    await run('wireguard-go', ['--version']).catch((cause: unknown) => {
-      throw new WeftError('COMMAND', `wireguard-go cannot be run: ${messageOf(cause)}`, {
-        remedy: `install wireguard-go, or let weftd carry the packets itself: leave out "${DATA_PATH}"`,
-        cause,
-      })
-    })
-    const started = startWireguardGo(name)
-    await ready(started, signal).catch((cause: unknown) => {
-      started.kill('SIGKILL')
-      throw cause
-    })
-    child = started
-  } else {
-    await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
-  }
+  await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
   const told = new Map<string, string>() // endpoints by key: a peer that roams is to be left alone
-  const goEnded = (): Error => new Error('wireguard-go ended')
-  const fault = child ? once(child, 'exit').then(goEnded, goEnded) : new Promise<Error>(() => {})
 
   // By the key that the node publishes: what is in its file by now may be another.
   const setOwn = (): Promise<void> =>
@@ -196,16 +122,7 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
     })
 
   async function close(): Promise<void> {
-    const go = child
-    if (go) {
-      const ended = go.exitCode === null && go.signalCode === null ? once(go, 'exit') : undefined
-      go.kill('SIGTERM') // takes its device along
-      const late = setTimeout(() => go.kill('SIGKILL'), END_MS)
-      await ended
-      clearTimeout(late)
-    } else if (await findLink(run, name)) {
-      await run('ip', ['link', 'del', name])
-    }
+    if (await findLink(run, name)) await run('ip', ['link', 'del', name])
   }
 
   try {
@@ -253,7 +170,6 @@ export async function openWireguardDevice(options: WireguardOptions, signal: Abo
     psk.isEmpty ? work([]) : withKey('psk', psk, (file) => work(['preshared-key', file]))
 
   return {
-    fault,
     async setPeers(peers) {
       const { isOwn, peers: now } = await present()
       if (!isOwn) await setOwn()

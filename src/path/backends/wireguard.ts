@@ -43,6 +43,8 @@ const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
 /** The port of the second device, as flanneld's (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
+/** What to do about a Node.js that lacks ciphers. */
+const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode)'
 /** A name that nobody has, to see whether the kernel has such devices. */
 const TRIED = 'weft-wg-try'
 
@@ -218,7 +220,7 @@ export function createWireguardBackend(options: Parts): Backend {
         ? openFamilies({
             ...parts,
             of: onlyOf([first], config),
-            open: (_family, own) => openDevice(NAME, port, families, own, signal),
+            open: (_family, own) => openDevice(NAME, port, families, own),
           })
         : openFamilies({
             ...parts,
@@ -226,7 +228,7 @@ export function createWireguardBackend(options: Parts): Backend {
             open: (family, own, known) =>
               isOurs
                 ? openByUs(nameIn(family), ports[family], [family], own, known)
-                : openDevice(nameIn(family), ports[family], [family], own, signal),
+                : openDevice(nameIn(family), ports[family], [family], own),
           })
     },
   }
@@ -247,20 +249,18 @@ export function createWireguardBackend(options: Parts): Backend {
           const address = external.address[family]
           return address === undefined ? [] : [[family, formatAddress(address)] as const]
         })
-      : // The kernel and wireguard-go open the port for all addresses of both families.
+      : // The kernel opens the port for all addresses of both families.
         ([
           ['ipv4', '0.0.0.0'],
           ['ipv6', '::'],
         ] as const)
     return {
       ports: bound.map(([family, address]) => ({ family, address, port: listenPort, option })),
-      device: isOurs
-        ? { name, type: 'tun', replaces: ['wireguard'] }
-        : { name, type: carrier === 'wireguard-go' ? 'tun' : TYPE, replaces: 'any' },
+      device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
       sides: carried
         .filter((family) => external.publicIp[family] !== undefined)
         .map((family) => ({ family, network: config[family]?.network, mtu: mtuNow(), external: external.name })),
-      programs: isOurs ? [] : carrier === 'wireguard-go' ? ['wg', 'setpriv', 'wireguard-go'] : ['wg'],
+      programs: isOurs ? [] : ['wg'],
     }
   }
 
@@ -299,10 +299,10 @@ export function createWireguardBackend(options: Parts): Backend {
     const lack = `this Node.js has no ${lacks.join(', no ')}`
     if (settings.dataPath === 'userspace' && lacks.length > 0)
       throw new WeftError('DEVICE', `${lack}: weftd cannot carry WireGuard itself`, {
-        remedy: `run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode), or leave out Backend.${option}`,
+        remedy: `${NODE_REMEDY}, or leave out Backend.${option}`,
       })
     if (settings.dataPath !== undefined) {
-      const who = settings.dataPath === 'userspace' ? 'weftd itself' : settings.dataPath.replace('kernel', 'the kernel')
+      const who = settings.dataPath === 'userspace' ? 'weftd itself' : 'the kernel'
       log.info(`WireGuard is carried by ${who}: "${option}" is "${settings.dataPath}"`)
       return settings.dataPath
     }
@@ -312,10 +312,11 @@ export function createWireguardBackend(options: Parts): Backend {
       return 'kernel'
     } catch (error) {
       if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
-      if (lacks.length > 0) {
-        log.info(`WireGuard is carried by wireguard-go: ${messageOf(error)}, and ${lack}`)
-        return 'wireguard-go'
-      }
+      if (lacks.length > 0)
+        throw new WeftError('DEVICE', `WireGuard cannot be carried: ${messageOf(error)}, and ${lack}`, {
+          remedy: NODE_REMEDY + ', or load the module `wireguard` into the kernel',
+          cause: error,
+        })
       log.info(`WireGuard is carried by weftd itself: ${messageOf(error)}`)
       return 'userspace'
     }
@@ -388,7 +389,6 @@ export function createWireguardBackend(options: Parts): Backend {
     listenPort: number,
     carried: readonly Family[],
     lease: OwnLease,
-    signal: AbortSignal,
   ): Promise<DataPath> {
     const lacking: { [F in Family]?: string } = {}
     const fits = (family: Family): boolean => {
@@ -409,21 +409,17 @@ export function createWireguardBackend(options: Parts): Backend {
     })
     const own = await ownKey()
     for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
-    const opened = await openWireguardDevice(
-      {
-        name,
-        keyFile,
-        privateKey: own.privateKey,
-        ownKey: own.publicKey,
-        port: listenPort,
-        psk,
-        keepalive,
-        run,
-        log: calm,
-        byWireguardGo: carrier === 'wireguard-go',
-      },
-      signal,
-    )
+    const opened = await openWireguardDevice({
+      name,
+      keyFile,
+      privateKey: own.privateKey,
+      ownKey: own.publicKey,
+      port: listenPort,
+      psk,
+      keepalive,
+      run,
+      log: calm,
+    })
     const mtu = mtuNow()
     const parts = sides.map(({ family, network, subnet }) => ({
       device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
@@ -454,7 +450,7 @@ export function createWireguardBackend(options: Parts): Backend {
       mtu,
       // Neither keys nor peers are in what rtnetlink reports.
       unreported: true,
-      fault: Promise.race([opened.fault, ended]),
+      fault: ended,
       lacking,
       async apply(leases, ownLeaseKey) {
         const usable = parts.flatMap(({ filter, family }) =>

@@ -16,7 +16,7 @@ interface JsonPortDevice {
 }
 
 /** A device that is being made. */
-export interface MadeDevice {
+interface MadeDevice {
   readonly name: string
   /** The UDP port, if the device has one, and the option of the `Backend` object that sets it. */
   readonly port?: { readonly number: number; readonly option: string }

@@ -61,7 +61,7 @@ export interface Surroundings {
 }
 
 /** The subnets that may be leased: their prefix length, and the first and the last subnet. */
-export interface SubnetRange {
+interface SubnetRange {
   readonly subnetLength: number
   readonly subnetMin: Address
   readonly subnetMax: Address
@@ -76,14 +76,14 @@ export interface OtherDaemon {
 }
 
 /** A device or a route that must be removed. */
-export interface Leftover {
+interface Leftover {
   /** The leftover in words, such as `the device flannel.1 (vxlan)`. */
   readonly what: string
   readonly command: readonly string[]
 }
 
 /** A device or a route of another backend that belongs to a running process. */
-export interface Held {
+interface Held {
   /** The device, such as `flannel.1`, or the route in words. */
   readonly device: string
   readonly by: string

@@ -19,6 +19,3 @@ export const ENCAPSULATIONS = {
   /** flannel's udp: the packet is all that a datagram holds (pkg/backend/udp/proxy_amd64.c). */
   udp: { headerBytes: 0, trailerBytes: 0, seal: (packet) => packet, open: (datagram) => datagram },
 } satisfies Readonly<Partial<Record<EncapsulationName, Encapsulation>>>
-
-/** The encapsulations that the dgram engine speaks. */
-export type Speakable = keyof typeof ENCAPSULATIONS

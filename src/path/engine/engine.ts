@@ -82,7 +82,7 @@ export interface OpenPath extends Descriptors {
 }
 
 export interface Engine {
-  readonly kind: 'native' | 'naive' | 'dgram'
+  readonly kind: 'native' | 'dgram'
   readonly tunName: string
   /** Kernel features in use at this moment. */
   readonly offloads: readonly string[]

@@ -7,9 +7,7 @@ import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
 
-export interface NativeOptions {
-  /** One packet for each system call in one thread, as flanneld does: the other options do not count then. */
-  readonly naive?: boolean
+interface NativeOptions {
   /** Loops, each with a TUN queue, a socket and a thread: the lanes of packets. */
   readonly workers?: number
   /** Priority of the threads, -20 (first) to 19; 0: that of the process. */
@@ -28,7 +26,7 @@ const STEERING = 'tun-steering'
 /** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
 export function startNativeEngine(
   config: EngineConfig,
-  { naive = false, workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {},
+  { workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {},
 ): Engine {
   let reportFault: (error: Error) => void = () => {}
   const fault = new Promise<Error>((resolve) => {
@@ -46,9 +44,8 @@ export function startNativeEngine(
   } = config
   const { tunName, bindAddress, port, persistent = false, inherited } = config
   let { otherAddress } = config
-  const named = naive ? [] : addon.featureNames.filter((name) => !without.includes(name))
+  const named = addon.featureNames.filter((name) => !without.includes(name))
   const features = named.filter((name) => name !== STEERING)
-  const threads = naive ? { naive, nice: 0, pollUs: 0 } : { naive, nice, pollUs }
   const filter = { ...settings, network, subnet }
   const path = {
     ...settings,
@@ -64,7 +61,7 @@ export function startNativeEngine(
   const { peers = () => new Uint8Array() } = config
   const notes: string[] = []
   const open = (): ReturnType<typeof addon.openDescriptors> =>
-    addon.openDescriptors({ tunName, bindAddress, port, workers: naive ? 1 : workers, features })
+    addon.openDescriptors({ tunName, bindAddress, port, workers, features })
   /** Gives loops the sockets of the other family that they are to have, and no others. What is in the way of that is no failure: one family is enough. */
   const withOther = (on: Descriptors & Pick<OpenPath, 'otherAddress'>): Descriptors => {
     if (on.otherAddress === otherAddress) return on
@@ -96,7 +93,7 @@ export function startNativeEngine(
   const run = (on: Descriptors, keepsSessions = true): ReturnType<typeof addon.runEngine> =>
     addon.runEngine(
       on,
-      { ...path, ...threads, peers: peers(), keepsSessions },
+      { ...path, nice, pollUs, peers: peers(), keepsSessions },
       (error) => reportFault(error),
       config.onMail,
     )
@@ -176,10 +173,9 @@ export function startNativeEngine(
   async function release(head?: Uint8Array): Promise<OpenPath | undefined> {
     passed = traffic()
     passedAt = performance.now()
-    // The naive engine agreed on no features with the kernel, so another engine must open its own.
     const descriptors = await native.release(head)
     const other = hasOther ? { otherAddress } : {}
-    lent = { ...descriptors, bindAddress, ...other, port, without: naive ? addon.featureNames : without }
+    lent = { ...descriptors, bindAddress, ...other, port, without }
     return stopped ? undefined : lent
   }
   async function bindOther(address: string): Promise<void> {
@@ -206,7 +202,7 @@ export function startNativeEngine(
     await native.stop()
   }
   return {
-    kind: naive ? 'naive' : 'native',
+    kind: 'native',
     tunName: (opened ?? (inherited as OpenPath)).tunName,
     get offloads() {
       return native.offloads

@@ -23,7 +23,7 @@ import type { DataPath, PathPeer, PathSearching, PathTraffic } from '../contract
 import { checkMtu } from '../device/tun-device.ts'
 import type { Engine, OpenPath } from '../engine/engine.ts'
 
-export interface FamilyPaths {
+interface FamilyPaths {
   /** The network's ranges: the families that are to be carried, where the node has a subnet of them. */
   readonly of: ByFamily<unknown>
   readonly lease: OwnLease

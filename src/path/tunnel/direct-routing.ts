@@ -9,7 +9,7 @@ import { familyOf, formatAddress, formatNet, type Family, type Net } from '../..
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
 import type { Way } from './choose-carrier.ts'
 
-export interface DirectHops {
+interface DirectHops {
   /** Asks the kernel how peers' hosts are reached: of those alone that may differ, where they are named. */
   look(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
   /** The next hops to peers that need no tunnel, by subnet. */
@@ -75,7 +75,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
   return direct
 }
 
-export interface DirectWayOptions {
+interface DirectWayOptions {
   readonly network: Net
   readonly run: Run
   readonly log: Log

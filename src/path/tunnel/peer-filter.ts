@@ -59,7 +59,7 @@ export interface PeerFilterOptions<N extends Net = Net> {
  * The name by which the kernel knows a host, such as a MAC: of two hosts with the same, such as a virtual machine and
  * its clone, one would get the packets of both.
  */
-export interface Identity {
+interface Identity {
   /** `MAC` */
   readonly name: string
   readonly own: string

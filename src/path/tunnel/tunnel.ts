@@ -73,7 +73,7 @@ export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends 
 }
 
 /** The parts that a tunnel is made of, whichever backend's. */
-export interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
+interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
@@ -95,7 +95,7 @@ export interface Persistence {
 }
 
 /** The properties in which one tunnel differs from others. */
-export interface TunnelKind {
+interface TunnelKind {
   readonly encapsulation: EncapsulationName
   /** The families that it carries, as far as the node has subnets of them. */
   readonly families: readonly Family[]
@@ -548,7 +548,7 @@ export async function openTunnel(
     async renew(attrs) {
       renewed = attrs
       if (watch.news !== undefined) log.info(`Peers are told that ${watch.news}`)
-      watch.told()
+      watch.markPublished()
       await bindOther(watch.now())
       for (const side of sides) {
         if (lacking[side.family] === undefined) continue

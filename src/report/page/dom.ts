@@ -38,7 +38,7 @@ export function setAttribute(element: Element, name: string, value: string): voi
 }
 
 /** A row of what an element has for its `key`. */
-export interface Part<T> {
+interface Part<T> {
   readonly element: HTMLElement
   show(item: T, at: number): void
 }

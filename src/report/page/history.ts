@@ -6,7 +6,7 @@ import type { Status } from '../status.ts'
 /** Five minutes at a status a second. */
 const KEPT = 300
 
-export interface Rates {
+interface Rates {
   /** Bytes a second; undefined where nobody counts. */
   readonly tx: number | undefined
   readonly rx: number | undefined
@@ -20,7 +20,7 @@ export interface Sample extends Rates {
 }
 
 /** What the daemon remembers of a step of the last hour. */
-export interface Remembered extends Sample {
+interface Remembered extends Sample {
   readonly roundTripMs: number | undefined
   readonly lossPercent: number | undefined
 }

@@ -11,7 +11,7 @@ const MOST_AROUND = 8
 const SVG = 'http://www.w3.org/2000/svg'
 
 /** The actions of a place: look at a peer, or list those of a larger subnet. */
-export interface MapActions {
+interface MapActions {
   open(lease: string): void
   list(subnet: string): void
 }

@@ -56,7 +56,7 @@ export const LOOKS: Readonly<
 }
 
 /** One word where the families of a peer are alike, and which one it is where not: `IPv6 not answering`. */
-export const wordsOf = (peer: PeerStatus): string => conditionText(peer, (condition) => LOOKS[condition].name)
+const wordsOf = (peer: PeerStatus): string => conditionText(peer, (condition) => LOOKS[condition].name)
 
 const rank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
@@ -79,7 +79,7 @@ export function peersOf(status: Status): readonly Peer[] {
 export const byNeed = (peers: readonly Peer[]): readonly Peer[] =>
   peers.toSorted((a, b) => rank(a.condition) - rank(b.condition))
 
-export type Counts = Readonly<Record<Condition, number>>
+type Counts = Readonly<Record<Condition, number>>
 
 export function countsOf(peers: readonly Peer[]): Counts {
   const counts = { silent: 0, stored: 0, narrow: 0, programmed: 0, answering: 0 }
@@ -93,7 +93,7 @@ export function countsText(counts: Counts): string {
   return there.map((condition) => `${counts[condition].toLocaleString('en')} ${LOOKS[condition].name}`).join(', ')
 }
 
-export interface Verdict {
+interface Verdict {
   readonly tone: 'good' | 'bad' | 'doubtful'
   readonly title: string
   readonly detail: string
@@ -171,7 +171,7 @@ const WAYS: Readonly<Record<NonNullable<Peer['way']>, string>> = {
 }
 
 /** The longest packet that comes back from a peer. */
-function lengthText({ path = null, passesBytes = null }: PeerSide): string {
+function lengthText({ path, passesBytes }: PeerSide): string {
   if (path === null) return '–'
   if (path === 'whole') return 'as long as containers may send'
   return passesBytes === null ? 'less than containers may send' : `${passesBytes} bytes, less than containers may send`
@@ -188,7 +188,7 @@ const FAILURES: Readonly<Record<NonNullable<NonNullable<PeerSide['session']>['fa
   'bad-key': 'its public key is of no use',
 }
 
-export type Fact = readonly [name: string, text: string]
+type Fact = readonly [name: string, text: string]
 
 /** How packets go to a peer and come back: each once where its families are alike, and by family where they are not. */
 export function factsOf(peer: Peer): readonly Fact[] {

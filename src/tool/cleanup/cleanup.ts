@@ -26,7 +26,7 @@ their routes, routes to other nodes by their hosts, subnet.env and the files bes
 `
 
 /** The outputs: things that are removed go to stdout, things that stay to stderr. */
-export interface Output {
+interface Output {
   readonly say: (line: string) => void
   readonly warn: (line: string) => void
 }

@@ -93,16 +93,15 @@ function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined 
   const { config, dataPath } = status ?? {}
   if (!config) return undefined
   const gone = FAMILIES.flatMap((family) => {
-    const what = dataPath?.addressGone?.[family] ?? undefined
+    const what = dataPath?.addressGone[family] ?? undefined
     return what === undefined ? [] : [{ name: 'address-gone', detail: `${FAMILY_NAMES[family]}: ${what}` } as const]
   })
   const { ipv4, ipv6 } = networksOf(config)
   if (!ipv4 || !ipv6) return gone
-  // A weftd of before tells of none.
   const carried = dataPath?.open ? dataPath.families : undefined
   const without = FAMILIES.filter((family) => defaultRoutes[family] === false)
   const down = FAMILIES.flatMap((family) => {
-    const why = dataPath?.lacking?.[family] ?? undefined
+    const why = dataPath?.lacking[family] ?? undefined
     return why === undefined ? [] : [`${FAMILY_NAMES[family]}: ${why}`]
   })
   return [

@@ -143,9 +143,9 @@ const nodeText = (side: SeenSide): string => {
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
 
-/** True for what weft's own engines carry; a weftd of before, which tells of no families, carries IPv4 so. */
+/** True for what weft's own engines carry. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
-  (dataPath?.families?.includes(family) ?? family === 'ipv4') && dataPath?.engine !== 'kernel'
+  dataPath !== null && dataPath.families.includes(family) && dataPath.engine !== 'kernel'
 
 /** Where the datagrams come from that have a peer's packets of one side. */
 function sendersText(side: SeenSide, status: Status): string {
@@ -215,18 +215,12 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   return steps
 }
 
-/** The route that packets to a peer are to take. Of two devices a weftd of before names that of IPv4. */
-function wantedText(peer: SeenSide, { dataPath, config }: Status): string {
-  const own = dataPath?.devices?.[peer.family]
-  if (typeof own === 'string') return own
-  const device = dataPath?.device ?? null
-  if (device === null) return `via ${hostText(peer)}`
-  const isNamed = peer.family === 'ipv4' || (config !== null && networksOf(config).ipv4 === undefined)
-  return isNamed ? device : "the backend's device for IPv6"
-}
+/** The route that packets to a peer are to take. */
+const wantedText = (peer: SeenSide, { dataPath }: Status): string =>
+  dataPath?.devices[peer.family] ?? `via ${hostText(peer)}`
 
-/** True where the backend carries the family; a weftd of before tells nothing of that. */
-const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families?.includes(family) ?? true
+/** True if the backend carries the family, or if nobody knows. */
+const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families.includes(family) ?? true
 
 function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
   if (way === 'direct') return `the kernel routes it to ${endpoint}, without a tunnel`
@@ -287,8 +281,7 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
 function forwarded({ source, destination, facts, status, route }: Question, isOutward: boolean): Step[] {
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
-  const { device, devices } = status.dataPath ?? {}
-  const own = devices?.[family] ?? (family === 'ipv4' ? device : undefined) ?? undefined
+  const own = status.dataPath?.devices[family] ?? undefined
   const isFromPeer = sideOf(source, status, facts).kind === 'peer'
   const from = isOutward ? subnet && bridgeOf(facts.links, subnet, status) : isFromPeer ? own : undefined
   const ends = { ...(from === undefined ? {} : { from }), ...(route ? { to: route.device } : {}) }

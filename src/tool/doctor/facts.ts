@@ -93,7 +93,7 @@ export interface StoreSeen {
 }
 
 /** Asks a peer by a family; rejects when nobody can be asked by it. */
-export type AskPeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
+type AskPeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
 
 export interface Sources {
   readonly status: Status | undefined
@@ -332,7 +332,7 @@ async function unitState(run: Run): Promise<string> {
 }
 
 /** CAP_NET_ADMIN is bit 12 of the effective capabilities (linux/capability.h, proc_pid_status(5)). */
-export const lacksNetAdminBy = (status: string): boolean => {
+const lacksNetAdminBy = (status: string): boolean => {
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   return effective !== undefined && ((BigInt(`0x${effective}`) >> 12n) & 1n) === 0n
 }

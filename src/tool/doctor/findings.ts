@@ -1,6 +1,6 @@
 // findings.ts - all that `weft doctor` can find, as one table: docs/doctor.md has the same, which a test compares. Pure.
 
-export type Level = 'warning' | 'failure'
+type Level = 'warning' | 'failure'
 
 interface Possible {
   /** The name of a check in CHECKS (checks.ts). */

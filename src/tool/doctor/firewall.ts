@@ -86,9 +86,7 @@ const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? 
 
 /** Returns the device through which packets of a family reach peers; undefined if the backend has none, or it is not known. */
 function ownDevice({ family }: OwnSide, { status }: Facts): string | undefined {
-  const { device, devices } = status?.dataPath ?? {}
-  // Older versions of weftd report only the device of IPv4.
-  return devices?.[family] ?? (family === 'ipv4' ? (device ?? undefined) : undefined)
+  return status?.dataPath?.devices[family] ?? undefined
 }
 
 /** Judges packets between a container of this host and one of another host. `isDirect` is true if they use no tunnel. */

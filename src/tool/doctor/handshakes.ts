@@ -41,7 +41,7 @@ export function troubleOf(
   if ((stale ?? 0) >= TWICE) return 'clock-behind'
   if ((unconfirmed ?? 0) >= TWICE) return 'handshake-one-way'
   if (failure === 'no-answer' && (attempts ?? 0) >= TWICE) return 'no-handshake'
-  // The kernel and wireguard-go tell when the last handshake was, and what passed: of one that was asked in vain they wanted keys.
+  // The kernel tells when the last handshake was, and what passed: of one that was asked in vain they wanted keys.
   if (attempts !== null || ageSeconds !== null || lossPercent === null) return undefined
   if (session.handshakeSecondsAgo === null && (rxBytes ?? 0) > 0) return 'handshake-one-way'
   return (txBytes ?? 0) > 0 ? 'no-handshake' : undefined

@@ -59,7 +59,7 @@ export const ruleFor = (
   )
 
 /** Describes a route, such as `ts0, by the table 52 and the rule "5270: from all lookup 52"`. */
-export function wayText(way: Way, question: WayQuestion, rules: readonly PolicyRule[]): string {
+function wayText(way: Way, question: WayQuestion, rules: readonly PolicyRule[]): string {
   const { device, gateway, type, table } = way
   const rule = table === undefined ? undefined : ruleFor(rules, question, (each) => each.table === table)
   const by =

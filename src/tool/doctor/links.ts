@@ -21,7 +21,7 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   const isWhole = (side: SeenSide): boolean => side.answers?.large ?? side.path === 'whole'
   const cut = seen.filter(isCut)
   const external = links.find(({ name }) => name === node?.externalInterface)
-  const whole = mtu + overheadOf(status, dataPath.families ?? [])
+  const whole = mtu + overheadOf(status, dataPath.families)
   const bridges = links.filter(
     (link) =>
       link.mtu > mtu &&

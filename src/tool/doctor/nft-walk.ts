@@ -32,7 +32,7 @@ export interface BaseChain {
   readonly text: string
 }
 
-export interface NftVerdict extends Verdict {
+interface NftVerdict extends Verdict {
   readonly base: BaseChain
 }
 

@@ -35,7 +35,6 @@ export function checkLeases({ status }: Facts): Finding[] | undefined {
       twice,
       (peer) => `${formatAddress(sameAddress(node, peer) ?? 0)} leases ${titleOf(peer)} too`,
     ),
-    // A weftd of before tells of none.
     ...(node.twin ? [{ name: 'address-twice', detail: `${node.publicIp}, as ${node.twin}` } as const] : []),
   ]
 }
@@ -92,7 +91,7 @@ export function checkPeers(
   // Heard since it was first asked in vain, and lately: it lives, and one direction is open. A status of a moment ago, in which it
   // answers still, tells nothing of that.
   const latelySeconds = LATELY_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
-  const isOneWay = ({ state, heardSecondsAgo: heard, unansweredSeconds: asked = null }: PeerStatus): boolean =>
+  const isOneWay = ({ state, heardSecondsAgo: heard, unansweredSeconds: asked }: PeerStatus): boolean =>
     state !== 'answering' && heard !== null && heard < latelySeconds && asked !== null && heard + 1 < asked
   // Where nothing says who is in the way of what is sent there, it is most often a firewall on a host that sends.
   const whereLost = (reach: Reach | undefined): string =>

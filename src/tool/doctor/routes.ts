@@ -22,7 +22,7 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
   // What a dead weftd left is to stand as it did.
   if (!path.open && silence === undefined) return undefined
-  const sides = ownSides(status).filter(({ family }) => path.families?.includes(family) ?? family === 'ipv4')
+  const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
 }
 

@@ -103,8 +103,8 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
     const side = sides[family]
     if (!side) return []
     const asked = answers.get(peer.lease)?.[family]
-    const { endpoint, way, state, roundTripMs, lossPercent, probedSecondsAgo, pathMtu } = side
-    const { path = null, passesBytes = null, pathSince = null, session = null } = side
+    const { endpoint, way, state, roundTripMs, lossPercent, probedSecondsAgo, unansweredSeconds, pathMtu } = side
+    const { path, passesBytes, pathSince, session } = side
     const known = {
       endpoint,
       way,
@@ -112,6 +112,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
       roundTripMs,
       lossPercent,
       probedSecondsAgo,
+      unansweredSeconds,
       pathMtu,
       path,
       passesBytes,
@@ -130,7 +131,12 @@ export function sideIn(peer: PeerStatus, family: Family): SeenSide {
     roundTripMs: null,
     lossPercent: null,
     probedSecondsAgo: null,
+    unansweredSeconds: null,
     pathMtu: null,
+    path: null,
+    passesBytes: null,
+    pathSince: null,
+    session: null,
   }
   const side = seenSides(peer, new Map()).find((seen) => seen.family === family)
   return side ?? { ...nothing, state: 'stored', ...placeIn(peer, family), family, peer, answers: undefined }
@@ -142,7 +148,7 @@ export const hostText = ({ peer, publicIp }: SeenSide): string =>
 
 /** `host2 (10.5.2.0/24) at 192.0.2.2:8285` */
 export const sideText = (side: SeenSide): string =>
-  `${titleOf({ name: side.peer.name ?? null, subnet: subnetText(side) })} at ${(side.state === 'stored' ? undefined : side.endpoint) ?? hostText(side)}`
+  `${titleOf({ name: side.peer.name, subnet: subnetText(side) })} at ${(side.state === 'stored' ? undefined : side.endpoint) ?? hostText(side)}`
 
 /** Finds the bridge of this node's containers; undefined if there is none, or more than one. */
 export function bridgeOf(

@@ -12,7 +12,7 @@ const ASKED_PEERS = 16
 const ASKED_MARKS = 4
 
 /** A packet whose route is looked up. */
-export interface WayTo {
+interface WayTo {
   readonly family: Family
   /** `out`: from a container of this node to one of a peer; `host`: from this host; `in`: from a container of a peer. */
   readonly direction: 'out' | 'host' | 'in'
@@ -42,7 +42,7 @@ export function waysToAsk(status: Status, links: readonly Link[], marks: readonl
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
     const bridge = bridgeOf(links, side.subnet, status)
-    const device = status.dataPath?.devices?.[side.family] ?? (side.family === 'ipv4' ? status.dataPath?.device : null)
+    const device = status.dataPath?.devices[side.family] ?? null
     return peersOf(side, status)
       .slice(0, ASKED_PEERS)
       .flatMap((peer): WayTo[] => {

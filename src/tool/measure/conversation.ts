@@ -5,7 +5,7 @@
 // away, and one on each path whose bytes come back. UDP datagrams go to the same port and begin with the run's mark and a number.
 
 /** The version of the conversation; another one is not understood. */
-export const VERSION = 1
+const VERSION = 1
 export const DEFAULT_PORT = 8286
 /** The most that a run may ask of a listener. */
 export const LIMITS = { seconds: 60, streams: 64, datagrams: 2 ** 26 } as const
@@ -45,7 +45,7 @@ export type Request =
 export interface Refusal {
   readonly refused: string
 }
-export interface Welcome {
+interface Welcome {
   /** The mark of the run: 16 hexadecimal digits. */
   readonly run: string
   /** Null where no weftd could be asked. */
@@ -66,7 +66,7 @@ export interface Arrived {
   /** The datagrams that arrived besides when the listener's own socket was full. */
   readonly overflowed: number
 }
-export interface Ended {
+interface Ended {
   /** The packets that were dropped on the listener's host during the run, by reason; null when no weftd could be asked. */
   readonly drops: Counts | null
 }

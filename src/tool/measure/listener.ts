@@ -25,7 +25,7 @@ import { readLine } from './lines.ts'
 import { increase } from './result.ts'
 
 /** Facts about this host, as far as a weftd tells; null when none does. */
-export interface Here {
+interface Here {
   readonly inUse: InUse
   readonly drops: Counts
 }

@@ -20,7 +20,7 @@ export interface Plan {
   readonly bitsPerSecond: number
 }
 
-export const MOST = { pairs: 50, megabitsPerSecond: 100_000 } as const
+const MOST = { pairs: 50, megabitsPerSecond: 100_000 } as const
 
 /** The plan that a command line asks for; or what of it is not possible. */
 export function planOf(wanted: {

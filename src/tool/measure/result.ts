@@ -28,7 +28,7 @@ export interface Compared {
   /** Inside to outside. */
   readonly ratio: number | null
 }
-export interface UdpTotal {
+interface UdpTotal {
   readonly sent: number
   readonly sentBitsPerSecond: number
   readonly lost: number
@@ -64,7 +64,7 @@ export interface Length {
 }
 
 /** The facts beside the samples, where they are known: what passes inside, and the MTU of each end. */
-export interface Beside {
+interface Beside {
   readonly length?: Length | undefined
   readonly mtu?: { readonly here: number | null; readonly there: number | null }
 }

@@ -8,7 +8,7 @@ import type { EventsReport } from '../../report/peer-events.ts'
 import { STATUS_SCHEMA, type Status } from '../../report/status.ts'
 
 const PATIENCE_MS = 5_000
-export const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
+const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
 
 /** Throws WeftError: PERMISSION, or COMMAND when nobody answers, or speaks another version. */
 export const askStatus = (socket: string, signal: AbortSignal): Promise<Status> =>

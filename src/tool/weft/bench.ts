@@ -77,7 +77,7 @@ type BenchCall = Call<typeof flags>
 /** The facts of a host's status that explain the figures to one of its peers, by one family. */
 export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | undefined, family: Family): InUse {
   const { engine = null, mtu = null, features = [] } = dataPath ?? {}
-  const device = dataPath?.devices?.[family] ?? dataPath?.device ?? null
+  const device = dataPath?.devices[family] ?? null
   const subnet = node && placeIn(node, family).subnet
   return {
     subnet: subnet ? formatNet(subnet) : '',

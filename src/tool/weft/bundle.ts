@@ -16,7 +16,7 @@ import { hideSecrets, parseJson, withoutSecrets } from '../../control/config/hid
 import type { Run } from '../../host/command.ts'
 import type { Status } from '../../report/status.ts'
 
-export interface ToBundle {
+interface ToBundle {
   /** What the doctor says, for a person and for a program. */
   readonly findings: string
   readonly findingsJson: string

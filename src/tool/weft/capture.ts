@@ -84,7 +84,7 @@ async function askAgain(
   }
 }
 
-const OURS: ReadonlySet<string> = new Set(['native', 'naive', 'dgram'])
+const OURS: ReadonlySet<string> = new Set(['native', 'dgram'])
 
 function notOurs({ engine }: DropsReport): WeftError {
   if (engine === null)

@@ -12,7 +12,7 @@ import type { Status } from '../../report/status.ts'
 /** The file that deploy/weftd.service names as EnvironmentFile. */
 const DEFAULTS = '/etc/default/weftd'
 
-export interface DaemonStore {
+interface DaemonStore {
   readonly options: Partial<StoreOptions>
   /** The file whose credentials this user may not read; undefined if there is none. */
   readonly unread: string | undefined

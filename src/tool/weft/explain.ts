@@ -93,10 +93,9 @@ function entryOf(source: Address, status: Status, facts: Facts): string | undefi
   const { kind } = side
   const family = familyOf(source)
   if (kind === 'host' || !status.node) return undefined
-  const { device, devices } = status.dataPath ?? {}
   // A packet of a directly routed peer arrives on the interface to that peer's host, which is not known here.
   if (side.kind === 'peer' && side.peer.way === 'direct') return undefined
-  if (kind === 'peer') return devices?.[family] ?? (family === 'ipv4' ? device : undefined) ?? undefined
+  if (kind === 'peer') return status.dataPath?.devices[family] ?? undefined
   const { subnet } = placeIn(status.node, family)
   return subnet && bridgeOf(facts.links, subnet, status)
 }

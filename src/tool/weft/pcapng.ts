@@ -54,7 +54,7 @@ export function interfaceDescription(name: string, mostBytes: number): Buffer {
   return block(BLOCK.interface, uint16s(LINK_RAW, 0), uint32s(mostBytes), options([OPTION.name, Buffer.from(name)]))
 }
 
-export interface CapturedPacket {
+interface CapturedPacket {
   /** Counted since 1970. */
   readonly timeUs: number
   /** The bytes that are kept of it, and its full length. */

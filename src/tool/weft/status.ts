@@ -255,7 +255,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
 }
 
 /** When the last handshake was, and whether there are keys of it still. */
-export function handshakeText(session: PeerStatus['session']): string {
+function handshakeText(session: PeerStatus['session']): string {
   if (!session) return '-'
   const { handshakeSecondsAgo: ago, ageSeconds } = session
   if (ago === null) return 'none'

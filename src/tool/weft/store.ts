@@ -16,7 +16,7 @@ import type { Screen } from './look.ts'
 
 const WAIT_MS = 10_000
 
-export interface Opened {
+interface Opened {
   readonly store: Store
   /** The status of this host's daemon; undefined when it does not answer. */
   readonly status: Status | undefined

@@ -4,7 +4,7 @@ import { WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
 import { FAMILIES, formatNet, type Family } from '../../net/address.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
-import { askStatus, OTHER_VERSION } from './ask.ts'
+import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Colour } from './look.ts'
 
@@ -27,7 +27,7 @@ interface Interface {
   readonly name: string
   readonly publicKey: string
   readonly listeningPort: number | null
-  /** As the status has it: `kernel` of wireguard-go too. */
+  /** As in the status. */
   readonly engine: string | null
   readonly hasPresharedKey: boolean
   /** 0: none is sent. */
@@ -59,18 +59,16 @@ export function interfacesOf(status: Status): readonly Interface[] {
   })
   if (ends.length === 0)
     throw new WeftError('CONFIG', `this node encrypts nothing: its backend is ${config.backendType}`, {
-      remedy: '`weft peers` shows its peers; the backend wireguard would encrypt (docs/operating.md)',
+      remedy: '`weft peers` shows its peers; the backend wireguard would encrypt (docs/wireguard.md)',
     })
   const list = peers?.list ?? []
-  if (list.some(({ session }) => session === undefined))
-    throw new WeftError('COMMAND', 'this weftd is older than this weft, and tells nothing of keys', OTHER_VERSION)
-  const names = new Set(ends.flatMap(([family]) => dataPath?.devices?.[family] ?? []))
+  const names = new Set(ends.flatMap(([family]) => dataPath?.devices[family] ?? []))
   if (names.size === 0)
     throw new WeftError('COMMAND', `weftd carries no packets now: ${trouble ?? 'it has no device'}`, {
       remedy: '`weft doctor` says what is in its way',
     })
   return [...names].flatMap((name) => {
-    const its = ends.filter(([family]) => dataPath?.devices?.[family] === name)
+    const its = ends.filter(([family]) => dataPath?.devices[family] === name)
     const families = its.map(([family]) => family)
     return its.slice(0, 1).map(([, { publicKey, port: listeningPort }]) => ({
       name,

@@ -25,7 +25,6 @@ import {
   formatIpv4Net,
   ipv4Net,
   ipv4NetContains,
-  ipv4NetSize,
   ipv4NetsOverlap,
   isOneHost,
   parseIpv4,
@@ -48,6 +47,8 @@ const sparse6 = fc
   .array(fc.integer({ min: 0, max: 127 }), { maxLength: 4 })
   .map((bits) => bits.reduce((sum, bit) => sum | (1n << BigInt(bit)), 0n))
 const net6 = fc.tuple(sparse6, fc.integer({ min: 0, max: 128 })).map(([ip, length]) => ipv6Net(ip, length))
+/** The number of addresses in a network of this prefix length. */
+const sizeOf = (prefixLength: number): number => 2 ** (32 - prefixLength)
 const net = fc.tuple(address, fc.integer({ min: 0, max: 32 })).map(([ip, length]) => ipv4Net(ip, length))
 
 describe('IPv4', () => {
@@ -85,7 +86,7 @@ describe('IPv4', () => {
   it('contains exactly the addresses from its own to its size', () => {
     fc.assert(
       fc.property(net, address, (value, ip) => {
-        const inside = ip >= value.address && ip < value.address + ipv4NetSize(value.prefixLength)
+        const inside = ip >= value.address && ip < value.address + sizeOf(value.prefixLength)
         expect(ipv4NetContains(value, ip)).toBe(inside)
       }),
     )
@@ -94,8 +95,7 @@ describe('IPv4', () => {
   it('overlaps exactly when the ranges do', () => {
     fc.assert(
       fc.property(net, net, (a, b) => {
-        const apart =
-          a.address + ipv4NetSize(a.prefixLength) <= b.address || b.address + ipv4NetSize(b.prefixLength) <= a.address
+        const apart = a.address + sizeOf(a.prefixLength) <= b.address || b.address + sizeOf(b.prefixLength) <= a.address
         expect(ipv4NetsOverlap(a, b)).toBe(!apart)
       }),
     )

@@ -12,7 +12,7 @@ import { readPage } from '../../../src/report/page.ts'
 
 const PAGE = '<!doctype html><style>p{}</style><p>here</p><script>let a=1\n</script>'
 const about = {
-  daemon: { version: '1', pid: 1, startedAt: '', subnetFile: '', leases: '' },
+  daemon: { version: '1', pid: 1, startedAt: '', subnetFile: '', leases: '', etcdFiles: null, network: 'off' as const },
   events: () => [],
 }
 const sha = (text: string): string => `'sha256-${createHash('sha256').update(text).digest('base64')}'`

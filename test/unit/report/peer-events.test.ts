@@ -12,7 +12,7 @@ import {
   type PeerEvent,
 } from '../../../src/report/peer-events.ts'
 
-export const event = (known: Partial<PeerEvent> = {}): PeerEvent => ({
+const event = (known: Partial<PeerEvent> = {}): PeerEvent => ({
   at: '2026-11-23T03:00:00.000Z',
   what: 'silent',
   peer: '10.5.2.0/24',

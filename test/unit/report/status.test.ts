@@ -43,7 +43,14 @@ const peer = (state: PeerStatus['state'], probedSecondsAgo: number | null = null
   roundTripMs: null,
   lossPercent: null,
   probedSecondsAgo,
+  unansweredSeconds: null,
   pathMtu: null,
+  path: null,
+  passesBytes: null,
+  pathSince: null,
+  session: null,
+  name: null,
+  families: { ipv4: null, ipv6: null },
 })
 
 it.each([
@@ -160,7 +167,12 @@ describe('the families of a peer', () => {
     roundTripMs: null,
     lossPercent,
     probedSecondsAgo: null,
+    unansweredSeconds: null,
     pathMtu: null,
+    path: null,
+    passesBytes: null,
+    pathSince: null,
+    session: null,
   })
   const [stored, silent, programmed] = [side('stored'), side('programmed', 100), side('programmed')]
   const [well, lossy] = [side('answering', 0), side('answering', 30)]

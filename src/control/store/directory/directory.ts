@@ -1,53 +1,53 @@
-// directory.ts - leases as files: no service to run, and several daemons, also on several hosts, share it.
+// directory.ts - the store in a directory: each lease is a file. It needs no service, and daemons on several hosts can share it.
 //
-// A file that nobody may write (chmod a-w) is a reservation and never ends. Any other lease ends `ttl` after its file's
-// mtime, by the file system's own clock: hosts whose clocks differ agree, because they compare two times of one file
-// server.
-// Others' changes are seen by inotify, and by looking again every few seconds: a shared file system tells nothing of
-// what another host wrote.
+// A read-only file (chmod a-w) is a reservation and never expires. Any other lease expires `ttl` after its file's mtime, by the clock of the
+// file system. So hosts with different clocks agree, because they compare two times of the same file server.
+//
+// Changes of other processes are noticed by inotify. The directory is also scanned every few seconds, because a shared file system does not
+// report the writes of other hosts.
 
 import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
 import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
 
-export interface DirectoryOptions {
+interface DirectoryOptions {
   readonly directory: string
-  /** A lease ends this long after it was last written, in ms. All daemons of a directory must agree. */
+  /** The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value. */
   readonly ttlMs?: number
-  /** The directory is looked at this often without being told, in ms. */
+  /** The interval of scans, in ms. */
   readonly rescanMs?: number
 }
 
 const RESCAN_MS = 5_000
-/** The interval when inotify has no instance or watch left for us. */
+/** The interval of scans if inotify has no free instance or watch. */
 const RESCAN_UNTOLD_MS = 1_000
-/** Looking through a large directory must take no more than this part of the time. */
+/** The maximum share of the time that scans of a large directory may take. */
 const RESCAN_SHARE = 0.05
-/** Whoever acquires a lease removes the files of leases that ended this long ago. */
+/** How long ago a lease must have expired before a daemon that acquires a lease removes its file. */
 const STALE_LEASE_MS = 24 * 3_600_000
-/** Files asked for at a time while listing; how many are read at a time is for `lease-files` to say. */
+/** The number of files that a listing requests at a time. lease-files.ts limits how many are read simultaneously. */
 const READS_ASKED = 64
 
 interface Scan {
-  /** The leases that have not ended. */
+  /** The leases that have not expired. */
   readonly live: Map<string, LeaseFile>
   /** All files, so that the next scan reads only what changed. */
   readonly files: ReadonlyMap<string, LeaseFile>
 }
 
-/** A store in a directory, which is made if it is missing. */
+/** Creates a store in a directory. A missing directory is created on first use. */
 export function createDirectoryStore(options: DirectoryOptions): Store {
   const files = createLeaseFiles(options.directory)
   const ttlMs = options.ttlMs ?? LEASE_TTL_MS
   const rescanMs = options.rescanMs ?? RESCAN_MS
-  /** The last listing; its number serves as its revision. A watch can start from it, and from nothing older. */
+  /** The last listing. Its number is its revision. A watch can start only from the last listing. */
   let listed: Scan = { live: new Map(), files: new Map() }
   let listedRevision = 0n
   let lastRevision = 0n
 
   const isLive = (file: LeaseFile, now: number): boolean => file.isReservation || now - file.writtenAt < ttlMs
 
-  /** Looks at every file; reads those that are not in `known` as they are. */
+  /** Scans all files, and reads those that differ from `known`. */
   async function scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
     const now = await files.now()
     const names = await files.keys()
@@ -64,7 +64,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     return { live, files: all }
   }
 
-  /** The leases among `names` that have not ended; a file that cannot be read just now counts as in `known`. */
+  /** Returns the leases among `names` that have not expired. A file that cannot be read counts as in `known`. */
   async function readLive(
     names: readonly string[],
     known: ReadonlyMap<string, LeaseFile>,
@@ -78,7 +78,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     return found
   }
 
-  /** Removes the files of leases that ended long ago, as far as they were listed. While changing. */
+  /** Removes the listed files of leases that expired long ago. The caller must hold the lock. */
   async function removeEnded(): Promise<void> {
     const longAgo = (await files.now()) - STALE_LEASE_MS
     for (const file of listed.files.values()) {
@@ -88,7 +88,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     }
   }
 
-  /** Puts `value` in place if `allowed` says so of what is there. */
+  /** Writes `value` if `allowed` returns true for the present file. */
   function write(
     key: string,
     value: string,
@@ -108,12 +108,12 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   async function* watch(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch> {
     signal.throwIfAborted()
     if (after !== listedRevision) throw new WeftError('GAP', 'the directory was listed since')
-    // A copy of its own: others list while this watch runs, and must not take changes away from it.
+    // The watch has its own copy, because listings while it runs must not hide changes from it.
     const view = new Map(listed.live)
     let known = listed.files
-    // First the watcher, then a look: what changes in between is seen by one of them.
+    // The watcher starts before the scan, so that a change in between is noticed by one of them.
     const news = await listen(files, signal)
-    const everyMs = news.isTold ? rescanMs : Math.min(rescanMs, RESCAN_UNTOLD_MS)
+    const everyMs = news.hasInotify ? rescanMs : Math.min(rescanMs, RESCAN_UNTOLD_MS)
     try {
       let answered = false
       let rescanAt = 0
@@ -151,7 +151,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     setConfig: (text, signal) => files.changing(signal, () => files.setConfig(text)),
     list: (signal) =>
       files.doing(signal, async () => {
-        // Before the files are read: what a watch tells meanwhile is newer.
+        // The revision is taken before the files are read, so a change that a watch reports during the scan is newer.
         const revision = ++lastRevision
         listed = await scan(listed.files)
         listedRevision = revision
@@ -194,7 +194,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
 const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
   present?.revision === revision && present.value === value
 
-/** Brings the `keys` of `view` to what they are in `found`; says what that changes. */
+/** Updates the `keys` of `view` to their values in `found`. Returns the changes. */
 function differences(
   view: Map<string, LeaseFile>,
   found: ReadonlyMap<string, LeaseFile>,
@@ -216,13 +216,13 @@ function differences(
   return changes
 }
 
-/** The reports of inotify, until they are taken. */
+/** The changes that inotify has reported. */
 interface News {
-  /** True when the kernel had an instance and a watch left for us; rescans make up for it. */
-  readonly isTold: boolean
-  /** The keys that were touched since the last time. Throws the failure of the watcher, or the signal's reason. */
+  /** True if the kernel had a free inotify instance and watch. If false, scans are more frequent. */
+  readonly hasInotify: boolean
+  /** Returns the keys that changed since the last call. Throws the watcher's failure or the signal's reason. */
   take(): string[]
-  /** Waits for news, for at most `ms` milliseconds. */
+  /** Waits for a change, at most `ms` milliseconds. */
   wait(ms: number): Promise<void>
   close(): void
 }
@@ -239,11 +239,11 @@ async function listen(files: LeaseFiles, signal: AbortSignal): Promise<News> {
     failure = error
     wake()
   }
-  const watcher = await files.doing(signal, async () => files.tell(onChange, onError))
+  const watcher = await files.doing(signal, async () => files.watch(onChange, onError))
   const onAbort = (): void => wake()
   signal.addEventListener('abort', onAbort, { once: true })
   return {
-    isTold: watcher !== undefined,
+    hasInotify: watcher !== undefined,
     take() {
       signal.throwIfAborted()
       if (failure) throw files.errorOf(failure)

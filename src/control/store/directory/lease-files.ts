@@ -1,14 +1,13 @@
-// lease-files.ts - the files of a lease directory: read whole, written whole, changed under a lock.
+// lease-files.ts - reads and writes the files of a lease directory. Changes are made under a lock.
 //
 //   DIR/config              the network configuration, JSON
 //   DIR/subnets/10.5.1.0-24 a lease: the same key and the same bytes as in etcd
-//   DIR/tmp                 files being written; the clock probe
-//   DIR/weft/192.0.2.1      which host uses this public IP; see `claim`
-//   DIR/lock                locked while anything is changed
+//   DIR/tmp                 temporary files, and the file whose mtime is the file system's clock
+//   DIR/weft/192.0.2.1      the claim of the host that uses this public IP
+//   DIR/lock                locked while a file is changed
 //
-// A reader never sees half a file, since a lease appears by link(2) or rename(2); on a full disk a renewal writes
-// the same bytes again in place. Changes are made under an exclusive lock of the kernel (open file description lock; over
-// NFS version 4 by its server), which ends with the process that holds it.
+// A reader never sees an incomplete file, because a lease appears by link(2) or rename(2). On a full disk a renewal overwrites the same
+// bytes. The lock is the kernel's open file description lock (over NFS version 4 the server's). It ends with the process that holds it.
 
 import { randomBytes } from 'node:crypto'
 import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
@@ -20,68 +19,67 @@ import { addon } from '../../../host/addon.ts'
 import type { StoreEntry } from '../store.ts'
 
 /**
- * The number of calls to the directory that this process has under way at a time. A server that is gone keeps each of
- * them for ever, with its thread (a hard mount of NFS), and libuv's four threads have subnet.env and the rest to serve
- * too.
+ * The maximum number of simultaneous calls to the directory. A file server that is gone (a hard NFS mount) blocks each call and its thread
+ * for ever, and the daemon needs some of libuv's four threads for subnet.env and other files.
  */
 const CALLS_AT_ONCE = 2
-/** Tidying up at the end may take this long. */
+/** The timeout of the clean-up at the end. */
 const CLOSE_MS = 500
-/** A temporary file this old was left by a crash. */
+/** An older temporary file was left by a crash. */
 const STALE_TEMPORARY_MS = 3_600_000
-/** The bits of a file's mode that let anybody write. */
+/** The write bits of a file's mode. */
 const WRITABLE = 0o222n
 
 export interface LeaseFile extends StoreEntry {
-  /** The file's time by the file system's clock, ms since the epoch. */
+  /** The file's mtime by the file system's clock, in ms since the epoch. */
   readonly writtenAt: number
 }
 
 export interface LeaseFiles {
-  /** Runs file operations once the directories are there; what fails becomes a WeftError, STORE or STORE_UNAVAILABLE. */
+  /** Runs file operations after the directories were created. A failure becomes a WeftError STORE or STORE_UNAVAILABLE. */
   doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
   /** Runs file operations as `doing` does, while holding the directory's lock. */
   changing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
-  /** The file system's clock, ms since the epoch: hosts whose own differ agree by it. */
+  /** Returns the time of the file system's clock, in ms since the epoch. All hosts agree on it. */
   now(): Promise<number>
-  /** The keys that there are, in order. */
+  /** Lists the existing keys in ascending order. */
   keys(): Promise<string[]>
-  /** One lease file; undefined when there is none. What `known` says is taken over if the file is still the same. */
+  /** Reads a lease file; undefined if there is none. Returns `known` without reading if the file has not changed. */
   read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined>
-  /** Reads a file that is about to be changed: one that cannot be read is an error. */
+  /** Reads a file that is about to be changed. Unlike `read` it rejects if the file cannot be read. */
   readToChange(key: string): Promise<LeaseFile | undefined>
-  /** Puts `value` where `present` is, or nothing was; undefined when something has come there meanwhile. While changing. */
+  /** Replaces the file `present`, or creates a file. Returns undefined if another file has appeared. The caller must hold the lock. */
   write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined>
   remove(key: string): Promise<void>
-  /** The text of `DIR/config`; undefined when there is none. */
+  /** Returns the text of `DIR/config`; undefined if there is none. */
   config(): Promise<string | undefined>
-  /** Puts another text there; who reads it sees the old one or the new one. While changing. */
+  /** Replaces `DIR/config` atomically. The caller must hold the lock. */
   setConfig(text: string): Promise<void>
-  /** Replaces the text of `DIR/weft/<name>` by another, and returns what it was. */
+  /** Replaces the text of `DIR/weft/<name>`, and returns the previous text. */
   claim(name: string, value: string): Promise<string | undefined>
-  /** The texts in `DIR/weft`, by name; read anew where a file changed. One that cannot be read is left out. */
+  /** Returns the texts in `DIR/weft` by name. Reads only files that changed, and omits those that cannot be read. */
   claims(): Promise<ReadonlyMap<string, string>>
-  /** Removes what was claimed, if it is this. */
+  /** Deletes a claim if its text is `value`. */
   unclaim(name: string, value: string): Promise<void>
-  /** Tells of changes by inotify; undefined where the kernel has none left. */
-  tell(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined
-  /** Makes an error of a failure, as `doing` does. */
+  /** Starts an inotify watch; undefined if the kernel has no free instance or watch. */
+  watch(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined
+  /** Converts a failure to a WeftError, as `doing` does. */
   errorOf(error: unknown): WeftError
   close(): Promise<void>
 }
 
-/** Files below `directory`, which is made when it is first used. */
+/** Returns the files of a lease directory. The directory is created on first use. */
 export function createLeaseFiles(directory: string): LeaseFiles {
   const top = resolve(directory)
   const subnets = join(top, 'subnets')
   const temporaries = join(top, 'tmp')
   const claims = join(top, 'weft')
-  // Random besides: a container has the same name and process id again after a crash in the middle of a write.
+  // The random part is needed because a container can have the same host name and process id again after a crash.
   const identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
   let prepared: Promise<void> | undefined
   let isClosed = false
   let temporaryCount = 0
-  /** The files of `claims` as they were read last. */
+  /** The claims as they were last read. */
   let claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
   async function doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
@@ -110,17 +108,17 @@ export function createLeaseFiles(directory: string): LeaseFiles {
       })
     })()
     prepared.catch(() => {
-      prepared = undefined // asked again next time
+      prepared = undefined // the next call tries again
     })
     return prepared
   }
 
-  /** The time of the file system's clock: writes a file and looks at its time. */
+  /** Reads the file system's clock: writes a file and reads its mtime. */
   function now(): Promise<number> {
     const path = join(temporaries, `clock.${identity}`)
     return call(async () => {
       if (isClosed) throw new Error('it was closed')
-      // The file is not truncated: on a full disk a byte can be written where one is already.
+      // The file is not truncated, because on a full disk only an existing byte can be overwritten.
       return using(await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
         await file.write('.', 0)
         return (await file.stat()).mtimeMs
@@ -133,9 +131,9 @@ export function createLeaseFiles(directory: string): LeaseFiles {
       const info = await stat(path, { bigint: true })
       if (revisionOf(info) === known.revision) return known
     }
-    // A pipe in the place of a lease would be waited for until somebody writes to it.
+    // Without O_NONBLOCK, opening a pipe would wait until another process writes to it.
     return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
-      // The open file is asked, so that content and revision belong together.
+      // stat of the open file, so that content and revision belong together.
       const info = await file.stat({ bigint: true })
       if (!info.isFile()) return undefined
       return {
@@ -154,7 +152,7 @@ export function createLeaseFiles(directory: string): LeaseFiles {
       return await call(() => readFrom(join(subnets, key), key, known))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      // One file that cannot be read concerns its own key, which stays as it was.
+      // A file that cannot be read leaves its key unchanged.
       return known
     }
   }
@@ -168,14 +166,14 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     }
   }
 
-  /** Writes `value` to a temporary file on disk, to be linked or renamed. */
+  /** Writes `value` to a temporary file, which the caller links or renames. */
   function writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
     return call(async () =>
       using(await open(path, 'wx', 0o644), async (file) => {
         try {
           await file.writeFile(value)
-          await file.chmod(mode) // whatever the umask is: the mode says whether it is a reservation
+          await file.chmod(mode) // independent of the umask, because the mode marks a reservation
           await file.sync()
           return path
         } catch (error) {
@@ -186,7 +184,7 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     )
   }
 
-  /** Writes the same bytes over a lease, which renews it, and of which no reader sees half: for a full disk. */
+  /** Renews a lease on a full disk by overwriting the same bytes. A reader cannot see an incomplete value. */
   function rewrite({ key, value }: LeaseFile): Promise<void> {
     return call(async () =>
       using(await open(join(subnets, key), 'r+'), async (file) => {
@@ -196,11 +194,11 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     )
   }
 
-  /** Puts a new file with `value` where `present` is, or nothing was; false when something has come there meanwhile. */
+  /** Replaces the file `present` by a new file, or creates one. Returns false if another file has appeared. */
   async function place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
     const temporary = await writeTemporary(key, value, mode)
     try {
-      // link fails where rename would replace: nothing that appeared without the lock is lost.
+      // Unlike rename, link does not replace a file that a process without the lock has created.
       await call(() => (present ? rename : link)(temporary, join(subnets, key)))
       return true
     } catch (error) {
@@ -272,12 +270,12 @@ export function createLeaseFiles(directory: string): LeaseFiles {
       const present = await call(() => readFile(path, 'utf8')).catch(() => undefined)
       if (present === value) await call(() => unlink(path))
     },
-    tell(onChange, onError) {
+    watch(onChange, onError) {
       try {
         return watchDirectory(subnets, (_event, name) => onChange(name)).on('error', onError)
       } catch (error) {
         const { code } = error as NodeJS.ErrnoException
-        // fs.inotify.max_user_instances and max_user_watches: small defaults, shared with all containers of a host.
+        // fs.inotify.max_user_instances or max_user_watches is used up. All containers of a host share these small limits.
         if (code === 'EMFILE' || code === 'ENOSPC') return undefined
         throw error
       }
@@ -286,7 +284,7 @@ export function createLeaseFiles(directory: string): LeaseFiles {
     async close() {
       isClosed = true
       const tidied = call(() => unlink(join(temporaries, `clock.${identity}`))).catch(() => {})
-      // A server that is gone does not answer; what stays is removed by who comes next.
+      // A file server that is gone does not answer. The next process removes the file.
       await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
     },
   }
@@ -295,8 +293,8 @@ export function createLeaseFiles(directory: string): LeaseFiles {
 const isReserved = ({ mode }: { readonly mode: bigint }): boolean => (mode & WRITABLE) === 0n
 
 /**
- * Differs between any two writes of a key, since each makes a new file while the one before still exists; and when the file
- * becomes a reservation or ceases to be one, which chmod does without a trace in its time.
+ * Returns a revision that changes with every write of a key, because each write makes a new file (inode) while the old one still exists. It
+ * also changes if the file becomes a reservation or stops being one: chmod does not change the mtime.
  */
 function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint; readonly mode: bigint }): bigint {
   return (info.mtimeNs << 25n) | ((info.ino & 0xffffffn) << 1n) | BigInt(isReserved(info))
@@ -306,7 +304,7 @@ async function syncDirectory(path: string): Promise<void> {
   await using(await open(path, 'r'), (directory) => directory.sync())
 }
 
-/** Does something with a file, and closes it. */
+/** Runs `body` with a file, and closes the file. */
 async function using<T>(file: FileHandle, body: (file: FileHandle) => Promise<T>): Promise<T> {
   try {
     return await body(file)
@@ -318,7 +316,7 @@ async function using<T>(file: FileHandle, body: (file: FileHandle) => Promise<T>
 let underWay = 0
 const queued: (() => void)[] = []
 
-/** Calls the file system when it is its turn. What is called must not wait for another turn. */
+/** Calls the file system, with at most CALLS_AT_ONCE simultaneous calls. `what` must not use `call` itself, or it could wait for ever. */
 async function call<T>(what: () => Promise<T>): Promise<T> {
   if (underWay === CALLS_AT_ONCE) await new Promise<void>((go) => queued.push(go))
   else underWay++
@@ -331,10 +329,7 @@ async function call<T>(what: () => Promise<T>): Promise<T> {
   }
 }
 
-/**
- * Resolves as `promise` does, or rejects with the signal's reason as soon as there is one: a call to a file system
- * cannot be taken back.
- */
+/** Settles like `promise`, or rejects with the signal's reason if the signal aborts first. The file system call itself goes on. */
 function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> {
   return new Promise((keep, fail) => {
     const onAbort = (): void => fail(signal.reason as Error)
@@ -343,7 +338,7 @@ function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> 
   })
 }
 
-/** Waiters of this process by directory: one at most waits in the kernel. */
+/** The waiters for the lock of each directory. At most one of this process waits in the kernel. */
 const waiting = new Map<string, Promise<unknown>>()
 
 /** Runs `body` while holding the directory's lock. */
@@ -354,7 +349,7 @@ function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
       await call(() => addon.lockFile(file.fd))
       return await body()
     } finally {
-      await call(() => file.close()) // which unlocks
+      await call(() => file.close()) // closing unlocks
     }
   })
   const settled = turn.catch(() => {})

@@ -1,9 +1,9 @@
-// etcd-choice.ts - which of several endpoints of etcd is asked.
+// etcd-choice.ts - chooses the etcd endpoint for a call.
 //
-// The endpoint that answered last is asked until it fails; then whichever first gives a sign of life, asked one after another a
-// quarter of a second apart (as RFC 8305 does with addresses), so that a dead one costs no more than that. One that owes an
-// answer is left when it gives no sign of life and another does: a call that merely takes long is waited for. So a call may
-// reach etcd twice.
+// The endpoint that answered last is used until it fails. Then the endpoints are checked a quarter of a second apart (as RFC 8305 does with
+// addresses), and the first one that answers is used, so a dead endpoint costs only that pause. While a call waits for its answer, its
+// endpoint is checked too, and abandoned only if it does not answer the check and another endpoint does. So a slow call is not abandoned,
+// and a call may reach etcd twice.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -14,11 +14,11 @@ import { codeOf, EndpointError, isDecision, isTooManyPings, isUnknownToken, plai
 
 const { Metadata, status } = loadGrpc()
 
-/** Longer than what a busy etcd may take; a dead connection is noticed by the keepalive. */
+/** The default timeout of a call. It is longer than a busy etcd takes; the keepalive notices a dead connection earlier. */
 export const CALL_TIMEOUT_MS = 6_000
-/** Between one endpoint and the next that are asked for a sign of life. */
+/** The pause between the checks of two endpoints. */
 const STAGGER_MS = 250
-/** An endpoint that owes an answer for so long is asked for a sign of life, and given as long to answer that. */
+/** How long a call waits for its answer before its endpoint is checked, and the timeout of that check. */
 const SILENT_MS = 500
 
 /**
@@ -28,7 +28,7 @@ const SILENT_MS = 500
 const REFUSED_PAUSES_MS = [50, 100]
 const BUSY: ReadonlySet<grpc.status | undefined> = new Set([status.UNAVAILABLE, status.RESOURCE_EXHAUSTED])
 
-/** Runs with a signal of its own, which aborts with `signal` or when this is over. */
+/** Runs a function with a signal that aborts if `signal` aborts or the function has ended. */
 export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
   signal.throwIfAborted()
   const scope = new AbortController()
@@ -42,7 +42,7 @@ export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) =
   }
 }
 
-/** Puts endpoints into a random order: the nodes of a network are to spread over them. */
+/** Returns a random order, so that the nodes of a network spread over the endpoints. */
 function shuffled<T>(all: readonly T[]): T[] {
   return all
     .map((each) => ({ each, at: Math.random() }))
@@ -50,7 +50,7 @@ function shuffled<T>(all: readonly T[]): T[] {
     .map(({ each }) => each)
 }
 
-/** The metadata of a call: etcd is to end it when its member has lost the cluster (etcd clientv3 WithRequireLeader). */
+/** Returns the metadata of a call. etcd must end the call if its member has lost the cluster (etcd clientv3 WithRequireLeader). */
 export function metadataWith(token?: string): grpc.Metadata {
   const metadata = new Metadata()
   metadata.set('hasleader', 'true')
@@ -59,7 +59,7 @@ export function metadataWith(token?: string): grpc.Metadata {
 }
 
 /** Resolves if the endpoint is a member of etcd that has a leader and serves clients. A learner does not serve clients. */
-async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
+async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
   let answer
   try {
     answer = await endpoint.call(
@@ -77,15 +77,15 @@ async function signOfLife(endpoint: Endpoint, signal: AbortSignal): Promise<Endp
   return endpoint
 }
 
-/** The first that gives a sign of life; rejects with what is wrong with them. */
+/** Returns the first endpoint that passes the check. Rejects with the failures of all endpoints. */
 async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): Promise<Endpoint> {
   const from = async ([endpoint, ...rest]: readonly Endpoint[], scope: AbortSignal): Promise<Endpoint> => {
     if (!endpoint) throw new EndpointError('no endpoint is left')
-    const answer = signOfLife(endpoint, scope)
+    const answer = checkAlive(endpoint, scope)
     if (rest.length === 0) return answer
     const first = await Promise.race([
       answer.catch(() => undefined),
-      pause(scope, STAGGER_MS).catch(() => undefined), // when another has answered
+      pause(scope, STAGGER_MS).catch(() => undefined), // aborted if another endpoint has answered
     ])
     return first ?? Promise.any([answer, from(rest, scope)])
   }
@@ -101,14 +101,14 @@ async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): 
   }
 }
 
-/** Rejects when `endpoint`, from which an answer is due, is silent while one of `others` is not; never resolves. */
+/** Rejects if `endpoint` does not answer a check and one of `others` does. Never resolves. */
 async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: AbortSignal): Promise<never> {
   const forever = new Promise<never>(() => {})
   if (others.length === 0) return forever
   try {
     for (;;) {
       await pause(scope, SILENT_MS)
-      const own = signOfLife(endpoint, scope)
+      const own = checkAlive(endpoint, scope)
       const other = firstAlive(shuffled(others), scope)
       other.catch(() => {})
       if (await Promise.race([own.catch(() => undefined), pause(scope, SILENT_MS)])) continue
@@ -116,24 +116,24 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
       break
     }
   } catch {
-    return forever // the answer has come, or nobody is better
+    return forever // the call was answered, or no other endpoint is alive
   }
   throw new EndpointError(`no answer from ${endpoint.address}`)
 }
 
-export interface EndpointChoice {
-  /** Runs `ask` at the endpoint that answered last, and at others while it fails; with new connections when certificates are new. */
+interface EndpointChoice {
+  /** Runs `ask` at the endpoint that answered last, then at the others while it fails. Reconnects if certificate files have changed. */
   at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T>
   /** True if etcd has answered a call. */
   readonly hasAnswered: boolean
   close(): void
 }
 
-/** Does not connect yet. `onClose` is called before connections are closed, to end what would keep them up. */
+/** Creates the choice without connecting. `onClose` is called before connections are closed, to end the streams on them. */
 export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onClose: () => void): EndpointChoice {
   let endpoints = openEndpoints(hosts, options)
   let certificates = certificateTimes(options)
-  /** The one that answered last. */
+  /** The endpoint that answered last. */
   let chosen: Endpoint | undefined
   let hasAnswered = false
 
@@ -142,7 +142,7 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
     for (const endpoint of endpoints) endpoint.close()
   }
 
-  /** Renewed certificates need new connections; files that do not fit each other are still being written. */
+  /** Makes new connections if the certificate files have changed. Files that do not match each other are still being written. */
   function followCertificates(): void {
     const times = certificateTimes(options)
     if (times === certificates) return
@@ -153,7 +153,7 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
       chosen = undefined
       certificates = times
     } catch {
-      // Tried again with the next call; until then the old ones may do.
+      // The next call tries again. Until then the old connections are used.
     }
   }
 
@@ -165,7 +165,7 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
     return chosen
   }
 
-  /** Runs `ask` at the endpoint that answered last, and at each other one that gives a sign of life while it fails. */
+  /** Runs `ask` at the endpoint that answered last, then at each other live endpoint while it fails. */
   async function once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
     const tried = new Set<Endpoint>()
     let failure: unknown

@@ -1,6 +1,6 @@
-// etcd-client.ts - calls to etcd: users and their tokens, watches, and what a failure means to an operator.
+// etcd-client.ts - calls to etcd: authentication, watches, and errors for the operator.
 //
-// A call may reach etcd twice (etcd-choice.ts). Whoever writes makes the write conditional, and tells its own.
+// A call may reach etcd twice (etcd-choice.ts). So callers must make writes conditional, and recognise their own earlier write.
 
 import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
@@ -18,9 +18,9 @@ export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
   readonly username: string
   readonly password: Secret
-  /** A key that is not written again lives this long, in ms. */
+  /** The lifetime of a key after its last write, in ms. */
   readonly ttlMs?: number
-  /** Hears what is passed over, as flanneld's client passes over it. */
+  /** Gets warnings about options that have no effect. */
   readonly log?: { warn(message: string): void }
 }
 
@@ -30,24 +30,24 @@ export interface EtcdCalls {
   readonly leaseClient: etcd3.LeaseClient
 }
 
-export interface OpenWatch {
+interface OpenWatch {
   readonly responses: AsyncIterator<etcd3.IWatchResponse>
   readonly created: etcd3.IWatchResponse
-  /** Called also when it has ended by itself. */
+  /** Ends the watch. Must also be called after the watch ended by itself. */
   readonly end: () => void
   /** True if the server ended the watch because of our pings. The endpoint gets fewer pings from then on, so the watch can be reopened. */
   readonly pingsLess: (error: unknown) => boolean
 }
 
-export interface EtcdClient {
+interface EtcdClient {
   /**
-   * Runs calls; each has `timeoutMs` at each endpoint that is tried. Their failure becomes a WeftError that names the endpoints
-   * and never the password. Rejects at once when `signal` aborts.
+   * Runs calls. `timeoutMs` is the timeout of each call at each endpoint. A failure becomes a WeftError that names the endpoints and never
+   * the password. Rejects immediately if `signal` aborts.
    */
   call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs?: number): Promise<T>
-  /** A watch that etcd has answered. Rejects when none of the endpoints takes it. */
+  /** Opens a watch and waits for etcd's answer. Rejects if all endpoints fail. */
   openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch>
-  /** The failure of a call, or of a stream, as a WeftError. */
+  /** Converts the failure of a call or a stream to a WeftError. */
   errorOf(error: unknown): WeftError
   close(): void
 }
@@ -56,37 +56,37 @@ interface WatchMethod {
   watch(metadata: grpc.Metadata): Duplex & { cancel(): void }
 }
 
-/** Options that are given and not used are logged, and nothing more: flanneld's client goes on as well. */
-function sayPassedOver(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
+/** Warns of options without effect. flanneld's client ignores them too. */
+function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
   if ((certFile === '') !== (keyFile === ''))
     log?.warn('a client certificate needs its key: --etcd-certfile and --etcd-keyfile are used together only')
   const plain = [...hosts].flatMap(([host, isTls]) => (isTls ? [] : [host]))
   if (plain.length > 0 && (caFile !== '' || certFile !== '' || keyFile !== ''))
     log?.warn(
-      `etcd at ${plain.join(', ')} is asked without TLS, whatever certificates are given: say https to change that`,
+      `etcd at ${plain.join(', ')} is contacted without TLS although certificates are given: write https to use TLS`,
     )
 }
 
-/** A token that has run out, or was given before users or roles were changed (etcd api/v3rpc/rpctypes/error.go). */
+/** The messages for a token that has expired or was issued before users or roles changed (etcd api/v3rpc/rpctypes/error.go). */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
-/** Some versions of etcd refuse a watch in these words for an ended token too (server/etcdserver/api/v3rpc/watch.go). */
+/** A watch that etcd denied. Some versions deny it for an expired token too (server/etcdserver/api/v3rpc/watch.go). */
 class WatchDenied extends EndpointError {}
 
-/** Rejects when the signal aborts. */
+/** Rejects with the signal's reason if the signal aborts. */
 const aborted = (signal: AbortSignal): Promise<never> =>
   new Promise((_resolve, reject) =>
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
   )
 
-/** Does not contact etcd. Throws WeftError USAGE for files that cannot be read. */
+/** Creates a client without contacting etcd. Throws WeftError USAGE if a certificate file cannot be read. */
 export function createEtcdClient(options: EtcdOptions): EtcdClient {
   const hosts = hostsOf(options)
-  sayPassedOver(hosts, options)
+  warnOfUnused(hosts, options)
   const closing = new AbortController()
-  /** True while etcd is given the user; false while etcd has no users. */
+  /** True while calls authenticate as the user; false while etcd has no users. */
   let asUser = options.username !== ''
   let token: Promise<string> | undefined
-  /** The watches that are open, to be ended before their connections: they would keep the process up. */
+  /** The open watches. They must end before their connections, or they would keep the process alive. */
   const streams = new Set<{ cancel(): void }>()
   const choice = createEndpointChoice(hosts, options, () => {
     for (const stream of streams) stream.cancel()
@@ -108,7 +108,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     return (token = asking)
   }
 
-  /** True when a failed call is to be sent again, as this user, by this token, or as none: etcd's users have changed. */
+  /** Adapts to a change of etcd's users or of the token. Returns true if the failed call must be sent again. */
   function followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
     const message = messageOf(error)
     if (wasUser && used && (TOKEN_ENDED.test(message) || error instanceof WatchDenied)) {
@@ -118,14 +118,14 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     const hasNone = wasUser && /authentication is not enabled/.test(message)
     const hasSome = !wasUser && options.username !== '' && /user name is empty/.test(message)
     if (!hasNone && !hasSome) return false
-    if (asUser !== wasUser) return true // another call has found it out
+    if (asUser !== wasUser) return true // another call has already noticed the change
     if (hasNone) options.log?.warn('etcd has no users: --etcd-username and --etcd-password are not used until it has')
     asUser = hasSome
     return true
   }
 
-  /** Asks with the user's token, which is asked for when it has ended. */
-  async function asked<T>(
+  /** Runs a call with the user's token, and requests a new token if the old one has expired. */
+  async function authenticated<T>(
     signal: AbortSignal,
     ask: (endpoint: Endpoint, metadata: grpc.Metadata, scope: AbortSignal) => Promise<T>,
   ): Promise<T> {
@@ -145,13 +145,13 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
 
   const callsOf = (signal: AbortSignal, timeoutMs: number): EtcdCalls => {
     const exec = (service: Service, method: string, payload: unknown): Promise<unknown> =>
-      asked(signal, (endpoint, metadata, scope) =>
+      authenticated(signal, (endpoint, metadata, scope) =>
         endpoint.call(service, method, payload, { metadata, deadline: Date.now() + timeoutMs, signal: scope }),
       )
     const callable = {
       exec,
       withConnection: (service, open) =>
-        asked(signal, async (endpoint, metadata) =>
+        authenticated(signal, async (endpoint, metadata) =>
           open({ resource: endpoint, client: endpoint.client(service), metadata }),
         ),
       markFailed() {},
@@ -160,7 +160,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     return { kv: new KVClient(callable), leaseClient: new LeaseClient(callable) }
   }
 
-  /** A watch at one endpoint, once it has answered. */
+  /** Opens a watch at one endpoint and waits for its answer. */
   async function watchAt(
     endpoint: Endpoint,
     metadata: grpc.Metadata,
@@ -174,11 +174,11 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     signals.opening.addEventListener('abort', cancel, { once: true })
     const end = (): void => {
       signals.whole.removeEventListener('abort', cancel)
-      stream.on('error', () => {}) // the cancellation itself
+      stream.on('error', () => {}) // the cancellation is reported as an error
       stream.cancel()
       streams.delete(stream)
     }
-    // A member that is frozen or unreachable may take the connection and say nothing.
+    // A frozen or unreachable member may accept the connection and send nothing.
     let isSilent = false
     const answering = setTimeout(() => {
       isSilent = true
@@ -216,11 +216,11 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       }
     },
     async openWatch(request, signal) {
-      // A watch whose endpoint was left in the very moment in which it answered is nobody's.
+      // A watch that answered just as its endpoint was abandoned is not returned, and must be ended.
       const opened: OpenWatch[] = []
       let watch: OpenWatch | undefined
       try {
-        watch = await asked(signal, async (endpoint, metadata, scope) => {
+        watch = await authenticated(signal, async (endpoint, metadata, scope) => {
           const one = await watchAt(endpoint, metadata, request, { whole: signal, opening: scope })
           opened.push(one)
           return one

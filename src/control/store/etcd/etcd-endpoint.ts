@@ -1,8 +1,8 @@
-// etcd-endpoint.ts - the endpoints of etcd as they are given, and calls to one of them over a connection of its own.
+// etcd-endpoint.ts - parses etcd's endpoints, and makes calls to one endpoint over a connection of its own.
 //
-// The gRPC services are etcd3's. Its pool of connections is not used: it takes any host for a call, knows no deadline for a
-// single try, closes all connections of a host, with the watch on them, when one call to it fails, and asks for a user's
-// token over a connection that no option reaches.
+// The gRPC services are those of etcd3. Its connection pool is not used for four reasons: it picks any host for a call, it has no deadline
+// for a single attempt, it closes all connections of a host (with the open watch) when one call fails, and it requests a user's token over
+// a connection that ignores the options.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
@@ -18,20 +18,20 @@ const { Host } = loadEtcdPool()
 
 export interface EndpointOptions {
   readonly endpoints: readonly string[]
-  /** File names; empty when not given. A CA alone is enough for TLS. */
+  /** File names; empty if not given. A CA alone is enough for TLS. */
   readonly certFile: string
   readonly keyFile: string
   readonly caFile: string
 }
 
-/** A gRPC service of etcd's, and one of its methods as etcd3 names them. */
+/** The name of a gRPC service of etcd, as in etcd3. */
 export type Service = keyof typeof etcd3.Services
 
-export interface CallOptions {
+interface CallOptions {
   readonly metadata: grpc.Metadata
   /** In ms since the epoch. */
   readonly deadline: number
-  /** Ends the call: it rejects with the signal's reason. */
+  /** If it aborts, the call rejects with its reason. */
   readonly signal: AbortSignal
 }
 
@@ -40,17 +40,17 @@ export interface Endpoint {
   readonly address: string
   /** Rejects with a grpc.ServiceError. */
   call(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown>
-  /** The client for streams. */
+  /** Returns the client for streams. */
   client(service: Service): grpc.Client
   /** True once the server has refused our pings. Since then new connections are in use, with pings as rare as every gRPC server accepts. */
   readonly isPingedSeldom: boolean
-  /** Makes new connections, with rare pings. */
+  /** Makes a new connection that pings rarely. */
   pingLess(): void
   close(): void
 }
 
 /**
- * A connection whose other end is gone without a word is noticed after these two. etcd closes connections that ping
+ * The interval and the timeout of keepalive pings. A dead connection is noticed after the sum of the two. etcd closes connections that ping
  * more often than every 5 s (--grpc-keepalive-min-time).
  */
 const KEEPALIVE_MS = 6_000
@@ -66,15 +66,15 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
   'grpc.keepalive_timeout_ms': KEEPALIVE_TIMEOUT_MS,
   'grpc.initial_reconnect_backoff_ms': 200,
   'grpc.max_reconnect_backoff_ms': 2_000,
-  'grpc.use_local_subchannel_pool': 1, // a new channel is to make a new connection
+  'grpc.use_local_subchannel_pool': 1, // a new channel must make a new connection
   'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
-  // grpc-js takes `http_proxy` for https too, and for loopback (its http_proxy.js), where Go's client goes straight.
+  // grpc-js uses `http_proxy` for https and loopback too (its http_proxy.js). Go's client connects directly.
   'grpc.enable_http_proxy': 0,
 }
 
 /**
- * A connection that was asked for so long ago and is not there is asked for anew: a SYN that was lost is sent again after 1, 2,
- * 4 ... 64 s, and a host that is back would not be found for a minute.
+ * A connection attempt that takes longer is replaced by a new attempt. The kernel repeats a lost SYN after 1, 2, 4 ... 64 s, so a host that
+ * is back would not be found for a minute.
  */
 const CONNECT_MS = 3_000
 
@@ -82,19 +82,19 @@ const CONNECT_MS = 3_000
 const listeners = new Set<(line: string) => void>()
 /** True if the operator requested gRPC's log lines. By default they are hidden: they lack klog's header, and call errors repeat them. */
 const isAskedFor = process.env['GRPC_VERBOSITY'] !== undefined || process.env['GRPC_NODE_VERBOSITY'] !== undefined
-const hear = (line?: unknown, ...more: readonly unknown[]): void => {
+const receive = (line?: unknown, ...more: readonly unknown[]): void => {
   for (const listen of listeners) listen(String(line))
   if (isAskedFor) console.error(line, ...more)
 }
-setLogger({ error: hear, info: hear, debug: hear })
+setLogger({ error: receive, info: receive, debug: receive })
 
-/** Hosts and ports, and whether TLS is spoken with each. */
+/** Maps `host:port` to true if the endpoint uses TLS. */
 export type Hosts = ReadonlyMap<string, boolean>
 
 /**
- * The scheme of an endpoint says whether TLS is spoken with it; without one it is if there are certificates, as with etcd's client
- * (client/v3/internal/endpoint/endpoint.go). A URL may have a slash at its end. Throws WeftError USAGE if there is no endpoint, and for an
- * endpoint that can never be reached.
+ * Parses the endpoints. An endpoint's scheme decides whether it uses TLS. Without a scheme it uses TLS if certificates are given, as in
+ * etcd's client (client/v3/internal/endpoint/endpoint.go). A URL may end with a slash. Throws WeftError USAGE if there is no endpoint, or
+ * for an endpoint that can never be reached.
  */
 export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOptions): Hosts {
   const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
@@ -124,7 +124,7 @@ function checkHost(endpoint: string, host: string, isTls: boolean): void {
   }
   if (name === undefined)
     fail(
-      'which is no host and port',
+      'which is not a host and a port',
       'write each endpoint as http://HOST:2379, without quotes; an IPv6 address in brackets',
     )
   else if (port === undefined && !isTls) fail('which has no port', `say ${shown}:2379`)
@@ -132,7 +132,7 @@ function checkHost(endpoint: string, host: string, isTls: boolean): void {
     fail('whose port does not exist', 'ports are 1 to 65535; etcd listens for clients on 2379')
 }
 
-/** Does not connect yet. Throws WeftError USAGE for files that cannot be read, and whatever OpenSSL says of their content. */
+/** Creates the endpoints without connecting. Throws WeftError USAGE if a file cannot be read, or OpenSSL's error about its content. */
 export function openEndpoints(hosts: Hosts, options: EndpointOptions): Endpoint[] {
   const tls = tlsCredentials(options, [...hosts.values()].includes(true))
   return [...hosts].map(([address, hasTls]) => openEndpoint(address, hasTls ? tls : credentials.createInsecure()))
@@ -146,7 +146,7 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     return { channel, host: new Host(address, channelCredentials, { channelOverride: channel }) }
   }
   let connection = connect()
-  /** The time by performance.now since a connection is waited for; undefined when none is. */
+  /** The time, by performance.now(), when the current connection attempt began; undefined if the connection is up or idle. */
   let waitingSince: number | undefined
   let closed = false
 
@@ -210,9 +210,9 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
         try {
           return await once(service, method, payload, options)
         } catch (error) {
-          // Pings would find out too late that this connection is dead.
+          // With rare pings a dead connection would be noticed too late.
           if (isPingedSeldom && !closed && codeOf(error) === status.DEADLINE_EXCEEDED) reconnect()
-          // The call waited for a connection that was given up meanwhile.
+          // The call waited for a connection that reconnect() closed.
           if (closed || !/Channel closed before call started/.test(messageOf(error))) throw error
         }
       }
@@ -242,7 +242,7 @@ function readCredential(flag: string, path: string): Buffer {
   }
 }
 
-/** The files are read also where TLS is not spoken: a name that is mistyped is said. */
+/** Returns the TLS credentials. The files are read even if no endpoint uses TLS, so that a mistyped name is reported. */
 function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: boolean): grpc.ChannelCredentials {
   const root = caFile === '' ? null : readCredential('etcd-cafile', caFile)
   const [key, certificate] =
@@ -276,7 +276,7 @@ function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredent
   return tls
 }
 
-/** The files in which distributions keep trusted authorities, in the order of Go's crypto/x509/root_linux.go. */
+/** The files in which distributions keep trusted authorities, in the order of Go (crypto/x509/root_linux.go). */
 const ROOT_FILES = [
   '/etc/ssl/certs/ca-certificates.crt',
   '/etc/pki/tls/certs/ca-bundle.crt',
@@ -287,8 +287,8 @@ const ROOT_FILES = [
 ]
 
 /**
- * The authorities that this host trusts, as flanneld's client takes them when none is given, with Go's SSL_CERT_FILE and
- * SSL_CERT_DIR; null for those of Node, where the host has none.
+ * Returns the authorities that this host trusts, as flanneld's client does if no CA is given, including Go's SSL_CERT_FILE and
+ * SSL_CERT_DIR. Returns null if the host has none, which means the authorities of Node.js.
  */
 function systemRoots(): Buffer | null {
   const { SSL_CERT_FILE: file = '', SSL_CERT_DIR: folders = '' } = process.env
@@ -296,7 +296,7 @@ function systemRoots(): Buffer | null {
     try {
       return [readFileSync(path, 'utf8')]
     } catch {
-      return [] // missing, or a folder
+      return [] // the file is missing or is a folder
     }
   }
   const inFolder = (folder: string): string[] => {
@@ -313,7 +313,7 @@ function systemRoots(): Buffer | null {
   return found.length === 0 ? null : Buffer.from(found.join('\n'))
 }
 
-/** Changes when a certificate file does. */
+/** Returns a text that changes if a certificate file changes. */
 export function certificateTimes({ certFile, keyFile, caFile }: EndpointOptions): string {
   return [certFile, keyFile, caFile]
     .map((path) => (path === '' ? undefined : statSync(path, { throwIfNoEntry: false })))

@@ -49,15 +49,15 @@ const PLAIN: readonly (readonly [RegExp, string])[] = [
   [/^Connection dropped$/, 'the connection broke'],
   [/^Call cancelled$/, 'the other end cancelled the call'],
   [/^Failed to connect$/, 'the connection was closed before it could be used'],
-  [TOO_MANY_PINGS, 'the server or a proxy before it closed the connection because it was pinged or asked too often'],
-  [/^Protocol not secure enough$/, 'the server asks for a more secure connection'],
+  [TOO_MANY_PINGS, 'the server or a proxy closed the connection because of too many pings or requests'],
+  [/^Protocol not secure enough$/, 'the server requires a more secure connection'],
   [/^No status information received$/, 'the answer was incomplete'],
   [/^(?:No connection established|null)$/, 'there is no connection'],
   [/^No addresses resolved$/, 'the name has no address'],
-  [/^Received HTTP status code (\d+)$/, 'an HTTP server that is no etcd answered with status $1'],
+  [/^Received HTTP status code (\d+)$/, 'an HTTP server that is not etcd answered with status $1'],
   [/^Received RST_STREAM with code \d+.*internal client error: (.*)$/s, '$1'],
   [/^Received RST_STREAM with code (\d+).*/s, 'the other end aborted the call (HTTP/2 error $1)'],
-  [/^Response message parsing error: .*/s, 'the answer is none of etcd'],
+  [/^Response message parsing error: .*/s, 'the answer does not come from etcd'],
   [/^(?:Write error:|Write failed with error|Failed to start HTTP\/2 stream with error) /, ''],
   [/^(?:Name resolution failed for target|Failed to parse DNS address) (?:dns:)?/, 'no address is known for '],
 ]
@@ -92,7 +92,7 @@ const TLS_THERE = /closed before it could be used|connection broke|ECONNRESET|so
 /** Errors for which TLS is not the reason: the server refused the connection, or there is no server. */
 const NOBODY_THERE = /ECONNREFUSED|EHOSTUNREACH|ENETUNREACH|ENOTFOUND|EAI_AGAIN/
 
-export interface Asked {
+interface Asked {
   readonly endpoints: readonly string[]
   readonly prefix: string
   readonly username: string

@@ -1,4 +1,4 @@
-// etcd.ts - leases in etcd v3, under flannel's keys.
+// etcd.ts - the store in etcd v3, with flannel's keys.
 
 import { randomBytes } from 'node:crypto'
 import { posix } from 'node:path'
@@ -15,21 +15,21 @@ import {
 } from '../store.ts'
 import { createEtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
 
-/** A limit for the listing of a whole network: 60,000 leases are about 9 MB. */
+/** The timeout of a listing of all leases. 60,000 leases are about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
 
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
-/** A lease of etcd whose write failed serves the next one for this part of its time. */
+/** The part of its lifetime for which an etcd lease whose write failed is reused by the next write. */
 const SPARE_SHARE = 1 / 24
 
-/** The keys that are written under a lease of etcd's: the node's own lease, and its claim. */
+/** The keys that are written under an etcd lease: the node's own lease and its claim. */
 type Kind = 'subnets' | 'claim'
 
 /** The number of leases whose ends are requested simultaneously. */
 const ENDS_ASKED = 64
 
-/** A lease of etcd; `at` is the time of its request, in ms since the epoch. */
+/** An etcd lease. `at` is the time when it was requested, in ms since the epoch. */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
 type Comparison =
@@ -37,7 +37,7 @@ type Comparison =
   | { readonly target: 'Mod'; readonly mod_revision: string }
   | { readonly target: 'Value'; readonly value: Buffer }
 
-/** A store in etcd. Does not contact it. Throws WeftError USAGE for files that cannot be read. */
+/** Creates a store in etcd without contacting it. Throws WeftError USAGE if a certificate file cannot be read. */
 export function createEtcdStore(options: EtcdOptions): Store {
   const client = createEtcdClient(options)
   const ttlS = Math.ceil((options.ttlMs ?? LEASE_TTL_MS) / 1000)
@@ -48,7 +48,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
   const claimKey = (name: string): Buffer => Buffer.from(posix.join(options.prefix, 'weft', name))
   const fullKey = (key: string): Buffer => Buffer.from(directory + key)
 
-  /** The cluster as watches, or a listing before the first, have found it: to notice that it is not the same any more. */
+  /** The identity and term of the cluster as last seen, to notice that another cluster answers. */
   let known: { readonly cluster?: string; readonly term?: bigint } = {}
   /** Reads the cluster's identity and term from a header. `etcd grpc-proxy` omits these fields in some headers, which reads as 0. */
   const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): typeof known => ({
@@ -77,7 +77,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       : { kind: 'put', entry }
   }
 
-  /** A call that writes. An etcd whose quota is used up refuses it, until an operator ends its alarm. */
+  /** Runs a call that writes. An etcd whose quota is used up refuses it until an operator disarms its alarm. */
   const callToWrite: typeof client.call = (signal, what) =>
     client.call(signal, what).catch((error: unknown) => {
       if (!isFull(error)) throw error
@@ -87,10 +87,10 @@ export function createEtcdStore(options: EtcdOptions): Store {
       })
     })
 
-  /** Leases of etcd that were asked for, for a write that may not have happened: the next of its kind takes them. */
+  /** The etcd leases whose write failed or may not have happened. The next write of the same kind reuses them. */
   const spare = new Map<Kind, Grant>()
 
-  /** Runs `write` with an etcd lease. One that nothing came under is not left behind, however often this fails. */
+  /** Runs `write` with an etcd lease. Repeated failures do not accumulate unused etcd leases. */
   async function underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
     const before = spare.get(kind)
     spare.delete(kind)
@@ -99,19 +99,16 @@ export function createEtcdStore(options: EtcdOptions): Store {
     try {
       return await write(grant)
     } catch (error) {
-      // Ended meanwhile, or another cluster's.
+      // The reused etcd lease has expired, or belongs to another cluster.
       if (isFresh && /lease not found/.test(messageOf(error))) return underLease(kind, signal, write)
-      // The write may have happened, by this try or an earlier one: a lease is not revoked with the key under it.
+      // The write may have happened, and revoking the etcd lease would delete the key.
       const isRevoked = !isFresh && isRefusal(error) && (await revokeIfBare(grant, signal).catch(() => false))
       if (!isRevoked) spare.set(kind, grant)
       throw error
     }
   }
 
-  /**
-   * An id of our own makes the call repeatable: etcd grants it once, however often the call arrives, and it is found
-   * again when the answer is lost.
-   */
+  /** Requests an etcd lease. The id is chosen here, so the call can be repeated if its answer is lost: etcd grants an id only once. */
   async function newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
     const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(ttlS) }
     const { ID, TTL } = grant
@@ -125,7 +122,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     }
   }
 
-  /** Returns whether it did. */
+  /** Revokes an etcd lease without keys. Returns true if it was revoked. */
   async function revokeIfBare(grant: Grant, signal: AbortSignal): Promise<boolean> {
     const { ID } = grant
     const { keys } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID, keys: true }))
@@ -141,7 +138,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
         if (!/lease not found/.test(messageOf(error))) throw error
       })
 
-  /** Writes if `compare` holds, under a new etcd lease or, for ever, none; undefined when it does not hold. */
+  /** Writes the key if `compare` holds, under a new etcd lease unless it `isForever`. Returns undefined if `compare` does not hold. */
   async function putIf(
     compare: readonly Comparison[],
     key: string,
@@ -170,15 +167,15 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // A call is made again when its answer is lost: the key may be there because we have just put it. It may also be there with
-    // what an earlier write put under this grant.
+    // The call is repeated if its answer is lost, so the key may exist because this call wrote it. An earlier write under the same etcd
+    // lease may also have written it, with another value.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
     return undefined
   }
 
-  /** Makes a key live on that is as it was read, which etcd does while it is full too; undefined when it is not. */
+  /** Extends the life of a key that is still as it was read, which a full etcd still allows. Returns undefined if the key has changed. */
   async function keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
     const [pair] = (await client.call(signal, (etcd) => etcd.kv.range({ key: fullKey(key) }))).kvs
     if (!pair) return undefined
@@ -190,10 +187,10 @@ export function createEtcdStore(options: EtcdOptions): Store {
     return { revision, expiresAt: at + leftS * 1000 }
   }
 
-  /** Throws GAP when the cluster that answers is not the one that was watched until `delivered`. */
+  /** Throws WeftError GAP if another cluster answers than the one that was watched until revision `delivered`. */
   function checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
-    // Restored from a snapshot or replaced, and grown past our revision since: only these tell.
+    // A cluster that was restored or replaced may already have a higher revision. Only its id or term shows the difference.
     const found = clusterOf(header)
     const isOther =
       (found.cluster !== undefined && known.cluster !== undefined && found.cluster !== known.cluster) ||
@@ -217,8 +214,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
         const { header } = response as { readonly header: etcd3.IResponseHeader | null }
         checkCluster(header, delivered)
         const current = BigInt(header?.revision ?? 0)
-        // The `created` response carries the store's revision, not the watch's: events before it are still to come. Every
-        // other empty response is a progress notification: everything up to its revision was delivered.
+        // The `created` response has the store's revision, and events before it may still arrive. Every other empty response is a progress
+        // notification: all events up to its revision were delivered.
         if (!response.created && response.events.length === 0 && current > delivered) delivered = current
         if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
         else
@@ -243,9 +240,9 @@ export function createEtcdStore(options: EtcdOptions): Store {
     async config(signal) {
       const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key: configKey }))
       if (kvs[0]) return kvs[0].value.toString()
-      const told = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
+      const message = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
       const example = `etcdctl put ${options.prefix}/config '{"Network":"10.5.0.0/16"}'`
-      throw new WeftError('CONFIG_MISSING', told, {
+      throw new WeftError('CONFIG_MISSING', message, {
         remedy: `put it there with \`${example}\`, or correct --etcd-prefix`,
       })
     },
@@ -267,7 +264,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       for (let at = 0; at < leased.length; at += ENDS_ASKED) {
         const part = leased.slice(at, at + ENDS_ASKED).map(async ({ key, lease: ID }) => {
           const { TTL } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID }))
-          // -1: it ended meanwhile.
+          // -1: the etcd lease has expired.
           if (Number(TTL) >= 0) ends.set(key.toString().slice(directory.length), Date.now() + Number(TTL) * 1000)
         })
         await Promise.all(part)
@@ -289,7 +286,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       } catch (error) {
         if (!isFull(error)) throw error
         const kept = await keepAsRead(key, expected, signal)
-        // A key that is to be changed cannot be, nor one that has ended and is about to go.
+        // A full etcd cannot change a value, and cannot save an etcd lease that has already expired.
         if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
         return kept && { ...kept, unwritten: describeError(error) }
       }
@@ -319,7 +316,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const range = {
         key: Buffer.from(folder),
         range_end: Buffer.from(folder.replace(/\/$/, '0')),
-        // The server leaves out what was not written since: with thousands of nodes nearly all.
+        // The server omits older claims, which are nearly all with thousands of nodes.
         ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
       }
       const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
@@ -342,7 +339,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
   }
 }
 
-/** Changes of one transaction stay together. */
+/** Groups changes by revision, so that the changes of one transaction stay together. */
 function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
   const batches: { revision: bigint; changes: StoreChange[] }[] = []
   for (const change of changes) {
@@ -354,16 +351,16 @@ function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
   return batches
 }
 
-/** Any but 0, by which etcd takes one itself: 63 bits. */
+/** Returns a random id of 63 bits. It is never 0, which makes etcd choose an id. */
 const newLeaseId = (): string => String((randomBytes(8).readBigUInt64BE() >> 1n) | 1n)
 
-/** etcd's own words (ErrNoSpace, api/v3rpc/rpctypes/error.go). */
+/** etcd's message (ErrNoSpace, api/v3rpc/rpctypes/error.go). */
 const FULL = 'database space exceeded'
 const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
-/** True when etcd refused, at least the last try. */
+/** True if etcd refused the last attempt. */
 const isRefusal = (error: unknown): boolean => isWeftError(error, 'STORE') || isFull(error)
 
-/** Lets a lease of etcd live for its whole time again. Returns that, in seconds; 0 when it has ended. */
+/** Renews an etcd lease. Returns its remaining lifetime in seconds; 0 if it has expired. */
 async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSignal): Promise<number> {
   const stream = await leaseClient.leaseKeepAlive({ deadline: Date.now() + KEEP_ALIVE_TIMEOUT_MS })
   const cancel = (): void => stream.cancel()
@@ -374,20 +371,20 @@ async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSi
     signal.addEventListener('abort', cancel, { once: true })
   })
   stream.write({ ID: id })
-  stream.end() // one is all
+  stream.end() // no further request follows
   return answer.then(({ TTL }) => Number(TTL)).finally(() => signal.removeEventListener('abort', cancel))
 }
 
-/** Compares a key with what was read of it. */
+/** Returns the comparisons that hold if a key is still as it was read. */
 function asRead({ revision, value }: Expected): readonly Comparison[] {
   return [
     { target: 'Mod', mod_revision: String(revision) },
-    // Bytes that are no text were read as U+FFFD, and cannot be told again; the revision has to do then.
+    // Bytes that are not UTF-8 were read as U+FFFD, so the value cannot be compared.
     ...(value.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(value) } as const]),
   ]
 }
 
-/** The reason why the server ended a watch: its history was compacted, a token ran out, an administrator ended it. */
+/** Returns the error for a watch that the server ended: its history was compacted, a token expired, or an administrator ended it. */
 function gapOf(response: etcd3.IWatchResponse): WeftError {
   const reason = (response as { cancel_reason?: string }).cancel_reason
   return new WeftError(

@@ -5,7 +5,7 @@
 
 const SLOT_MS = 32
 
-export interface Deadlines<T> {
+interface Deadlines<T> {
   add(item: T, at: number): void
   /** Those whose slot has ended; they are in it no more. */
   take(now: number): readonly T[]

@@ -23,7 +23,7 @@ export const RATES = {
 /** More addresses than are let through in the time that one is remembered: what is behind is dropped then. */
 const MOST_SOURCES = 1_024
 
-export interface Gate {
+interface Gate {
   /** True when a message may be looked at: its MACs cost little, but not nothing. */
   mayBeHeard(now: number): boolean
   /** What becomes of a message whose mac1 is right. */

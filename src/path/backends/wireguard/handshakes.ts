@@ -62,11 +62,11 @@ export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BY
 
 /** The distance of two initiations to one peer, with a jitter, so that two nodes that begin at once do not do so for ever. */
 export const REKEY_TIMEOUT_MS = 5_000
-export const JITTER_MS = 333
+const JITTER_MS = 333
 /** How long one is tried again. */
-export const REKEY_ATTEMPT_MS = 90_000
+const REKEY_ATTEMPT_MS = 90_000
 /** The distance of two initiations that are accepted of one peer. */
-export const ACCEPT_EVERY_MS = 20
+const ACCEPT_EVERY_MS = 20
 /** Own initiations of all peers together: they wait for one another, so that the start of a large cluster does not hold up the daemon. */
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
 /** How often those that wait are looked at. */
@@ -92,7 +92,7 @@ export interface HandshakePeer {
 }
 
 /** Why the last initiation gave no keys. */
-export type Failure = NonNullable<PeerSession['failure']>
+type Failure = NonNullable<PeerSession['failure']>
 
 /** What is remembered of a peer beyond the life of a process. */
 export interface HandshakeMemory {
@@ -123,7 +123,7 @@ export interface HandshakeState {
 /** The most keys of nobody's that are remembered: the last ones. */
 export const MOST_UNKNOWN = 16
 
-export interface HandshakeParts {
+interface HandshakeParts {
   /** Of 32 bytes; they are copied, so the caller may wipe them. */
   readonly privateKey: SecretBytes
   /** Of 32 bits, drawn at random: hides in the indices how many peers there are, and which is which. The engine has the same. */

@@ -8,7 +8,7 @@ export const INDEX_KEY_BYTES = 32
 
 const ROUNDS = [0, 1, 2, 3] as const
 
-export interface Indices {
+interface Indices {
   /** Returns the index of a peer's handshake; `low` is the handshake's number among those of the peer. */
   readonly of: (peer: number, low: number) => number
   /** Returns the peer's number, if this process made the index; else any number. */

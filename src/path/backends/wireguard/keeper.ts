@@ -57,7 +57,7 @@ export interface KeeperPeer extends UdpEndpoint {
   readonly anyPort: boolean
 }
 
-export interface KeeperOptions {
+interface KeeperOptions {
   readonly privateKey: Secret
   /** Base64, or empty. */
   readonly psk: Secret

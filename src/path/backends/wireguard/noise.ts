@@ -21,7 +21,7 @@ const NO_PSK = new SecretBytes(new Uint8Array(KEY_BYTES))
 const [ONE, TWO, THREE] = [Uint8Array.of(1), Uint8Array.of(2), Uint8Array.of(3)]
 
 /** What all know before the first message. */
-export interface Start {
+interface Start {
   readonly ck: Uint8Array
   readonly h: Uint8Array
 }
@@ -156,7 +156,7 @@ export interface Sent {
 }
 
 /** The keys of a session, of 32 bytes each. Whoever has them wipes them. */
-export interface Keys {
+interface Keys {
   readonly sendKey: Buffer
   readonly receiveKey: Buffer
 }
@@ -187,7 +187,7 @@ export function writeFirst(
 }
 
 /** A first message that was read: who sent it, and what it said. It is answered, or wiped. */
-export interface Received<R extends Remote> {
+interface Received<R extends Remote> {
   readonly from: R
   readonly payload: Buffer
   readonly transcript: Transcript

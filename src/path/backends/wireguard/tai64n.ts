@@ -38,7 +38,7 @@ export function orderOf(stamp: Uint8Array): bigint {
   return (bytes.readBigUInt64BE() << 32n) | BigInt(bytes.readUInt32BE(8))
 }
 
-export interface Stamps {
+interface Stamps {
   /** The tick of a new stamp: greater than `last`, the peer's latest one. `wall` is the time in ms since 1970. */
   next(last: number, wall: number): number
   /** No tick up to this one is given out any more: that of a peer of whom nothing else is kept, or another process's. */

@@ -13,7 +13,7 @@ import type { PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
 import { createKeeper, type KeeperPeer } from './keeper.ts'
 
-export interface UserspaceOptions {
+interface UserspaceOptions {
   /** The parts of the tunnel; its options are WireGuard's, and none of the configuration. */
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string

@@ -17,7 +17,7 @@ export interface DropDetails {
   readonly encapBytes?: number
 }
 
-export interface DropLog {
+interface DropLog {
   add(reason: string, bytes: Buffer, details?: DropDetails): void
   read(after?: Drops['next']): Drops
 }

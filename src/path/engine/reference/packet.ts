@@ -4,7 +4,7 @@ import { LRUCache } from 'lru-cache'
 import { isOneHost, type Ipv4 } from '../../../net/ipv4.ts'
 import { createBucket, type Bucket } from './bucket.ts'
 
-export const MIN_IPV4_HEADER_BYTES = 20
+const MIN_IPV4_HEADER_BYTES = 20
 const IPV6_HEADER_BYTES = 40
 const PROTOCOL_ICMP = 1
 const PROTOCOL_TCP = 6

@@ -134,7 +134,7 @@ describe('network configuration', () => {
       ['::10.5.0.0/112', '::a05:0/112', '::/96'],
     ].map(([net, said, around]) => [
       `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"${net}"}`,
-      `IPv6Network is ${said}, which is IPv4 in disguise (${around}): no container is reached there`,
+      `IPv6Network is ${said}, which is for embedded IPv4 addresses (${around}): no container is reached there`,
     ]),
     ['{"Network":"10.0.0.0/16","Backend":"udp"}', 'Backend is string'],
   ])('refuses %s', (text, message) => {

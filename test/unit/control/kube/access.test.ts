@@ -126,7 +126,7 @@ users:
     [{ cluster: '' }, /the cluster of the context has no server/],
     [{ cluster: 'server: ":"' }, /the server in .*kubeconfig is ":"/],
     [{ user: 'tokenFile: absent' }, /ENOENT.*absent/],
-    [{ current: '"' }, /kubeconfig: it is no YAML at line \d+, column \d+/],
+    [{ current: '"' }, /kubeconfig: it is not valid YAML at line \d+, column \d+/],
   ])('%j is refused: %s', async (parts, why) => {
     await expect(read({ kubeconfig: kubeconfig(parts) })).rejects.toEqual(refused(why))
   })
@@ -140,7 +140,7 @@ users:
     const path = join(folder, 'kubeconfig')
     writeFileSync(path, text)
     const error = await read({ kubeconfig: path }).catch((why: unknown) => why)
-    expect(error).toEqual(refused(/kubeconfig: it is no YAML/))
+    expect(error).toEqual(refused(/kubeconfig: it is not valid YAML/))
     expect(inspect(error, { depth: null })).not.toContain('sesame')
   })
   it('that is not there, is empty or has empty entries is refused', async () => {

@@ -591,7 +591,7 @@ describe('both families', () => {
     expect([(await lease).key]).toEqual(after)
     expect([...store.entries.keys()].slice(1)).toEqual(after)
     const said = log.lines.filter((line) =>
-      line.startsWith('This node goes on without a subnet of IPv6: out of subnets'),
+      line.startsWith('This node continues without an IPv6 subnet: out of subnets'),
     )
     expect(said).toHaveLength(after[0]!.includes('&') ? 0 : 1)
     // It has one as soon as there is one, when it asks again.

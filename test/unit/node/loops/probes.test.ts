@@ -170,7 +170,7 @@ it('asks a peer by both families, and tells of each; its own state is the worse'
     families: { ipv4: side, ipv6: { state: 'programmed' } },
   })
   silent = ['10.5.0.64']
-  await look(() => now.list[0]!.way === 'tunnel' && now.list[0]!.families!.ipv6!.state === 'answering')
+  await look(() => now.list[0]!.way === 'tunnel' && now.list[0]!.families.ipv6!.state === 'answering')
   expect(now.list[0]!).toMatchObject({ state: 'programmed', families: { ipv4: { state: 'programmed' } } })
 })
 

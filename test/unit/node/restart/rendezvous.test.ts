@@ -49,7 +49,7 @@ it('names no process of another PID namespace, whose number is somebody else her
   expect(rendezvous.owner()).toBe(process.pid)
   writeFileSync(handoverLock(options()), `${process.pid} pid:[1]\n`)
   expect(rendezvous.owner()).toBeUndefined()
-  writeFileSync(handoverLock(options()), '7\n') // as an older version wrote it
+  writeFileSync(handoverLock(options()), '7\n') // as it is written if /proc does not tell the namespace
   expect(rendezvous.owner()).toBe(7)
   lock.close()
 })

@@ -52,7 +52,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
   engine.config = config
   host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
   return {
-    kind: 'naive',
+    kind: 'native',
     tunName: 'flannel0',
     offloads: [],
     notes: ['a note'],

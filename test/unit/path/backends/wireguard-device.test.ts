@@ -48,21 +48,17 @@ const run: Run = async (file, args) => {
   return ''
 }
 const open = (keyFile: string) =>
-  openWireguardDevice(
-    {
-      name: 'flannel-wg',
-      keyFile,
-      privateKey: new Secret(KEY),
-      ownKey: 'PUB',
-      port: 51_820,
-      byWireguardGo: false,
-      psk: new Secret(PSK),
-      keepalive: 0,
-      run,
-      log,
-    },
-    new AbortController().signal,
-  )
+  openWireguardDevice({
+    name: 'flannel-wg',
+    keyFile,
+    privateKey: new Secret(KEY),
+    ownKey: 'PUB',
+    port: 51_820,
+    psk: new Secret(PSK),
+    keepalive: 0,
+    run,
+    log,
+  })
 
 /** Our folders with a key, in memory. */
 const inMemory = (): string[] => readdirSync('/dev/shm').filter((name) => name.startsWith(`.weft-${process.pid}-`))
@@ -137,29 +133,4 @@ it('is not in what wg says of a key that is none', async ({ skip }) => {
   const said = await runForReal('wg', ['set', 'lo', 'private-key', path]).catch((error: Error) => error.message)
   skip(said.includes('not installed'), 'wg is not installed')
   expect(said).toMatch(/not the correct length or format$/)
-})
-
-it('closes also where wireguard-go does not end when it is told to', async () => {
-  const path = join(folder, 'setpriv')
-  writeFileSync(path, '#!/bin/sh\ntrap "" TERM\necho UAPI listener started\nwhile :; do sleep 1; done\n', {
-    mode: 0o755,
-  })
-  vi.stubEnv('PATH', `${folder}:${process.env['PATH']}`)
-  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
-  try {
-    const own = { keyFile: join(folder, 'wgkey'), privateKey: new Secret(KEY), ownKey: 'PUB' }
-    const options = { name: 'flannel-wg', ...own, port: 51_820, keepalive: 0 }
-    const { signal } = new AbortController()
-    const quiet = { ...log, info: () => {} }
-    const device = await openWireguardDevice(
-      { ...options, psk: new Secret(''), byWireguardGo: true, run, log: quiet },
-      signal,
-    )
-    const closing = device.close()
-    await vi.advanceTimersByTimeAsync(2_000)
-    await closing
-    expect(await device.fault).toMatchObject({ message: 'wireguard-go ended' })
-  } finally {
-    vi.useRealTimers()
-  }
 })

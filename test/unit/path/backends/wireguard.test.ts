@@ -355,19 +355,17 @@ describe('what this Node.js lacks', () => {
     return { names: made.tunNames, backendData }
   }
 
-  it('leaves WireGuard to wireguard-go, and says why', async () => {
+  it('refuses to start if the kernel has no WireGuard either', async () => {
     expect(await chosen({}, [])).toEqual({
       names: ['flannel-wg'],
       backendData: { PublicKey: publicKey, Port: 51_820, AnyPort: true },
     })
     expect(host.lines.splice(0)).toEqual(['WireGuard is carried by weftd itself: no such device'])
-    expect(await chosen({}, ['BLAKE2s', 'ChaCha20-Poly1305'])).toEqual({
-      names: undefined,
-      backendData: { PublicKey: publicKey, Port: 51_820 },
+    await expect(chosen({}, ['BLAKE2s', 'ChaCha20-Poly1305'])).rejects.toMatchObject({
+      code: 'DEVICE',
+      message: 'WireGuard cannot be carried: no such device, and this Node.js has no BLAKE2s, no ChaCha20-Poly1305',
+      remedy: expect.stringContaining('not in FIPS mode') as string,
     })
-    expect(host.lines).toEqual([
-      'WireGuard is carried by wireguard-go: no such device, and this Node.js has no BLAKE2s, no ChaCha20-Poly1305',
-    ])
   })
 
   it('is no reason for others not to: wg knows the public key then', async () => {

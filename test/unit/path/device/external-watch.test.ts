@@ -41,7 +41,7 @@ it.each<[Family, Family, string, string]>([
   expect([await watch.hasMoved(), watch.news]).toEqual([false, undefined])
   host[other] = address
   expect([await watch.hasMoved(), watch.news]).toEqual([false, `the address of eth0 changed ${change}`])
-  watch.told()
+  watch.markPublished()
   expect([await watch.hasMoved(), watch.news]).toEqual([false, undefined])
   host[other] = other === 'ipv4' ? '192.0.2.1' : 'fd00::1'
   expect(await watch.hasMoved()).toBe(false)

@@ -26,7 +26,7 @@ const SUBNET = { ipv4: parseIpv4Net('10.42.7.0/24')! }
 const NETWORK_6 = { ipv6: parseIpv6Net('fd00:42::/48')! }
 const SUBNET_6 = { ipv6: parseIpv6Net('fd00:42:0:7::/64')! }
 const BOTH = { network: { ...NETWORK, ...NETWORK_6 }, subnet: { ...SUBNET, ...SUBNET_6 } }
-const fine = (...mended: string[]): Ensured => ({ mended, failures: [] })
+const fine = (...repaired: string[]): Ensured => ({ repaired, failures: [] })
 /** The messages of what could not be made right. */
 const failuresOf = async (work: Promise<Ensured>): Promise<string[]> =>
   (await work).failures.map(({ message }) => message)
@@ -614,7 +614,7 @@ describe('both families', () => {
   it.each([
     ['ip6tables', MODERN, MODERN_6, 'IP6Tables', 'rules of FLANNEL-FWD'],
     ['iptables', MODERN_6, MODERN, 'IPTables', 'rules of FLANNEL-FWD (IPv6)'],
-  ])('stand without %s, which is said and tried again', async (program, works, later, tool, mended) => {
+  ])('stand without %s, which is said and tried again', async (program, works, later, tool, repaired) => {
     const host = fakeHost({ ...works, nft: '' })
     const firewall = createIptables(host.options(BOTH))
     await firewall.raise(BOTH.subnet)
@@ -626,8 +626,8 @@ describe('both families', () => {
     const other = program === 'iptables' ? 'ip6tables' : 'iptables'
     expect(host.inputs(`${other}-restore`)).toHaveLength(2)
     host.answers[`${other}-save -t filter`] = '*filter\nCOMMIT\n'
-    const { mended: done, failures } = await firewall.ensure(BOTH.subnet)
-    expect(done).toEqual([mended])
+    const { repaired: done, failures } = await firewall.ensure(BOTH.subnet)
+    expect(done).toEqual([repaired])
     expect(failures.map(({ message }) => message)).toEqual(
       Array(2).fill(`Failed to ensure iptables rules: ${program} is not installed`),
     )
@@ -725,8 +725,8 @@ describe('both families', () => {
     expect(set).toHaveLength(1)
     expect(set[0]).toContain(` saddr ${network} `)
     host.answers[`nft -s list table ${other} flannel-ipv${other === 'ip' ? 4 : 6}`] = ''
-    const { mended, failures } = await firewall.ensure(BOTH.subnet)
-    expect(mended).toEqual([`the table flannel-ipv${other === 'ip' ? 4 : 6}`])
+    const { repaired, failures } = await firewall.ensure(BOTH.subnet)
+    expect(repaired).toEqual([`the table flannel-ipv${other === 'ip' ? 4 : 6}`])
     expect(failures.map(({ message }) => message)).toEqual([failure])
   })
 

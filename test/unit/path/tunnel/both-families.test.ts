@@ -244,7 +244,7 @@ it('leaves a family open whose address is gone, says so, and goes on when it is 
 
 /** What ends one family, and why. */
 const ENDS: readonly (readonly [what: string, end: (r: ReturnType<typeof rig>) => void, why: string])[] = [
-  ['a fault', ({ faults }) => faults.ipv6!(new Error('wireguard-go ended')), 'wireguard-go ended'],
+  ['a fault', ({ faults }) => faults.ipv6!(new Error('flannel-wg is gone')), 'flannel-wg is gone'],
   ['another address', ({ host }) => (host.ipv6 = 'fd00::2'), 'the address of eth0 changed from fd00::1 to fd00::2'],
 ]
 

@@ -195,7 +195,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
   ],
   [
     'route',
-    withStatus({ dataPath: { ...path, device: null } }),
+    withStatus({ dataPath: { ...path, device: null, devices: { ipv4: null, ipv6: null } } }),
     ['10.5.1.2', '10.5.2.2', by('eth1', '192.0.2.9')],
     ['route false: to eth1 via 192.0.2.9, and not via 192.0.2.2: another route comes first'],
   ],
@@ -205,7 +205,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
       status: {
         ...status,
         config: { ...status.config!, backendType: 'vxlan' },
-        dataPath: { ...path, engine: 'kernel', device: 'flannel.1' },
+        dataPath: { ...path, engine: 'kernel', device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: null } },
         peers: countPeers([{ ...soundPeer, state: 'stored', type: 'wireguard' }], 10),
       },
     },
@@ -455,12 +455,12 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'a route past the tunnel',
     [HERE6, THERE6, by('eth0', '2001:db8::2'), dual({})],
-    "route false: to eth0 via 2001:db8::2, and not the backend's device for IPv6: another route comes first",
+    'route false: to eth0 via 2001:db8::2, and not flannel-v6.1: another route comes first',
   ],
   [
     'a route elsewhere',
     [HERE6, THERE6, by('eth0', '2001:db8::99'), dual({})],
-    "route false: to eth0 via 2001:db8::99, and not the backend's device for IPv6: another route comes first",
+    'route false: to eth0 via 2001:db8::99, and not flannel-v6.1: another route comes first',
   ],
   [
     'a route elsewhere, where there is one device',
@@ -512,7 +512,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
 
 it('says that nothing takes IPv6 where the backend carries IPv4 alone', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
-  const peer = { ...dualPeer(), families: { ipv4: dualPeer().families!.ipv4, ipv6: null } }
+  const peer = { ...dualPeer(), families: { ipv4: dualPeer().families.ipv4, ipv6: null } }
   const facts = { ...soundDual, status: { ...soundDual.status, dataPath, peers: countPeers([peer], 10) } }
   expect(says(HERE6, THERE6, undefined, facts)).toContain(
     'data path false: the vxlan backend carries IPv4 alone here: nothing takes IPv6 to other nodes',

@@ -19,7 +19,6 @@ const peer = (number: number): PeerStatus => ({
   state: 'programmed',
   held: false,
   since: '',
-  pathMtu: 1372,
   txPackets: 0,
   txBytes: 0,
   rxPackets: 0,
@@ -28,6 +27,14 @@ const peer = (number: number): PeerStatus => ({
   roundTripMs: null,
   lossPercent: null,
   probedSecondsAgo: null,
+  unansweredSeconds: null,
+  pathMtu: 1372,
+  path: null,
+  passesBytes: null,
+  pathSince: null,
+  session: null,
+  name: null,
+  families: { ipv4: null, ipv6: null },
 })
 const ofBoth = (number: number): PeerStatus => {
   const [ipv4, address] = [peer(number), `fd77::${number}`]
@@ -40,7 +47,7 @@ const STATUS: Status = {
   schema: 1,
   at: '',
   events: [],
-  daemon: { version: '1', pid: 1, startedAt: '', subnetFile: '', leases: '' },
+  daemon: { version: '1', pid: 1, startedAt: '', subnetFile: '', leases: '', etcdFiles: null, network: 'off' },
   node: {
     hostname: 'a',
     subnet: '10.5.1.0/24',
@@ -52,13 +59,20 @@ const STATUS: Status = {
   },
   dataPath: {
     open: true,
+    families: ['ipv4'],
+    lacking: { ipv4: null, ipv6: null },
+    addressGone: { ipv4: null, ipv6: null },
     mtu: 1472,
+    mtuAtStart: null,
     device: 'flannel0',
+    devices: { ipv4: 'flannel0', ipv6: null },
     engine: 'native',
     features: ['udp-gso'],
     threads: [],
     counters: {},
     drops: {},
+    recent: null,
+    unknownKeys: null,
   },
   peers: countPeers([peer(2), peer(3), ofBoth(4)], null),
 }
@@ -89,7 +103,7 @@ describe('who is let in', () => {
 describe('the ways to a peer', () => {
   const waysBy = (family: 'ipv4' | 'ipv6', endpoint: string, to: string) => {
     const four = ofBoth(4)
-    const families = { ...four.families!, [family]: { ...four.families![family], endpoint } }
+    const families = { ...four.families, [family]: { ...four.families[family], endpoint } }
     const probe = { family, from: parseAddress('::1')!, to: parseAddress(to)! }
     return waysTo(STATUS, { ...four, families }, probe).outside.to
   }

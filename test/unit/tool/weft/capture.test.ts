@@ -24,6 +24,7 @@ const packet: DroppedPacket = {
   packets: 1,
   length: 60,
   peer: '192.0.2.2',
+  peerName: null,
   encap: '',
   headers: '4500003c0000000001060000000000000a0502070050',
 }

@@ -179,14 +179,6 @@ it.each<[string, () => Status, RegExp]>([
     }),
     /^weft wg: weftd carries no packets now: it has no device; `weft doctor` /,
   ],
-  [
-    'is of before',
-    () => {
-      const { session: _session, ...before } = peer('b')
-      return encrypting([before])
-    },
-    /^weft wg: this weftd is older than this weft, and tells nothing of keys; restart weftd/,
-  ],
 ])('says what to do where the daemon %s', async (_what, of, line) => {
   status = of()
   const { code, out, err } = await wg()

@@ -260,7 +260,7 @@ describe('a message about etcd', () => {
     ],
     [
       '8 RESOURCE_EXHAUSTED: Bandwidth exhausted or memory limit exceeded',
-      'the server or a proxy before it closed the connection because it was pinged or asked too often',
+      'the server or a proxy closed the connection because of too many pings or requests',
     ],
     [
       '13 INTERNAL: Received RST_STREAM with code 2 (Internal server error)',
@@ -270,7 +270,7 @@ describe('a message about etcd', () => {
       '13 INTERNAL: Received RST_STREAM with code 2 triggered by internal client error: read ECONNRESET',
       'read ECONNRESET',
     ],
-    ['12 UNIMPLEMENTED: Received HTTP status code 404', 'an HTTP server that is no etcd answered with status 404'],
+    ['12 UNIMPLEMENTED: Received HTTP status code 404', 'an HTTP server that is not etcd answered with status 404'],
     ['2 UNKNOWN: etcdserver: mvcc: database closed', 'etcdserver: mvcc: database closed'],
     ['Error: read ECONNRESET (2026-11-26T10:00:00.000Z)', 'read ECONNRESET'],
   ])('has none of the words of gRPC: %s', (raw, plain) => {
@@ -320,22 +320,22 @@ describe('a message about etcd', () => {
     ['192.0.2.1', '--etcd-endpoints has 192.0.2.1, which has no port', 'say 192.0.2.1:2379'],
     [
       '"http://192.0.2.1:2379"',
-      '--etcd-endpoints has "http://192.0.2.1:2379", which is no host and port',
+      '--etcd-endpoints has "http://192.0.2.1:2379", which is not a host and a port',
       'without quotes',
     ],
-    ["'192.0.2.1:2379", "--etcd-endpoints has '192.0.2.1:2379, which is no host and port", 'without quotes'],
-    ['http://fd00::1:2379', '--etcd-endpoints has http://fd00::1:2379, which is no host and port', 'in brackets'],
+    ["'192.0.2.1:2379", "--etcd-endpoints has '192.0.2.1:2379, which is not a host and a port", 'without quotes'],
+    ['http://fd00::1:2379', '--etcd-endpoints has http://fd00::1:2379, which is not a host and a port', 'in brackets'],
     [
       'http://192.0.2.1:2379/v2',
-      '--etcd-endpoints has http://192.0.2.1:2379/v2, which is no host and port',
+      '--etcd-endpoints has http://192.0.2.1:2379/v2, which is not a host and a port',
       'http://HOST:2379',
     ],
-    ['http://192.0.2.1:', '--etcd-endpoints has http://192.0.2.1:, which is no host and port', 'http://HOST:2379'],
+    ['http://192.0.2.1:', '--etcd-endpoints has http://192.0.2.1:, which is not a host and a port', 'http://HOST:2379'],
     ['http://192.0.2.1:0', '--etcd-endpoints has http://192.0.2.1:0, whose port does not exist', '1 to 65535'],
     ['http://192.0.2.1:65536', '--etcd-endpoints has http://192.0.2.1:65536, whose port does not exist', '1 to 65535'],
     [
       'http://me:sesame@192.0.2.1',
-      '--etcd-endpoints has http://192.0.2.1, which is no host and port',
+      '--etcd-endpoints has http://192.0.2.1, which is not a host and a port',
       'http://HOST:2379',
     ],
   ])('refuses an endpoint that can never be reached, %s', (endpoint, message, remedy) => {

@@ -25,7 +25,7 @@ it.each<[names: readonly string[], without: Partial<Crypto>]>([
   expect(lackingPrimitives({ ...nodeCrypto, ...without })).toEqual(names)
 })
 
-it('does not keep the backend from being loaded: the kernel and wireguard-go need none of it', async () => {
+it('does not keep the backend from being loaded: the kernel needs none of it', async () => {
   vi.resetModules()
   vi.doMock('node:crypto', async (original) => ({ ...(await original<typeof nodeCrypto>()), createHash: refuse }))
   try {

@@ -1,0 +1,113 @@
+// naive.cc - a tunnel that moves one packet by one system call, as flanneld's udp backend does
+// (pkg/backend/udp/proxy_amd64.c, run_proxy): what the benchmark compares the native engine with.
+//
+// `naive LOCAL REMOTE`, two IPv4 addresses, makes the TUN naive0, prints `ready`, and carries each packet of the TUN in
+// a UDP datagram to REMOTE, and back. One thread moves one packet each way in turn until there are none, and then
+// polls. Each packet has its header checked and its TTL counted down. There are no offloads, and no source is checked.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if_tun.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace {
+
+constexpr uint16_t kPort = 8285;
+constexpr ssize_t kIpv4HeaderBytes = 20;
+
+[[noreturn]] void fail(const char* what) {
+  perror(what);
+  exit(1);
+}
+
+sockaddr_in endpoint(const char* address) {
+  sockaddr_in made{};
+  made.sin_family = AF_INET;
+  made.sin_port = htons(kPort);
+  if (inet_pton(AF_INET, address, &made.sin_addr) != 1) {
+    fprintf(stderr, "naive: %s is no IPv4 address\n", address);
+    exit(2);
+  }
+  return made;
+}
+
+int open_tun() {
+  const int tun = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  if (tun < 0) fail("/dev/net/tun");
+  ifreq request{};
+  strcpy(request.ifr_name, "naive0");
+  request.ifr_flags = IFF_TUN | IFF_NO_PI;
+  if (ioctl(tun, TUNSETIFF, &request) < 0) fail("TUNSETIFF");
+  return tun;
+}
+
+/// The ones' complement sum over a header of IPv4: 0xffff if its checksum is right.
+uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
+  uint32_t sum = 0;
+  for (ssize_t i = 0; i < bytes; i += 2) sum += static_cast<uint32_t>(header[i] << 8 | header[i + 1]);
+  while (sum >> 16 != 0) sum = (sum & 0xffff) + (sum >> 16);
+  return sum;
+}
+
+/// Checks the header and counts the TTL down; false for a packet that is dropped.
+bool forward(uint8_t* packet, ssize_t bytes) {
+  if (bytes < kIpv4HeaderBytes || packet[0] >> 4 != 4) return false;
+  const ssize_t header_bytes = (packet[0] & 0xf) * 4;
+  if (header_bytes < kIpv4HeaderBytes || header_bytes > bytes || header_sum(packet, header_bytes) != 0xffff)
+    return false;
+  if (packet[8] <= 1) return false;
+  packet[8]--;
+  // RFC 1624: the TTL is the high byte of its word, so the checksum grows by 0x100.
+  uint32_t checksum = static_cast<uint32_t>(packet[10] << 8 | packet[11]) + 0x100;
+  checksum = (checksum & 0xffff) + (checksum >> 16);
+  packet[10] = static_cast<uint8_t>(checksum >> 8);
+  packet[11] = static_cast<uint8_t>(checksum);
+  return true;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count != 3) {
+    fprintf(stderr, "usage: naive LOCAL REMOTE\n");
+    return 2;
+  }
+  const sockaddr_in local = endpoint(words[1]);
+  const sockaddr_in remote = endpoint(words[2]);
+  const int tun = open_tun();
+  const int udp = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (udp < 0) fail("socket");
+  if (bind(udp, reinterpret_cast<const sockaddr*>(&local), sizeof local) < 0) fail("bind");
+  puts("ready");
+  fflush(stdout);
+
+  static uint8_t packet[65536];
+  pollfd waits[2] = {{tun, POLLIN, 0}, {udp, POLLIN, 0}};
+  for (;;) {
+    if (poll(waits, 2, -1) < 0 && errno != EINTR) fail("poll");
+    for (bool moved = true; moved;) {
+      moved = false;
+      ssize_t bytes = read(tun, packet, sizeof packet);
+      if (bytes > 0) {
+        moved = true;
+        if (forward(packet, bytes))
+          sendto(udp, packet, static_cast<size_t>(bytes), 0, reinterpret_cast<const sockaddr*>(&remote), sizeof remote);
+      }
+      bytes = recv(udp, packet, sizeof packet, 0);
+      if (bytes > 0) {
+        moved = true;
+        // The TUN takes a packet whole or refuses it, and what it refuses is lost.
+        if (forward(packet, bytes) && write(tun, packet, static_cast<size_t>(bytes)) < 0) continue;
+      }
+    }
+  }
+}
