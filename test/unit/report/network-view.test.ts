@@ -242,7 +242,7 @@ it('has no matrix for too many nodes, and ignores views of unknown nodes', () =>
   expect(report(nodesOf(1, all, () => ({ view })))).toMatchObject({ whole: 1, findings: [] })
 })
 
-it('has each finding in docs/weft-network.md, and there no other', () => {
+it('has the same findings as docs/weft-network.md', () => {
   const page = readFileSync(join(packageRoot, 'docs/weft-network.md'), 'utf8')
   const rows = [...page.matchAll(/^\| `([a-z-]+)` \| (\w+) \| (.*?) \| (.*) \|$/gm)].map(([, ...cells]) => cells)
   expect(rows).toEqual(
