@@ -41,7 +41,7 @@ export interface Step {
   readonly says: string
 }
 
-/** Where an address is: `here`, a container of this node; `host`, this host itself; `nobody`, in the network but in no lease. */
+/** The location of an address: `here`, a container of this node; `host`, this host itself; `nobody`, in the network but in no lease. */
 type Side =
   | { readonly kind: 'here' | 'host' | 'nobody' | 'outside' }
   | { readonly kind: 'peer'; readonly peer: SeenSide }

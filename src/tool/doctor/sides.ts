@@ -160,7 +160,7 @@ export function bridgeOf(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
-        // The data path's device has the subnet's first address with the prefix length of a single host, so it is no bridge.
+        // The data path's device has the subnet's first address with the prefix length of a single host, so it is not a bridge.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )
