@@ -49,8 +49,9 @@ export function networkText(report: NetworkReport, all: boolean, colour: Colour)
 function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour: Colour): string {
   const reported = nodes.filter(({ answer }) => answer === 'told').length
   const isWell = isNetworkWell({ findings })
-  const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(nodes.length, 'node')
-  return `${asked}, ${reported} reported their state within ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
+  const queried =
+    size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(nodes.length, 'node')
+  return `${queried}, ${reported} reported their state within ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
 }
 
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>
