@@ -3,7 +3,7 @@
 import { describeError } from '../../base/errors.ts'
 import { followLeases } from '../../control/lease/follow.ts'
 import { isOfOneNode, leasesEqual, type Lease } from '../../control/lease/lease.ts'
-import { tellingLate } from '../../host/bell.ts'
+import { withLatePromise } from '../../host/bell.ts'
 import { addressText, netsOverlap, netText } from '../../net/address.ts'
 import { LATE_MS, touch, type Node } from '../node.ts'
 
@@ -109,7 +109,7 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
   node.ownApplied = lease.key
   try {
     const { dataPath } = possession
-    await tellingLate(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
+    await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
     // A data path that could not be given all is given all again, whatever was given meanwhile.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined

@@ -445,12 +445,12 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     [IPV6, { patterns: ['^198|^eth'] }, 'eth0', '2001:db8::7', ''], // by the name, because the network has no IPv4
     [DUAL, { patterns: ['^198|::2$'] }, 'eth1', '198.51.100.1 fd00:1::2', ''],
     [DUAL, { patterns: ['^fd00:1:|^eth1$'] }, 'eth1', '198.51.100.1 fd00:1::1', ''], // by the name
-    // by what is reached
+    // by a target address
     [IPV6, { canReach: 'fd00:1::9' }, 'eth1', 'fd00:1::1', ''], // not the kernel's source address
     [IPV6, { canReach: '198.51.100.9' }, 'eth1', 'fd00:1::1', ''],
     [DUAL, { canReach: 'fd00:1::9' }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     [DUAL, { canReach: '198.51.100.9' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
-    // by what is to be published
+    // by the public addresses
     [IPV6, { publicIpv6: 'fd00:1::2' }, 'eth1', 'fd00:1::2', 'ipv6'],
     [IPV6, { publicIp: '198.51.100.2' }, 'eth0', '2001:db8::7', ''],
     [DUAL, { publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],
