@@ -14,7 +14,9 @@ const WORDS = {
 
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
-  const isOwn = ({ key }: Lease): boolean => key === node.lease.key
+  // While the node gains a family, its old lease and its new one have different keys and a common subnet.
+  const isOwn = ({ key, attrs, subnet }: Lease): boolean =>
+    key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
   log.info('Watching for new subnet leases')
   signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // so flanneld calls its end

@@ -17,12 +17,13 @@ import { findRunning } from './running.ts'
 
 export const CLEANUP_HELP = `Usage: weft cleanup [--dry-run] [-f FILE]
 
-Removes what weftd, or flanneld of any version, left on this host: rules and chains of iptables and nftables, devices with
-their routes, routes to other nodes by their hosts, subnet.env and the files beside it (wgkey too). Prints a line for each thing. Refuses while a daemon runs.
+Removes what weftd, or flanneld of any version, left on this host: rules and chains of iptables and nftables, devices and
+their routes, routes to other nodes, subnet.env and the files beside it, including WireGuard keys. Prints one line for each
+item. Refuses to run while a daemon runs.
 
-  -f, --subnet-file FILE  the daemon's subnet file (default /run/flannel/subnet.env); it also tells which rules of
-                          flannel before 0.16 (they have no comments) are its own
-  --dry-run               only print
+  -f, --subnet-file FILE  the daemon's subnet file (default /run/flannel/subnet.env). It also identifies rules of flannel
+                          before 0.16, which have no comments
+  --dry-run               only print what would be removed
 `
 
 interface Output {

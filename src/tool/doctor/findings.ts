@@ -1,4 +1,4 @@
-// findings.ts - the table of everything that `weft doctor` can find. A test keeps the table in docs/doctor.md equal to it. Pure.
+// findings.ts - the table of all findings of `weft doctor`. docs/findings-*.md have the same rows; a test compares them. Pure.
 
 type Level = 'warning' | 'failure'
 
@@ -16,7 +16,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd does not run, or does not answer: routes and rules are not repaired, and if weftd itself carries the packets (udp), none gets through',
+      'weftd does not run, or does not answer: routes and rules are not repaired, and if weftd itself carries the packets (udp), all are lost',
     fix: 'start weftd (`systemctl start weftd`) and read the last lines of its log; if it runs with another --status-socket, use that option with weft doctor too',
   },
   'daemon-waits': {
@@ -94,7 +94,7 @@ export const FINDINGS = {
     check: 'families',
     level: 'failure',
     means:
-      'the backend cannot carry IPv4, or cannot carry IPv6, on this host now: over that family no packet of a container reaches another host',
+      'the backend cannot carry IPv4, or cannot carry IPv6, on this host now: packets of containers over that family are lost',
     fix: 'remove the cause that is named; weftd tries again every five seconds, and needs no restart',
   },
   'family-not-carried': {
@@ -108,7 +108,7 @@ export const FINDINGS = {
     check: 'families',
     level: 'warning',
     means:
-      'this host has a default route for only one of IPv4 and IPv6: over the other family containers reach nothing outside the network, and weftd waits ten seconds for such a route when it starts again',
+      'this host has a default route for only one address family (IPv4 or IPv6): containers cannot leave the network over the other, and each start of weftd waits ten seconds for that route',
     fix: 'add a default route of the missing family on the same interface, or name the interface with --iface',
   },
   'forwarding-off': {
@@ -139,8 +139,8 @@ export const FINDINGS = {
   'rules-missing': {
     check: 'firewall',
     level: 'failure',
-    means: "weft's firewall rules for one of IPv4 and IPv6 are missing, while those for the other are there",
-    fix: 'a running weftd puts them back within seconds; if it does not, read the errors in its log',
+    means: "weft's firewall rules for one address family (IPv4 or IPv6) are missing, while those for the other exist",
+    fix: 'a running weftd restores them within seconds; if it does not, read the errors in its log',
   },
   'port-dropped': {
     check: 'firewall',
@@ -283,7 +283,7 @@ export const FINDINGS = {
   'family-broken': {
     check: 'peers',
     level: 'failure',
-    means: 'a peer can be reached over only one of IPv4 and IPv6',
+    means: 'a peer can be reached over only one address family (IPv4 or IPv6)',
     fix: "run weft doctor on the peer's host; on both hosts, check the log of weftd for the missing family, that the external interface has an address of it, and that the firewall (`iptables`, `ip6tables`) accepts the backend's port over it",
   },
   'peer-lossy': {

@@ -34,18 +34,18 @@ const PING_MS = 1_000
 const LEAST_MTU = 1280
 
 const flags = {
-  listen: { default: false, help: 'be the other end: run this on the peer that is to be measured' },
+  listen: { default: false, help: 'act as the other end; run this on the peer that you measure' },
   port: { default: DEFAULT_PORT, help: 'TCP and UDP port of the other end, the same on both hosts' },
   from: {
     default: [] as readonly string[],
     placeholder: 'ADDRESS',
-    help: 'with --listen: let this host connect too, although no weftd here knows it; may be given several times',
+    help: 'with --listen: also accept this host, which weftd here does not know as a peer; may be given several times',
   },
-  streams: { default: 8, help: 'TCP connections at the same time' },
-  seconds: { default: '2', placeholder: 'N', help: 'length of each sample' },
-  pairs: { default: 3, help: 'samples of each path, taken in turns' },
-  rate: { default: 0, help: 'Mbit/s of UDP; 0: half of what TCP reached, at most 200' },
-  family: { default: '', placeholder: 'FAMILY', help: 'measure by ipv4 or ipv6 alone' },
+  streams: { default: 8, help: 'number of simultaneous TCP connections' },
+  seconds: { default: '2', placeholder: 'N', help: 'seconds for each sample' },
+  pairs: { default: 3, help: 'number of samples of each path, taken alternately' },
+  rate: { default: 0, help: 'UDP rate in Mbit/s; 0: half of the TCP rate, at most 200' },
+  family: { default: '', placeholder: 'FAMILY', help: 'measure only over this family: ipv4 or ipv6' },
   ...JSON_FLAG,
   ...SOCKET_FLAG,
 } as const
@@ -53,11 +53,11 @@ const flags = {
 export const benchCommand = command({
   name: 'bench',
   args: '[PEER]',
-  does: 'measure what the tunnel costs: the same streams to a peer, outside and inside it',
+  does: 'measure the cost of the tunnel: the same streams to a peer, outside and inside it',
   more:
-    'PEER is the name of its host, its subnet, an address in it, or its public IP, of IPv4 or IPv6; `weft bench --listen` must run there. A peer of both ' +
-    'families is measured by both, one after the other. Takes about half a minute for each and fills the link, which slows other ' +
-    'traffic down. Exits with 3 when a stream does not get through.',
+    'PEER is the name of its host, its subnet, an address in that subnet, or its public IP. `weft bench --listen` must run there. ' +
+    'A dual-stack peer is measured over IPv4 and then over IPv6, about half a minute for each. The measurement fills the link, ' +
+    'which slows other traffic down. Exits with 3 if a stream does not get through.',
   flags,
   async run(call) {
     const { options, args } = call

@@ -19,18 +19,18 @@ const MOST_BYTES = 128
 
 export const captureCommand = command({
   name: 'capture',
-  does: 'show the packets that were dropped last, and why',
+  does: 'show the last dropped packets and the reasons',
   more:
-    'Each thread of an engine keeps the last few hundred packets that it dropped, in each direction. Packets that the kernel ' +
-    'carries or drops itself are not among them. In a capture file the reason is a comment of each packet: `tshark -T fields -e frame.comment`.',
+    'Each thread of an engine keeps the headers of the last 256 packets that it dropped in each direction. Packets that the kernel ' +
+    'carries or drops are not among them. In a capture file each packet has its reason as a comment: `tshark -T fields -e frame.comment`.',
   flags: {
-    follow: { default: false, help: 'keep showing new ones, until interrupted' },
+    follow: { default: false, help: 'continue to show new packets until interrupted' },
     reason: {
       default: '',
       placeholder: 'NAME',
-      help: 'only packets dropped for this reason: tx_drop_ttl, or ttl for both directions',
+      help: 'show only packets dropped for this reason, such as tx_drop_ttl, or ttl for both directions',
     },
-    write: { default: '', placeholder: 'FILE', help: 'write a capture file (pcapng) there; - is standard output' },
+    write: { default: '', placeholder: 'FILE', help: 'write a capture file (pcapng); - is standard output' },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
   },

@@ -17,10 +17,10 @@ export const EXIT = {
 
 /** The meaning of each exit code; the index is the code. */
 export const EXIT_MEANINGS = [
-  'Done, and all is well.',
-  'It could not be done: a daemon, a store or a command does not answer, or it is not allowed.',
+  'The command succeeded and found no problem.',
+  'The command failed: a daemon, a store or a program does not answer, or permission is missing.',
   'The command line cannot be read, or names something that does not exist.',
-  'Done, but something is wrong: a peer does not answer, the doctor found a failure, or a configuration is not valid.',
+  'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
 ] as const
 
 export interface Call<Table extends FlagTable> {

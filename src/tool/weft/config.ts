@@ -38,14 +38,17 @@ import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Screen } from './look.ts'
 import { withStore } from './store.ts'
 
-const MORE = "Without flags that name a store it is the store of this host's daemon."
+const MORE = "Uses the store of this host's daemon unless flags name another store."
 const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
 
 export const configGetCommand = command({
   name: 'config get',
   does: 'print the network configuration in the store',
-  more: `${MORE} Secrets, such as a WireGuard key, are printed as <hidden>.`,
-  flags: { 'show-secrets': { default: false, help: 'print it exactly as stored, with its secrets' }, ...flags },
+  more: `${MORE} Prints secrets, such as a WireGuard key, as <hidden>.`,
+  flags: {
+    'show-secrets': { default: false, help: 'print the configuration exactly as stored, with its secrets' },
+    ...flags,
+  },
   run: ({ options, screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {
       const text = await store.config(signal)
@@ -171,12 +174,12 @@ function planText(before: NetworkConfig, config: NetworkConfig, entries: readonl
 export const configSetCommand = command({
   name: 'config set',
   args: 'FILE',
-  does: 'check a network configuration and put it into the store',
-  more: `FILE may be - for standard input. ${MORE} Daemons use it from their next restart on; what changes, and what follows, is said first. A configuration that leases do not fit, or that cuts nodes which have restarted off from those which have not, is refused without --force.`,
+  does: 'check a network configuration and write it to the store',
+  more: `FILE may be - for standard input. ${MORE} Each daemon uses the new configuration after its next restart. Prints the changes and their effects first. Without --force it refuses a configuration that leases do not fit, that has unknown keys, or with which restarted nodes cannot reach the others.`,
   flags: {
     force: {
       default: false,
-      help: 'set it even if leases do not fit it (their nodes get other subnets, or lose those of a family, when they restart), nodes are cut off from each other until all have restarted, or it has keys that nobody reads',
+      help: 'write it even if leases do not fit it (their nodes get other subnets, or lose those of one family, when they restart), if nodes cannot reach each other until all have restarted, or if it has unknown keys',
     },
     ...flags,
   },
@@ -203,7 +206,7 @@ export const configCheckCommand = command({
   name: 'config check',
   args: '[FILE]',
   does: 'check the network configuration in the store, or in a file',
-  more: `FILE may be - for standard input. ${MORE} Exits with 3 when it is not valid.`,
+  more: `FILE may be - for standard input. ${MORE} Exits with 3 if it is not valid.`,
   flags: { ...JSON_FLAG, ...flags },
   async run({ options, args: [path], screen, signal: stopping }) {
     const judge = async (text: string): Promise<number> => {

@@ -12,17 +12,17 @@ import { parseIpv6Net } from '../../net/ipv6.ts'
 
 export const DOCKER_OPTS_HELP = `Usage: weft docker-opts [-f FILE] [-d FILE] [-i] [-c] [-m] [-k KEY]
 
-Writes options for Docker's daemon from the file that weftd wrote, in both forms unless -i or -c is given.
+Writes options for Docker's daemon from subnet.env. Without -i and -c it writes both forms.
 
-  -f FILE  the file to read (default /run/flannel/subnet.env); what it lacks is taken from FLANNEL_* in the environment
+  -f FILE  the file to read (default /run/flannel/subnet.env); FLANNEL_* variables of the environment supply missing values
   -d FILE  the file to write (default /run/docker_opts.env)
   -i       one variable for each option: DOCKER_OPT_BIP, DOCKER_OPT_IPMASQ, DOCKER_OPT_MTU,
            and with IPv6 DOCKER_OPT_FIXED_CIDR_V6 and DOCKER_OPT_IPV6
-  -c       all options in one variable
+  -c       one variable for all options
   -k KEY   the name of that variable (default DOCKER_OPTS)
   -m       without --ip-masq
 
-Options that are already in the environment, as DOCKER_OPT_* or in the variable of -k, are kept.
+Keeps options that the environment already has, as DOCKER_OPT_* or in the variable of -k.
 `
 
 /**

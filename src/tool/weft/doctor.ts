@@ -32,15 +32,15 @@ const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => f
 
 export const doctorCommand = command({
   name: 'doctor',
-  does: 'find out what is wrong on this host, and what to do about it',
-  more: 'Changes nothing. Exits with 3 when it finds a failure. docs/doctor.md (of a package below /usr/share/doc/weft) lists everything that it can find.',
+  does: 'find what is wrong on this host, and say what to do',
+  more: 'Changes nothing. Exits with 3 if it finds a failure. docs/doctor.md lists all findings; packages have it below /usr/share/doc/weft.',
   flags: {
     ...JSON_FLAG,
     ...SOCKET_FLAG,
-    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, for when no daemon answers" },
+    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, used if no daemon answers" },
     bundle: {
       default: '',
-      help: 'write all that is seen, without secrets, into this file for an issue report (tar.gz); it must not be there yet',
+      help: 'write all that it saw, without secrets, into this new file (tar.gz) for an issue report',
       placeholder: 'FILE',
     },
     ...STORE_FLAGS,

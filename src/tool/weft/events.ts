@@ -13,17 +13,17 @@ const UNITS: Readonly<Record<string, number>> = { s: 1, m: 60, min: 60, h: 3600,
 
 export const eventsCommand = command({
   name: 'events',
-  does: 'show what befell the peers: silent, back, moved, slow, long packets lost',
-  more: 'Also from before weftd was started, from the file beside subnet.env; that alone where no weftd answers.',
+  does: 'show events of peers: silent, back, moved, slow, long packets lost',
+  more: 'Includes events from before weftd started, which it keeps in a file beside subnet.env. If no weftd answers, shows only that file.',
   flags: {
     since: {
       default: '',
       placeholder: 'DURATION|TIME',
-      help: 'only those since then: 90s, 30m, 12h or 7d ago, or a time as 2026-11-23T03:00 by the clock of this host',
+      help: "show only later events: 90s, 30m, 12h or 7d ago, or a time such as 2026-11-23T03:00 by this host's clock",
     },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
-    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, for when no daemon answers" },
+    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, used if no daemon answers" },
   },
   async run({ options: { since, json, 'status-socket': socket, 'subnet-file': subnetFile }, screen, signal }) {
     const from = sinceOf(since, Date.now())

@@ -19,7 +19,7 @@ export const explainCommand = command({
   name: 'explain',
   args: '[SRC] DST',
   does: 'show what this host would do with a packet from SRC to DST',
-  more: 'Each is an address, or the name of a host, which stands for its first address in the network; without SRC it is from this host. One of the two must be an address of this host or its containers. Nothing is sent. Exits with 3 when the packet would not get through.',
+  more: 'SRC and DST are addresses or names of hosts; a name means the first address of that host in the network. SRC defaults to this host. One of the two must be an address of this host or of its containers. Sends no packets. Exits with 3 if the packet would not get through.',
   flags: { ...JSON_FLAG, ...SOCKET_FLAG },
   async run({ options: { json, 'status-socket': socket }, args, screen, signal }) {
     const status = await fetchStatus(socket, signal)

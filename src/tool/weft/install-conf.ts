@@ -6,7 +6,7 @@ import { replaceFile } from '../../host/replace-file.ts'
 
 export const INSTALL_CONF_HELP = `Usage: weft install-conf SRC DEST
 
-Copies the file SRC to the path DEST, with its mode. Whoever reads DEST meanwhile sees the old file or the new one, never a part.
+Copies the file SRC to the path DEST, with its mode. A program that reads DEST meanwhile sees the old or the new file, never a part.
 `
 
 /** Copies the file. Throws WeftError USAGE unless there are two arguments, PERMISSION if a file cannot be read or written. */

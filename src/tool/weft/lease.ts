@@ -32,7 +32,7 @@ import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { duration, table, type Cell, type Tone } from './look.ts'
 import { subnetName, subnetNamed, withStore } from './store.ts'
 
-const MORE = "Without flags that name a store it is the store of this host's daemon."
+const MORE = "Uses the store of this host's daemon unless flags name another store."
 const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
 
 interface Read {
@@ -100,10 +100,10 @@ function stateCell(state: ReturnType<typeof nodeState>): Cell {
 
 export const leaseLsCommand = command({
   name: 'lease ls',
-  does: 'list the leases in the store, with their ends, and how their nodes are',
+  does: 'list the leases in the store, when each ends, and the state of its node',
   more:
-    `${MORE} ENDS is when a lease ends unless its node renews it, which it does an hour before. ` +
-    "NODE IS as this host's daemon knows it, as in `weft peers`. Exits with 3 when a lease cannot be read.",
+    `${MORE} ENDS is when a lease ends unless its node renews it; nodes do so an hour before. ` +
+    "NODE IS the state of the node that this host's daemon knows, as in `weft peers`. Exits with 3 if a lease cannot be read.",
   flags: { ...JSON_FLAG, ...flags },
   run: ({ options, screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, status, signal }) => {
@@ -165,8 +165,8 @@ const nameOf = (key: string): string => subnetName(parseLeaseKey(key) ?? {})
 export const leaseShowCommand = command({
   name: 'lease show',
   args: 'SUBNET',
-  does: 'show one lease, with all that its node published',
-  more: `${MORE} Exits with 3 when the lease cannot be read.`,
+  does: 'show one lease with all data that its node published',
+  more: `${MORE} Exits with 3 if the lease cannot be read.`,
   flags: { ...JSON_FLAG, ...flags },
   run: ({ options, args: [name = ''], screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {
@@ -195,9 +195,9 @@ function holderOf(status: Status | undefined, key: string): string | undefined {
 export const leaseReleaseCommand = command({
   name: 'lease release',
   args: 'SUBNET',
-  does: 'delete a lease or a reservation, so that another node may have the subnet',
-  more: `${MORE} A node that runs would take the subnet again: without --force its lease is not released.`,
-  flags: { force: { default: false, help: 'release it even if its node answers' }, ...flags },
+  does: 'delete a lease or a reservation, so that another node may get the subnet',
+  more: `${MORE} A running node would take the subnet again, so without --force its lease is not deleted.`,
+  flags: { force: { default: false, help: 'delete the lease even if its node answers' }, ...flags },
   run: ({ options, args: [name = ''], screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, status, signal }) => {
       const entry = entryOf((await store.list(signal)).entries, subnetNamed(name))
@@ -221,8 +221,8 @@ const changed = (key: string): WeftError =>
 export const leaseReserveCommand = command({
   name: 'lease reserve',
   args: 'SUBNET [NODE]',
-  does: 'make a lease one without an end, or reserve a free subnet for the node that has this public IP',
-  more: `${MORE} One of each family with a comma between them. \`weft lease release\` undoes it.`,
+  does: 'make a lease permanent, or reserve a free subnet for the node with this public IP',
+  more: `${MORE} For a dual-stack node separate the IPv4 and the IPv6 value by a comma. \`weft lease release\` undoes it.`,
   flags,
   run: ({ options, args: [name = '', node], screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {

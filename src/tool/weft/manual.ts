@@ -46,7 +46,7 @@ function treeOf(commands: readonly Command[], others: readonly Other[]): readonl
         const kind = typeof value === 'boolean' ? 'none' : typeof value === 'number' ? 'number' : 'text'
         return { name: flag, help, value: kind }
       }),
-      { name: 'help', help: 'print what the command does, and its flags', value: 'none' },
+      { name: 'help', help: 'print the help of this command', value: 'none' },
     ],
     follows: args === '' ? 'nothing' : args.includes('FILE') ? 'path' : /PEER|DST/.test(args) ? 'peer' : [],
   })
@@ -109,7 +109,7 @@ function bash(tree: readonly Word[]): string {
     '_weft() {',
     '  local words= flags= texts= numbers= paths= peers=',
     '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"',
-    '  # Of --flag=value bash makes three words.',
+    '  # bash splits --flag=value into three words.',
     '  if [ "$current" = = ]; then current=; elif [ "$previous" = = ]; then previous="${COMP_WORDS[COMP_CWORD-2]}"; fi',
     ...indented(choose(tree, 1)),
     '  COMPREPLY=()',
@@ -228,7 +228,7 @@ export function manual(
     String.raw`\fICOMMAND\fR [\fIOPTION\fR]... [\fIARGUMENT\fR]...`,
     '.SH DESCRIPTION',
     paragraph(
-      'It asks weftd, the daemon of this host, over its socket, and looks at the host itself. Flags may stand anywhere.',
+      'weft queries weftd, the daemon of this host, over its socket, and examines the host itself. Flags may be anywhere on the command line.',
     ),
     '.SH COMMANDS',
     ...commands.flatMap((command) => [
@@ -254,7 +254,7 @@ export function manual(
   return `${lines.join('\n')}\n`
 }
 
-/** The section that says where to find the documents that messages name, such as docs/operating.md. */
+/** The section on the location of the documents that messages name, such as docs/status.md. */
 const DOCUMENTS = [
   '.SH FILES',
   '.TP',
@@ -294,8 +294,8 @@ export function daemonManual(
     String.raw`[\fIOPTION\fR]...`,
     '.SH DESCRIPTION',
     paragraph(
-      'It leases a subnet for this host, writes it where Docker and CNI read it, and carries the packets of containers to other hosts. ' +
-        'It takes the flags of flanneld, in the syntax of Go, and each from a variable too: --etcd-endpoints from FLANNELD_ETCD_ENDPOINTS.',
+      'weftd leases a subnet for this host, writes it to a file for Docker and CNI, and carries the packets of containers to other hosts. ' +
+        'It accepts the flags of flanneld, in the syntax of Go. Each flag also has a variable, such as FLANNELD_ETCD_ENDPOINTS for --etcd-endpoints.',
     ),
     ...groups.flatMap(([title, flags]) => [
       `.SH ${roff(title)}`,
@@ -306,10 +306,10 @@ export function daemonManual(
     '.SH EXIT STATUS',
     '.TP',
     '.B 0',
-    paragraph('It was stopped, or another weftd has taken over.'),
+    paragraph('weftd was stopped, or another weftd took over.'),
     '.TP',
     '.B 1',
-    paragraph('It could not start, or go on; the last line of its log says why.'),
+    paragraph('weftd could not start or continue. The last line of its log has the reason.'),
     '.TP',
     '.B 2',
     paragraph('The command line cannot be read.'),

@@ -23,10 +23,10 @@ const SLOWEST = 3
 
 export const networkCommand = command({
   name: 'network',
-  does: 'ask all nodes how they are, and show who reaches whom',
-  more: 'Nodes that run with --status-network tell what they see; of the others it is shown what those see of them. Exits with 3 when something fails.',
+  does: 'query all nodes, and show which nodes reach each other',
+  more: 'Nodes that run with --status-network report what they see. For the other nodes it shows what those nodes report about them. Exits with 3 if it finds a failure.',
   flags: {
-    all: { default: false, help: 'list all nodes, not only those with a problem where they are many' },
+    all: { default: false, help: 'list all nodes; by default a large network shows only those with a problem' },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
   },

@@ -17,15 +17,15 @@ export const pingCommand = command({
   args: 'PEER',
   does: 'ping a peer through the data path',
   more:
-    'PEER is its name, its subnet, an address in it, or its public IP, of IPv4 or IPv6. A peer of both families is asked by both. ' +
-    'Exits with 3 when nothing comes back by one of them.',
+    'PEER is the name of its host, its subnet, an address in that subnet, or its public IP. A dual-stack peer is pinged over IPv4 and ' +
+    'IPv6. Exits with 3 if no answer comes back over one of them.',
   flags: {
-    count: { default: 4, help: 'how often' },
+    count: { default: 4, help: 'number of pings' },
     size: {
       default: 0,
-      help: 'size of the whole packet in bytes, which nobody on the way may fragment; 0: a small one',
+      help: 'size of the whole packet in bytes, which must not be fragmented (DF); 0: a small packet',
     },
-    family: { default: '', placeholder: 'FAMILY', help: 'ask by ipv4 or ipv6 alone' },
+    family: { default: '', placeholder: 'FAMILY', help: 'ping only over this family: ipv4 or ipv6' },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
   },

@@ -8,14 +8,14 @@ import { fetchReady, fetchStatus } from './daemon-client.ts'
 const RETRY_MS = 200
 
 const flags = {
-  wait: { default: 0, placeholder: 'SECONDS', help: 'wait so long until it is' },
+  wait: { default: 0, placeholder: 'SECONDS', help: 'wait at most this many seconds until the node is ready' },
   ...SOCKET_FLAG,
 }
 
 export const readyCommand = command({
   name: 'ready',
-  does: 'tell by the exit code whether containers can be started on this node',
-  more: 'Exits with 0 once the daemon at this socket forwards and has written subnet.env, with 3 before.',
+  does: 'report by the exit code whether containers can start on this node',
+  more: 'Exits with 0 once the daemon at this socket forwards and has written subnet.env, with 3 before, and with 1 if no daemon answers.',
   flags,
   async run({ options, screen, signal }) {
     const { wait, 'status-socket': socket } = options

@@ -38,17 +38,17 @@ const WATCH_MS = 2_000
 const SHOWN_PEERS = 100
 const SHOWN_EVENTS = 5
 
-const WATCH_FLAG = { watch: { default: false, help: `show it again every ${WATCH_MS / 1000} s, with rates` } } as const
+const WATCH_FLAG = { watch: { default: false, help: `repeat every ${WATCH_MS / 1000} s, with rates` } } as const
 const ALL_FLAG = { all: { default: false, help: `show all peers, not only the first ${SHOWN_PEERS}` } } as const
 const NAMES_FLAG = {
-  names: { default: false, help: 'print names and subnets alone, a line each, as shells complete them' },
+  names: { default: false, help: 'print only names and subnets, one per line, for shell completion' },
 } as const
 const flags = { ...JSON_FLAG, ...WATCH_FLAG, ...ALL_FLAG, ...SOCKET_FLAG }
 
 export const statusCommand = command({
   name: 'status',
   does: 'show the state of this node: its peers, store, lease and data path',
-  more: 'Exits with 3 unless the node works and reaches all peers, with packets of any length.',
+  more: 'Exits with 3 unless the node works and reaches all peers with packets of any length.',
   flags,
   run: ({ options, screen, signal }) =>
     show(
@@ -62,7 +62,7 @@ export const statusCommand = command({
 export const peersCommand = command({
   name: 'peers',
   does: 'show what this node knows about the other nodes',
-  more: 'Exits with 3 unless the node works and reaches all peers, with packets of any length.',
+  more: 'Exits with 3 unless the node works and reaches all peers with packets of any length.',
   flags: { ...flags, ...NAMES_FLAG },
   async run({ options, screen, signal }) {
     if (!options.names)

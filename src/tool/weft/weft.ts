@@ -35,7 +35,7 @@ const OLD: readonly OldCommand[] = [
   },
   {
     name: 'docker-opts',
-    does: "write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does",
+    does: "write options for Docker's daemon from subnet.env, like flannel's mk-docker-opts.sh",
     async load() {
       const { DOCKER_OPTS_HELP, dockerOpts } = await import('./docker-opts.ts')
       const run = async (args: readonly string[]) => dockerOpts(args, process.env).then(() => EXIT.ok)
@@ -44,7 +44,7 @@ const OLD: readonly OldCommand[] = [
   },
   {
     name: 'install-conf',
-    does: 'copy a file, such as a CNI configuration, to where a running program reads it',
+    does: 'copy a file atomically, such as a CNI configuration that a running program reads',
     async load() {
       const { INSTALL_CONF_HELP, installConf } = await import('./install-conf.ts')
       const run = async (args: readonly string[]) => installConf(args).then(() => EXIT.ok)
@@ -99,15 +99,19 @@ const OTHERS: readonly Other[] = [
   ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
   {
     name: 'completion',
-    does: `print the completion script of weft for a shell: ${SHELLS.join(', ')}`,
+    does: `print the completion script for a shell: ${SHELLS.join(', ')}`,
     follows: SHELLS,
   },
   {
     name: 'man',
-    does: 'print the manual page, or that of weftd; see it with `weft man | man -l -`',
+    does: 'print the manual page of weft or weftd; show it with `weft man | man -l -`',
     follows: ['weftd'],
   },
-  { name: 'version', does: 'print the version; --json: of Node.js too, and for which machine', follows: ['--json'] },
+  {
+    name: 'version',
+    does: 'print the version; with --json also the version of Node.js and the platform',
+    follows: ['--json'],
+  },
   {
     name: 'help',
     does: 'print this text, or the help of a command',

@@ -11,8 +11,8 @@ import { count, type Colour } from './look.ts'
 
 export const wgCommand = command({
   name: 'wg',
-  does: 'show keys, handshakes and traffic as `wg show` does, also where weftd itself encrypts',
-  more: 'Private and pre-shared keys are never shown. Where weftd carries the packets, their bytes are without those of the encryption.',
+  does: 'show keys, handshakes and traffic in the format of `wg show`, also if weftd itself encrypts',
+  more: 'Never shows private or pre-shared keys. If weftd itself carries the packets, the bytes are those of inner packets, without encryption overhead.',
   flags: { ...JSON_FLAG, ...SOCKET_FLAG },
   async run({ options, screen, signal }) {
     const interfaces = interfacesOf(await fetchStatus(options['status-socket'], signal))

@@ -1,4 +1,4 @@
-// effects.test.ts - what is said of packets names the peers, and says of the host what is known of it, no more.
+// effects.test.ts - the effect on packets names the affected peers, and the host's problems only if their effect is known.
 
 import { expect, it } from 'vitest'
 import { packetsText } from '../../../src/report/effects.ts'
@@ -20,13 +20,13 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'a peer that only short packets reach',
     [byPeers],
     [peer('a', narrow), peer('b')],
-    'long packets to a (10.5.2.0/24) are lost, and short ones pass',
+    'long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
   [
     'both',
     [byPeers],
     [peer('a', narrow), peer('b', silent)],
-    'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, and short ones pass',
+    'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
   [
     'many',
@@ -47,7 +47,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'new containers do not start',
   ],
   [
-    'a twin',
+    'a duplicate node',
     [{ by: 'host', what: 'host9 uses the same public IP' }],
     [],
     'another host gets some of the packets for this one',

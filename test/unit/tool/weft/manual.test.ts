@@ -201,7 +201,7 @@ it('offers three shells', async () => {
   ])
     expect(await weft(words)).toMatchObject({ code: 0, err: '' })
   expect((await weft(['completion', '--help'])).out).toBe(
-    'Usage: weft completion bash|zsh|fish\n\nPrint the completion script of weft for a shell: bash, zsh, fish.\n',
+    'Usage: weft completion bash|zsh|fish\n\nPrint the completion script for a shell: bash, zsh, fish.\n',
   )
   expect(await weft(['completion', 'csh'])).toMatchObject({ code: 2, err: expect.stringContaining('bash, zsh, fish') })
 })

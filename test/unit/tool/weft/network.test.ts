@@ -5,8 +5,8 @@ import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { createHealth, serveHealth, serveSocket, type NetworkAsking } from '../../../../src/report/health.ts'
-import type { AskedNode } from '../../../../src/report/network-findings.ts'
+import { createHealth, serveHealth, serveSocket, type NetworkQuery } from '../../../../src/report/health.ts'
+import type { QueriedNode } from '../../../../src/report/network-findings.ts'
 import { cellLook, networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
 import { networkText } from '../../../../src/tool/weft/network.ts'
 import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
@@ -17,7 +17,7 @@ const lease = (number: number): string => `10.5.${number}.0-24`
 
 /** Makes a number of nodes. The node with the number `dead` answers no other node. */
 function reportOf(count: number, dead?: number, name = 'host'): NetworkReport {
-  const nodes = Array.from({ length: count }, (_, at): AskedNode => {
+  const nodes = Array.from({ length: count }, (_, at): QueriedNode => {
     const number = at + 1
     const seen = Array.from({ length: count }, (_each, other) => other + 1)
       .filter((to) => to !== number)
@@ -62,9 +62,9 @@ it('shows a matrix of few nodes', () => {
     [
       '3 nodes, 2 reported their state within 31 ms: 50% of the pairs that were probed reach each other',
       '',
-      'failure: a node answers nobody: neither its status nor a probe of any other node',
+      'failure: a node answers neither status queries nor the probes of any other node',
       '    host2 (10.5.2.0/24 at 192.0.2.2): 0 of 2 nodes reach it',
-      '  to do: look whether the host runs and has its network, then whether weftd runs there: `systemctl status weftd`, `weft doctor`',
+      '  to do: check that the host runs and is connected, then that weftd runs there: `systemctl status weftd`, `weft doctor`',
       '',
       '   NAME   SUBNET       AT         STATE    REACHED BY  REACHES  VERSION  MTU   CLOCK',
       '1  host1  10.5.1.0/24  192.0.2.1  working  1/1         1/2      1.0      1472  right',
@@ -91,7 +91,7 @@ it('shows the faults and the slowest pairs of many nodes', () => {
 
 it.each([
   [null, 1472, 'dim', '?'],
-  [['unknown', null, null, null], 1472, 'dim', 'not asked'],
+  [['unknown', null, null, null], 1472, 'dim', 'not probed'],
   [['stored', null, null, null], 1472, 'bad', 'stored'],
   [['silent', 1, 100, null], 1472, 'bad', 'silent'],
   [['reached', null, null, null], 1472, 'good', 'reached'],
@@ -118,7 +118,7 @@ describe('weft network', () => {
   const network = (...words: readonly string[]) =>
     weft(['network', '--status-socket', join(folder, 'socket'), ...words])
 
-  async function serve(asking: NetworkAsking | undefined): Promise<(more?: RequestInit) => Promise<Response>> {
+  async function serve(asking: NetworkQuery | undefined): Promise<(more?: RequestInit) => Promise<Response>> {
     const health = createHealth()
     health.network = asking
     closing.push((await serveSocket(join(folder, 'socket'), health, log))!)

@@ -406,11 +406,11 @@ describe('weft status', () => {
     const { dataPath } = status
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease')) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}effect: this weftd forwards no packets.*\n {2}store/,
+      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}effect: this weftd forwards no packets yet.*\n {2}store/,
     )
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease', true), dataPath) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}effect: packets to and from .* last known pass.*\n {2}data path  as last known by flannel0, the native/,
+      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}effect: packets to and from the last known nodes pass.*\n {2}data path  as last known by flannel0, the native/,
     )
   })
 
