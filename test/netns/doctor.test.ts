@@ -290,7 +290,7 @@ const BROKEN: readonly {
     what: 'a path that takes less than the interface',
     find: ['path-mtu'],
     detail:
-      /packets of 1472 bytes get no answer( since \S+)?, packets of up to 1372 do;  check the external interfaces of both/,
+      /packets of 1472 bytes get no answer( since \S+)?, packets of up to 1372 do; check the external interfaces of both/,
     break: () => inShell(second, 'ip link set eth0 mtu 1400'),
     mend: () => inShell(second, 'ip link set eth0 mtu 1500'),
   },
