@@ -1,8 +1,9 @@
-// fuzz.mjs - the native core under libFuzzer with the address and undefined behaviour sanitizers: `npm run test:fuzz -- SECONDS`.
+// fuzz.mjs - runs the native core under libFuzzer with sanitizers: `npm run test:fuzz -- SECONDS`.
 //
-// Starts from the corpus in test/native/corpus, and from random batches and superpackets (test/support/packet-model.ts), with
-// one process a core. What it finds worth keeping stays in build/fuzz/corpus for the next run, and `--keep` puts the least of
-// it that reaches as much into test/native/corpus. An input that fails is printed and left in build/fuzz.
+// The sanitizers are those for addresses and undefined behaviour. The run starts from the corpus in test/native/corpus and
+// from random batches and superpackets (test/support/packet-model.ts), with one process per core. New inputs stay in
+// build/fuzz/corpus for the next run. `--keep` replaces test/native/corpus by the smallest set of inputs with the same
+// coverage. An input that fails is printed and left in build/fuzz.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -21,7 +22,7 @@ const { values: options, positionals } = parseArgs({
 })
 const seconds = Number(positionals[0] ?? 60)
 if (!(seconds >= 1)) {
-  process.stderr.write(`fuzz: ${positionals[0]} is no number of seconds\n`)
+  process.stderr.write(`fuzz: ${positionals[0]} is not a number of seconds\n`)
   process.exit(2)
 }
 
@@ -31,13 +32,13 @@ const { encodeVirtio, NO_OFFLOAD, randomBatch, randomFrom, randomSuperpacket } =
 )
 const { writeMacs } = await import(join(root, 'dist/src/path/backends/wireguard/cookie.js'))
 
-/** A message of the walks: its length (uint16, this machine's order) and its bytes. */
+/** A message for core_fuzz.cc: its length (uint16, in this machine's byte order) and its bytes. */
 function message(...parts) {
   const bytes = Buffer.concat(parts)
   return Buffer.concat([Buffer.from(new Uint16Array([bytes.length]).buffer), bytes])
 }
 
-/** A VXLAN frame for the host of core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
+/** A VXLAN frame for the host in core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
 function frame(packet) {
   const header = Buffer.alloc(22)
   header[0] = 8
@@ -45,7 +46,7 @@ function frame(packet) {
   return Buffer.concat([header, packet])
 }
 
-/** The session 1 as native/core/sessions.h saves it: a pair in use, a packet that waits, and no mail; the time of all is 0. */
+/** Session 1 in the format of native/core/sessions.h: a current pair, a waiting packet, and an empty mailbox; all times are 0. */
 function savedSession(random) {
   const numbers = (...of) => Buffer.from(new Uint32Array(of).buffer)
   const [time, key, window] = [
@@ -60,13 +61,13 @@ function savedSession(random) {
   return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0, 0, 0)])
 }
 
-/** A packet that core_fuzz.cc seals: by this counter, and this pair of keys. */
+/** A packet that core_fuzz.cc seals with this counter and this pair of keys. */
 const sealed = (counter, pair, packet) =>
   message(Buffer.from(new Uint16Array([counter]).buffer), Buffer.from([pair]), packet)
 
 /**
- * A message of WireGuard: its type, and indices of the session there (3, whose pairs are 0 to 2, and of a handshake 3). An initiation has the
- * MAC that is asked for there, whose key is all zeroes.
+ * A message of WireGuard with this type. Its indices name session 3 of core_fuzz.cc, which has the pairs 0 to 2, and a handshake with
+ * number 3. An initiation has the MAC that core_fuzz.cc expects, with an all-zero key.
  */
 function wireguard(type, bytes, pair) {
   const all = Buffer.alloc(bytes)
@@ -154,7 +155,7 @@ const build = [
   ...sources,
   '-o',
   program,
-  // What Node would bring along, for WireGuard.
+  // The OpenSSL that Node.js would provide, for WireGuard.
   '-Wl,--no-as-needed',
   '-l:libcrypto.so.3',
 ]
@@ -179,4 +180,4 @@ if (options.keep) {
   rmSync(kept, { recursive: true, force: true })
   renameSync(all, kept)
 }
-process.stdout.write(`fuzz: ${seconds} s by libFuzzer, nothing found\n`)
+process.stdout.write(`fuzz: ${seconds} s by libFuzzer, no failure found\n`)

@@ -1,8 +1,9 @@
-// mutants-native.mjs - small mistakes put into native/core and native/encap, one at a time, and whether the tests of the core and of the walks notice.
+// mutants-native.mjs - puts small mistakes (mutants) into native/core and native/encap, one at a time, and checks that
+// the native tests notice.
 //
-// The operators are applied to the text, comments and strings left out: a mutant that does not compile is no mutant. Programs are
-// compiled without sanitizers; where only another file than the mutated one is needed, its object of before is linked. Which of
-// the mutants are tried is drawn by the seed, and what is known of one is kept until a source or a test changes.
+// The operators work on the source text without comments and strings. A mutant that does not compile does not count.
+// Programs are compiled without sanitizers. If a source file does not depend on the mutated file, its unchanged object
+// is linked. The seed selects the mutants to try. Results are kept until a source or a test changes.
 
 import { spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -10,17 +11,17 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync
 import { basename, dirname, join } from 'node:path'
 import { drawn } from './mutants-score.mjs'
 
-/** What Node would bring along. */
+/** The OpenSSL that Node.js would provide. */
 const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
-/** Those that can be linked without Node, and their arguments: a seed and how many rounds. */
+/** The programs that can be linked without Node.js, and their arguments: a seed and the number of rounds. */
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
 const COMPILE_MS = 300_000
-/** How many times as long as without a mistake a program may run, and what it may take however short that was. */
+/** A program may run PATIENCE times as long as without a mutant, and at least LEAST_MS. */
 const PATIENCE = 10
 const LEAST_MS = 20_000
 
-/** What is looked for, and what it becomes; the first group stays before it. @type {[string, RegExp, string[]][]} */
+/** The pattern of each operator, and its replacements. @type {[string, RegExp, string[]][]} */
 const OPERATORS = [
   ['relation', /(?<= )<(?= )/g, ['<=']],
   ['relation', /(?<= )<=(?= )/g, ['<']],
@@ -46,7 +47,7 @@ const OPERATORS = [
   ['truth', /\btrue\b/g, ['false']],
   ['truth', /\bfalse\b/g, ['true']],
   ['condition', /\bif \((?!constexpr)/g, ['if (false && ', 'if (true || ']],
-  // A call, an assignment or a jump that is a line of its own; not a declaration.
+  // A call, an assignment or a jump on a line of its own, but no declaration.
   [
     'statement',
     /(?<=^ +)(?:(?:[\w.:>\]-]+(?:\[[^\]]*\])?(?: [-+|&^]?= [^;]+|\([^;]*\))|continue|break|\+\+[\w.]+|[\w.]+\+\+);)$/gm,
@@ -54,7 +55,10 @@ const OPERATORS = [
   ],
 ]
 
-/** The text with comments, strings, and lines of the preprocessor blank, of the same length. @param {string} text */
+/**
+ * The text with comments, strings and preprocessor lines replaced by blanks, so that its length stays the same.
+ * @param {string} text
+ */
 function codeOf(text) {
   return text.replaceAll(
     /\/\/[^\n]*|\/\*[\s\S]*?\*\/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)+'(?!\w)|^#[^\n]*|static_assert\([^;]*;/gm,
@@ -83,7 +87,7 @@ export function mutantsOf(text, file) {
 }
 
 /**
- * Every mutant of a room, in the order that the seed gives.
+ * Lists all mutants of a folder in a random order that the seed determines.
  * @param {{ root: string, room: string, seed: string }} options
  */
 export function nativeMutants({ root, room, seed }) {
@@ -99,7 +103,12 @@ export function nativeMutants({ root, room, seed }) {
     .map(({ mutant }) => mutant)
 }
 
-/** How a command ended: its exit code, or why it has none. @param {string[]} command @param {{ cwd: string, limitMs: number }} options @returns {Promise<number | string>} */
+/**
+ * Runs a command and returns its exit code, or why it has none.
+ * @param {string[]} command
+ * @param {{ cwd: string, limitMs: number }} options
+ * @returns {Promise<number | string>}
+ */
 function end([file, ...args], { cwd, limitMs }) {
   return new Promise((resolve, reject) => {
     const child = spawn(file, args, { cwd, stdio: 'ignore', timeout: limitMs, killSignal: 'SIGKILL' })
@@ -108,7 +117,7 @@ function end([file, ...args], { cwd, limitMs }) {
 }
 
 /**
- * Makes and keeps what is needed to try mutants: the objects without a mistake, and which sources each is made of.
+ * Builds what is needed to try mutants: the unchanged objects, and the files that each depends on.
  * @param {{ root: string, folder: string }} options
  */
 export async function createNativeTrials({ root, folder }) {
@@ -123,7 +132,7 @@ export async function createNativeTrials({ root, folder }) {
   const state = createHash('sha256')
   for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
   const key = state.digest('hex')
-  // Of what did not change since the last run the objects are there.
+  // Objects are reused if nothing changed since the last run.
   const keyPath = join(before, 'key')
   const isBuilt = existsSync(keyPath) && readFileSync(keyPath, 'utf8') === key
   if (!isBuilt) rmSync(before, { recursive: true, force: true })
@@ -133,7 +142,7 @@ export async function createNativeTrials({ root, folder }) {
   const objectOf = (/** @type {string} */ source, /** @type {string} */ to) =>
     join(to, `${basename(dirname(source))}-${basename(source)}.o`)
 
-  /** Which files an object is made of. @type {Map<string, Set<string>>} */
+  /** The files that each object depends on. @type {Map<string, Set<string>>} */
   const made = new Map()
   for (const source of [...shared, ...mains]) {
     const object = objectOf(source, before)
@@ -150,7 +159,7 @@ export async function createNativeTrials({ root, folder }) {
     )
   }
 
-  /** @param {string} name @param {string} to The folder of objects that go before those without a mistake. */
+  /** @param {string} name @param {string} to The folder of the mutant's objects, which replace the unchanged ones. */
   async function link(name, to) {
     const program = join(to, name)
     const objects = [...shared, `test/native/${name}.cc`].map((source) => {
@@ -170,19 +179,19 @@ export async function createNativeTrials({ root, folder }) {
     const program = await link(name, before)
     const began = performance.now()
     const code = await end([program, ...args], { cwd: root, limitMs: COMPILE_MS })
-    if (code !== 0) throw new Error(`${name} fails without a mistake too: ${code}`)
+    if (code !== 0) throw new Error(`${name} fails without a mutant too: ${code}`)
     limits[name] = Math.ceil(Math.max(LEAST_MS, PATIENCE * (performance.now() - began)))
   }
 
   /**
-   * Whether a test notices this mistake; undefined when it does not compile.
+   * True if a test notices this mutant; undefined if the mutant does not compile.
    * @param {{ file: string, index: number, was: string, became: string }} mutant
    */
   async function isNoticed({ file, index, was, became }) {
     const to = join(folder, 'mutant')
     rmSync(to, { recursive: true, force: true })
     mkdirSync(join(to, 'tree'), { recursive: true })
-    // A tree of its own, since a header is found beside the file that includes it.
+    // The mutant needs a tree of its own, because a header is found next to the file that includes it.
     if ((await end(['cp', '-r', '--parents', ...sources, join(to, 'tree')], { cwd: root, limitMs: COMPILE_MS })) !== 0)
       throw new Error('sources cannot be copied')
     const text = readFileSync(join(root, file), 'utf8')
@@ -200,9 +209,9 @@ export async function createNativeTrials({ root, folder }) {
     return false
   }
 
-  // Where the copied tree lacks a file nothing compiles, and mutants that only the walks notice would be none.
+  // If the copied tree lacked a file, nothing would compile, and no mutant would count.
   if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
-    throw new Error('the copied tree without a mistake does not compile')
+    throw new Error('the copied tree does not compile without a mutant')
   writeFileSync(keyPath, key)
   return { state: key, isNoticed }
 }

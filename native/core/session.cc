@@ -1,4 +1,4 @@
-// session.cc - the rules of WireGuard's timers and pairs of keys.
+// session.cc - the rules for WireGuard's timers and key pairs.
 #include "session.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-/// A time of the clock that all processes of a host have; none is yet to come.
+/// Reads a time of the monotonic clock, which all processes of a host share. A time in the future is refused.
 int64_t load_time(SecretReader& in, int64_t now_ms) {
   const auto at = in.get<int64_t>();
   if (at < 0 || at > now_ms) in.refuse();
@@ -24,7 +24,7 @@ void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms)
   auto pair = std::make_unique<Pair>(number, keys, now_ms);
   if (keys.is_initiator) {
     replace_current(std::move(pair));
-    // The response has come: whatever else names its index is of no use.
+    // The response has arrived, so later messages with its index are useless.
     uint32_t& response = expected_[static_cast<size_t>(Expected::kResponse)];
     if (response == keys.own_index) response = 0;
   } else {
@@ -130,7 +130,8 @@ void Session::load(SecretReader& in, const std::function<uint64_t()>& next_numbe
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
   }
-  // Of two handshakes at once the later one has the higher number, by which accept() tells them apart.
+  // If both ends initiated at the same time, the later pair must have the higher number, because accept() compares
+  // them.
   if (current_ && next_ && current_->made_ms > next_->made_ms) std::swap(current_->number, next_->number);
   staged_.clear();
   in.get_all([&] {
@@ -227,7 +228,8 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     return accepted;
   }
   if (pair == next_.get()) {
-    // Of two handshakes at once ours came later: the peer seals by its own, and we go on by ours.
+    // Both ends initiated at the same time, and this host's pair is newer. The peer seals with its own pair, and this
+    // host with its own.
     if (current_ && current_->number > pair->number && current_->is_usable(now_ms))
       previous_ = std::move(next_);
     else
