@@ -1,10 +1,9 @@
-// loop.cc - the thread's life.
+// loop.cc - the loop's thread.
 #include "loop.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
 
-#include "../core/precedence.h"
 #include "../core/waiting.h"
 #include "../io/clock.h"
 
@@ -12,7 +11,7 @@ namespace weft {
 
 namespace {
 
-/// Followed by the loop's number; with two digits no longer than the 15 characters that the kernel keeps.
+/// The loop's number follows. With two digits the name has at most 15 characters, the kernel's limit.
 constexpr const char* kThreadName = "weft-loop";
 
 bool watch(const Fd& epoll, int fd) {
@@ -48,7 +47,7 @@ Failure Loop::start() {
 }
 
 ThreadRounds Loop::ask_thread() const {
-  // Read before it is woken: whatever the thread does at this moment, one more round is still to come.
+  // Read before the wake-up, so that at least one more round follows.
   ThreadRounds rounds{name_, rounds_.count()};
   wake_.signal();
   return rounds;
@@ -91,7 +90,6 @@ void Loop::run() {
     return epoll_wait(epoll_.get(), events, kDescriptors, milliseconds < 0 ? tick_ms : milliseconds);
   };
   Waiting waiting(options_.poll_us);
-  Precedence precedence;
   while (!stopping()) {
     rounds_.add();
     const int count = waiting.wait(look, ThreadClock{});
@@ -108,7 +106,6 @@ void Loop::run() {
     }
     if (tick_ms >= 0) tick();
     if (sum.carried > 0) waiting.found_worth();
-    if (precedence.count(sum.carried, sum.refused, monotonic_us)) thread_.go_first(precedence.goes_first());
   }
 }
 
