@@ -82,13 +82,13 @@ size_t write_ipv6(const IcmpError& error, const Address& source, const uint8_t* 
 
 }  // namespace
 
-bool may_tell_of(const uint8_t* bytes, const Packet& packet) {
+bool may_send_error_about(const uint8_t* bytes, const Packet& packet) {
   return packet.version == 4 ? may_answer_ipv4(bytes, packet) : may_answer_ipv6(bytes, packet);
 }
 
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out) {
-  if (!may_tell_of(bytes, packet)) return 0;
+  if (!may_send_error_about(bytes, packet)) return 0;
   return packet.version == 4 ? write_ipv4(error, source, bytes, packet, out)
                              : write_ipv6(error, source, bytes, packet, out);
 }

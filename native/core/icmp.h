@@ -34,7 +34,7 @@ constexpr size_t kMaxIpv4ErrorBytes = 576;
 /// True if an ICMP error about the packet may be sent. False for a packet that is an ICMP error itself, for every
 /// fragment but the first, and for a packet that is not from one host to one other host (RFC 1122 section 3.2.2,
 /// RFC 1812 section 4.3.2.7, RFC 4443 section 2.4).
-bool may_tell_of(const uint8_t* bytes, const Packet& packet);
+bool may_send_error_about(const uint8_t* bytes, const Packet& packet);
 
 /// Writes an ICMP error about the packet at `bytes` into `out`, which must have kMaxIcmpErrorBytes of room. Returns the
 /// length of the error, or 0 if none may be sent. `source` is the error's source address, of the packet's family.

@@ -186,10 +186,10 @@ class Session {
   bool any_port_ = false;
   std::array<uint32_t, 2> expected_{};  // the index for each answer; 0 for none
   std::vector<Staged> staged_;
-  int64_t asked_ms_ = 0;       // when a handshake was last requested; 0 for never
+  int64_t requested_ms_ = 0;   // when a handshake was last requested; 0 for never
   int64_t passed_ms_ = 0;      // when an authenticated packet last passed in either direction
   int64_t unanswered_ms_ = 0;  // since when data has been sent without a reply; 0 for none
-  int64_t unthanked_ms_ = 0;   // since when data has been received without sending; 0 for none
+  int64_t unreplied_ms_ = 0;   // since when data has been received without sending; 0 for none
 };
 
 }  // namespace weft

@@ -16,7 +16,8 @@ namespace weft {
 struct Traffic {
   uint64_t tx_packets = 0, tx_bytes = 0;
   uint64_t rx_packets = 0, rx_bytes = 0;  ///< the packets from the peer that entered
-  uint64_t heard_ms = 0;  ///< when the last of them arrived, in milliseconds of the monotonic clock; 0 for never
+  uint64_t last_received_ms =
+      0;  ///< when the last of them arrived, in milliseconds of the monotonic clock; 0 for never
 };
 
 /// The number of values that JavaScript gets per slot: packets and bytes sent, packets and bytes received, and
@@ -45,7 +46,7 @@ class TrafficRows {
     Traffic& row = row_of(slot);
     add(row.rx_packets, packets);
     add(row.rx_bytes, bytes);
-    __atomic_store_n(&row.heard_ms, now_ms, __ATOMIC_RELAXED);
+    __atomic_store_n(&row.last_received_ms, now_ms, __ATOMIC_RELAXED);
   }
   /// Adds the counts of one slot to `sum`. Any thread may call it. A slot for which there was no memory counts as zero.
   void sum(uint32_t slot, Traffic& sum) const {
@@ -56,7 +57,8 @@ class TrafficRows {
     sum.tx_bytes += load(row.tx_bytes);
     sum.rx_packets += load(row.rx_packets);
     sum.rx_bytes += load(row.rx_bytes);
-    if (const uint64_t heard = load(row.heard_ms); heard > sum.heard_ms) sum.heard_ms = heard;
+    if (const uint64_t received = load(row.last_received_ms); received > sum.last_received_ms)
+      sum.last_received_ms = received;
   }
 
  private:

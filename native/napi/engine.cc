@@ -162,7 +162,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       const double numbers[kTrafficNumbers] = {
           static_cast<double>(sum.tx_packets), static_cast<double>(sum.tx_bytes), static_cast<double>(sum.rx_packets),
           static_cast<double>(sum.rx_bytes),
-          sum.heard_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.heard_ms))};
+          sum.last_received_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.last_received_ms))};
       out = std::copy(std::begin(numbers), std::end(numbers), out);
     }
     return array;

@@ -323,7 +323,7 @@ class Egress final : public Direction {
                  Counter counter) {
     const Address sender = source_of(bytes, packet);
     const bool is_ours = path_.filter.subnet.of(packet.version).contains(sender);
-    if (!path_.filter.is_from_here(sender) || !may_tell_of(bytes, packet) ||
+    if (!path_.filter.is_from_here(sender) || !may_send_error_about(bytes, packet) ||
         !(*path_.icmp)[kind].allows(sender, is_ours, now_ms())) {
       return;
     }

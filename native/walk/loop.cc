@@ -58,10 +58,10 @@ void Loop::stop() {
   wake_.signal();
   if (!thread_.started()) return;
   thread_.join();
-  count_what_is_told();
+  count_kernel_drops();
 }
 
-void Loop::count_what_is_told() {
+void Loop::count_kernel_drops() {
   ingress_->count();
   if (other_ingress_) other_ingress_->count();
 }
@@ -99,7 +99,7 @@ void Loop::run() {
       const int fd = events[i].data.fd;
       if (fd == wake_.fd()) {
         wake_.clear();
-        count_what_is_told();
+        count_kernel_drops();
       } else if (!pump(fd == path_.tun ? *egress_ : fd == path_.socket ? *ingress_ : *other_ingress_, sum)) {
         return;
       }

@@ -78,7 +78,7 @@ class Loop {
   void run();
   /// Moves one batch and adds the result to `sum`. Reports a failure and returns false if the path cannot continue.
   bool pump(Direction& direction, Pump& sum);
-  void count_what_is_told();
+  void count_kernel_drops();
   void tick();
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
 

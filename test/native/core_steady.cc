@@ -171,7 +171,7 @@ int main() {
   Traffic of_far, of_first;
   for (const TrafficRows* rows : {&short_of_memory, &without}) rows->sum(kFar, of_far);
   short_of_memory.sum(1, of_first);
-  if (of_far.tx_packets != 0 || of_far.heard_ms != 0 || of_first.tx_packets != 1)
+  if (of_far.tx_packets != 0 || of_far.last_received_ms != 0 || of_first.tx_packets != 1)
     std::printf("traffic is miscounted\n");
   // The next table allocates the slots when there is memory again.
   short_of_memory.make_room(kFar + 1);

@@ -1035,25 +1035,25 @@ static void test_traffic() {
     Traffic sum;
     first.sum(slot, sum);
     second.sum(slot, sum);
-    CHECK(sum.tx_packets == 0 && sum.rx_bytes == 0 && sum.heard_ms == 0);
+    CHECK(sum.tx_packets == 0 && sum.rx_bytes == 0 && sum.last_received_ms == 0);
     first.add_received(slot, 1, 100, 5);
     sum = {};
     first.sum(slot, sum);
     second.sum(slot, sum);
-    CHECK(sum.rx_packets == 1 && sum.rx_bytes == 100 && sum.heard_ms == 5);
+    CHECK(sum.rx_packets == 1 && sum.rx_bytes == 100 && sum.last_received_ms == 5);
     second.add_received(slot, 2, 200, 7);
     for (const bool is_reversed : {false, true}) {
       sum = {};
       for (const TrafficRows* rows : {is_reversed ? &second : &first, is_reversed ? &first : &second})
         rows->sum(slot, sum);
-      CHECK(sum.rx_packets == 3 && sum.rx_bytes == 300 && sum.heard_ms == 7);
+      CHECK(sum.rx_packets == 3 && sum.rx_bytes == 300 && sum.last_received_ms == 7);
     }
     first.add_sent(slot, 3, 30);
     first.add_sent(slot, 4, 40);
     first.add_received(slot, 1, 1, 9);
     sum = {};
     for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
-    CHECK(sum.tx_packets == 7 && sum.tx_bytes == 70 && sum.heard_ms == 9);
+    CHECK(sum.tx_packets == 7 && sum.tx_bytes == 70 && sum.last_received_ms == 9);
   }
   // make_room() keeps the existing counts.
   for (const uint32_t slot : {1u, 4095u, 4096u, TrafficRows::kMaxSlots - 1}) {
@@ -2755,10 +2755,10 @@ static void test_traffic_sums() {
     for (const TrafficRows* rows : {turned ? &second : &first, turned ? &first : &second}) rows->sum(0, sum);
     CHECK(sum.tx_packets == 1 && sum.tx_bytes == 100);
     CHECK(sum.rx_packets == 5 && sum.rx_bytes == 500);
-    CHECK(sum.heard_ms == 6'000);  // the later time, in either order
+    CHECK(sum.last_received_ms == 6'000);  // the later time, in either order
     TrafficRows silent;
     silent.sum(0, sum);
-    CHECK(sum.heard_ms == 6'000);
+    CHECK(sum.last_received_ms == 6'000);
   }
 }
 

@@ -1178,15 +1178,15 @@ void test_traffic() {
       if (source >> 8 == 0x0a0502) bytes += packet.size();
       host.from_peer(outer<Encap>(packet));
     }
-    CHECK(host.of_peer().heard_ms == 0);
+    CHECK(host.of_peer().last_received_ms == 0);
     CHECK(!host.ingress->pump().failure);
     const Traffic traffic = host.of_peer();
     CHECK(host.row[k_rx_packets] == (verify == VerifySource::kOff ? 6u : 5u));
     CHECK(traffic.rx_packets == 3 && traffic.rx_bytes == bytes && traffic.tx_packets == 0);
-    CHECK(traffic.heard_ms == static_cast<uint64_t>(clock_ms));
+    CHECK(traffic.last_received_ms == static_cast<uint64_t>(clock_ms));
     clock_ms += 1'000;
     CHECK(!host.ingress->pump().failure);
-    CHECK(host.of_peer().heard_ms == static_cast<uint64_t>(clock_ms - 1'000));
+    CHECK(host.of_peer().last_received_ms == static_cast<uint64_t>(clock_ms - 1'000));
   }
 }
 
