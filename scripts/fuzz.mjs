@@ -1,9 +1,8 @@
-// fuzz.mjs - runs the native core under libFuzzer with sanitizers: `npm run test:fuzz -- SECONDS`.
+// fuzz.mjs - runs the native core under libFuzzer with the address and undefined behavior sanitizers: `npm run test:fuzz -- SECONDS`.
 //
-// The sanitizers are those for addresses and undefined behaviour. The run starts from the corpus in test/native/corpus and
-// from random batches and superpackets (test/support/packet-model.ts), with one process per core. New inputs stay in
-// build/fuzz/corpus for the next run. `--keep` replaces test/native/corpus by the smallest set of inputs with the same
-// coverage. An input that fails is printed and left in build/fuzz.
+// Starts from the corpus in test/native/corpus and from random batches and superpackets (test/support/packet-model.ts), with one process per
+// core. libFuzzer keeps useful inputs in build/fuzz/corpus for the next run. `--keep` replaces test/native/corpus by the smallest set of
+// inputs with the same coverage. An input that fails is printed and left in build/fuzz.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -32,13 +31,13 @@ const { encodeVirtio, NO_OFFLOAD, randomBatch, randomFrom, randomSuperpacket } =
 )
 const { writeMacs } = await import(join(root, 'dist/src/path/backends/wireguard/cookie.js'))
 
-/** A message for core_fuzz.cc: its length (uint16, in this machine's byte order) and its bytes. */
+/** Encodes an input of the packet loops: its length (uint16 in this machine's byte order) and its bytes. */
 function message(...parts) {
   const bytes = Buffer.concat(parts)
   return Buffer.concat([Buffer.from(new Uint16Array([bytes.length]).buffer), bytes])
 }
 
-/** A VXLAN frame for the host in core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
+/** Returns a VXLAN frame for the host of core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
 function frame(packet) {
   const header = Buffer.alloc(22)
   header[0] = 8
@@ -46,7 +45,7 @@ function frame(packet) {
   return Buffer.concat([header, packet])
 }
 
-/** Session 1 in the format of native/core/sessions.h: a current pair, a waiting packet, and an empty mailbox; all times are 0. */
+/** Encodes session 1 in the format of native/core/sessions.h: one key pair in use, one queued packet, no control messages, all times 0. */
 function savedSession(random) {
   const numbers = (...of) => Buffer.from(new Uint32Array(of).buffer)
   const [time, key, window] = [
@@ -61,13 +60,13 @@ function savedSession(random) {
   return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0, 0, 0)])
 }
 
-/** A packet that core_fuzz.cc seals with this counter and this pair of keys. */
+/** Encodes a packet that core_fuzz.cc encrypts with this counter and this key pair. */
 const sealed = (counter, pair, packet) =>
   message(Buffer.from(new Uint16Array([counter]).buffer), Buffer.from([pair]), packet)
 
 /**
- * A message of WireGuard with this type. Its indices name session 3 of core_fuzz.cc, which has the pairs 0 to 2, and a handshake with
- * number 3. An initiation has the MAC that core_fuzz.cc expects, with an all-zero key.
+ * Returns a WireGuard message of this type. Its indices are those of session 3 of core_fuzz.cc: 0 to 2 for its key pairs, 3 for a handshake.
+ * An initiation has a valid MAC, whose key is all zeros.
  */
 function wireguard(type, bytes, pair) {
   const all = Buffer.alloc(bytes)
@@ -140,10 +139,10 @@ async function mustRun(command, args) {
 
 writeSeeds()
 const program = join(folder, 'core')
-const sources = ['native/crypto', 'native/core', 'native/io'].flatMap((room) =>
-  readdirSync(join(root, room))
+const sources = ['native/crypto', 'native/core', 'native/io'].flatMap((area) =>
+  readdirSync(join(root, area))
     .filter((name) => name.endsWith('.cc'))
-    .map((name) => join(root, room, name)),
+    .map((name) => join(root, area, name)),
 )
 const build = [
   '-std=c++20',
@@ -155,7 +154,7 @@ const build = [
   ...sources,
   '-o',
   program,
-  // The OpenSSL that Node.js would provide, for WireGuard.
+  // Node.js provides libcrypto to the addon; this program has to link it.
   '-Wl,--no-as-needed',
   '-l:libcrypto.so.3',
 ]
@@ -180,4 +179,4 @@ if (options.keep) {
   rmSync(kept, { recursive: true, force: true })
   renameSync(all, kept)
 }
-process.stdout.write(`fuzz: ${seconds} s by libFuzzer, no failure found\n`)
+process.stdout.write(`fuzz: libFuzzer found nothing in ${seconds} s\n`)

@@ -1,9 +1,9 @@
-// mutants-native.mjs - puts small mistakes (mutants) into native/core and native/encap, one at a time, and checks that
-// the native tests notice.
+// mutants-native.mjs - puts small mistakes into native/core and native/encap, one at a time, and checks whether the tests of the core and of
+// the packet loops notice them.
 //
-// The operators work on the source text without comments and strings. A mutant that does not compile does not count.
-// Programs are compiled without sanitizers. If a source file does not depend on the mutated file, its unchanged object
-// is linked. The seed selects the mutants to try. Results are kept until a source or a test changes.
+// The operators change the text of the code, except comments and strings. A mutant that does not compile does not count. Programs are
+// compiled without sanitizers, and files that a mutant does not affect are not compiled again. The seed decides which mutants are tried.
+// Results are kept until a source or a test changes.
 
 import { spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -11,17 +11,17 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync
 import { basename, dirname, join } from 'node:path'
 import { drawn } from './mutants-score.mjs'
 
-/** The OpenSSL that Node.js would provide. */
+/** Node.js provides libcrypto to the addon; the test programs have to link it. */
 const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
-/** The programs that can be linked without Node.js, and their arguments: a seed and the number of rounds. */
+/** The test programs that can be linked without Node.js, and their arguments: a seed and the number of rounds. */
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
 const COMPILE_MS = 300_000
-/** A program may run PATIENCE times as long as without a mutant, and at least LEAST_MS. */
+/** A mutant's program may run PATIENCE times as long as the program without a mistake, and at least LEAST_MS. */
 const PATIENCE = 10
 const LEAST_MS = 20_000
 
-/** The pattern of each operator, and its replacements. @type {[string, RegExp, string[]][]} */
+/** The name of each operator, the pattern that it replaces, and the replacements. @type {[string, RegExp, string[]][]} */
 const OPERATORS = [
   ['relation', /(?<= )<(?= )/g, ['<=']],
   ['relation', /(?<= )<=(?= )/g, ['<']],
@@ -47,7 +47,7 @@ const OPERATORS = [
   ['truth', /\btrue\b/g, ['false']],
   ['truth', /\bfalse\b/g, ['true']],
   ['condition', /\bif \((?!constexpr)/g, ['if (false && ', 'if (true || ']],
-  // A call, an assignment or a jump on a line of its own, but no declaration.
+  // Matches a call, an assignment or a jump that is a whole line, but not a declaration.
   [
     'statement',
     /(?<=^ +)(?:(?:[\w.:>\]-]+(?:\[[^\]]*\])?(?: [-+|&^]?= [^;]+|\([^;]*\))|continue|break|\+\+[\w.]+|[\w.]+\+\+);)$/gm,
@@ -55,10 +55,7 @@ const OPERATORS = [
   ],
 ]
 
-/**
- * The text with comments, strings and preprocessor lines replaced by blanks, so that its length stays the same.
- * @param {string} text
- */
+/** Replaces comments, strings and preprocessor lines by spaces, so that the length stays the same. @param {string} text */
 function codeOf(text) {
   return text.replaceAll(
     /\/\/[^\n]*|\/\*[\s\S]*?\*\/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)+'(?!\w)|^#[^\n]*|static_assert\([^;]*;/gm,
@@ -87,14 +84,14 @@ export function mutantsOf(text, file) {
 }
 
 /**
- * Lists all mutants of a folder in a random order that the seed determines.
- * @param {{ root: string, room: string, seed: string }} options
+ * Lists all mutants of an area, in the order that the seed decides.
+ * @param {{ root: string, area: string, seed: string }} options
  */
-export function nativeMutants({ root, room, seed }) {
-  const files = readdirSync(join(root, 'native', room)).filter((name) => /\.(cc|h)$/.test(name))
+export function nativeMutants({ root, area, seed }) {
+  const files = readdirSync(join(root, 'native', area)).filter((name) => /\.(cc|h)$/.test(name))
   return files
     .toSorted()
-    .flatMap((name) => mutantsOf(readFileSync(join(root, 'native', room, name), 'utf8'), `native/${room}/${name}`))
+    .flatMap((name) => mutantsOf(readFileSync(join(root, 'native', area, name), 'utf8'), `native/${area}/${name}`))
     .map((mutant, index) => ({
       mutant,
       at: drawn(`${seed} ${mutant.file} ${mutant.line} ${mutant.was} ${mutant.became} ${index}`),
@@ -103,12 +100,7 @@ export function nativeMutants({ root, room, seed }) {
     .map(({ mutant }) => mutant)
 }
 
-/**
- * Runs a command and returns its exit code, or why it has none.
- * @param {string[]} command
- * @param {{ cwd: string, limitMs: number }} options
- * @returns {Promise<number | string>}
- */
+/** Runs a command; resolves with its exit code, or with the signal that ended it. @param {string[]} command @param {{ cwd: string, limitMs: number }} options @returns {Promise<number | string>} */
 function end([file, ...args], { cwd, limitMs }) {
   return new Promise((resolve, reject) => {
     const child = spawn(file, args, { cwd, stdio: 'ignore', timeout: limitMs, killSignal: 'SIGKILL' })
@@ -117,32 +109,32 @@ function end([file, ...args], { cwd, limitMs }) {
 }
 
 /**
- * Builds what is needed to try mutants: the unchanged objects, and the files that each depends on.
+ * Compiles the objects without a mistake, and records the sources of each object.
  * @param {{ root: string, folder: string }} options
  */
 export async function createNativeTrials({ root, folder }) {
   const before = join(folder, 'objects')
-  const list = (/** @type {string} */ room, /** @type {RegExp} */ pattern) =>
-    readdirSync(join(root, room))
+  const list = (/** @type {string} */ area, /** @type {RegExp} */ pattern) =>
+    readdirSync(join(root, area))
       .filter((name) => pattern.test(name))
-      .map((name) => `${room}/${name}`)
+      .map((name) => `${area}/${name}`)
       .toSorted()
-  const rooms = ['native', 'native/crypto', 'native/core', 'native/encap', 'native/io', 'native/walk']
-  const sources = [...rooms, 'test/native'].flatMap((room) => list(room, /\.(cc|h)$/))
+  const areas = ['native', 'native/crypto', 'native/core', 'native/encap', 'native/io', 'native/walk']
+  const sources = [...areas, 'test/native'].flatMap((area) => list(area, /\.(cc|h)$/))
   const state = createHash('sha256')
   for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
   const key = state.digest('hex')
-  // Objects are reused if nothing changed since the last run.
+  // The objects of the last run are valid if no source has changed.
   const keyPath = join(before, 'key')
   const isBuilt = existsSync(keyPath) && readFileSync(keyPath, 'utf8') === key
   if (!isBuilt) rmSync(before, { recursive: true, force: true })
   mkdirSync(before, { recursive: true })
-  const shared = ['native/crypto', 'native/core', 'native/io'].flatMap((room) => list(room, /\.cc$/))
+  const shared = ['native/crypto', 'native/core', 'native/io'].flatMap((area) => list(area, /\.cc$/))
   const mains = Object.keys(PROGRAMS).map((name) => `test/native/${name}.cc`)
   const objectOf = (/** @type {string} */ source, /** @type {string} */ to) =>
     join(to, `${basename(dirname(source))}-${basename(source)}.o`)
 
-  /** The files that each object depends on. @type {Map<string, Set<string>>} */
+  /** The files from which each object was compiled. @type {Map<string, Set<string>>} */
   const made = new Map()
   for (const source of [...shared, ...mains]) {
     const object = objectOf(source, before)
@@ -159,7 +151,7 @@ export async function createNativeTrials({ root, folder }) {
     )
   }
 
-  /** @param {string} name @param {string} to The folder of the mutant's objects, which replace the unchanged ones. */
+  /** @param {string} name @param {string} to The folder of the mutant's objects, which take precedence. */
   async function link(name, to) {
     const program = join(to, name)
     const objects = [...shared, `test/native/${name}.cc`].map((source) => {
@@ -179,19 +171,19 @@ export async function createNativeTrials({ root, folder }) {
     const program = await link(name, before)
     const began = performance.now()
     const code = await end([program, ...args], { cwd: root, limitMs: COMPILE_MS })
-    if (code !== 0) throw new Error(`${name} fails without a mutant too: ${code}`)
+    if (code !== 0) throw new Error(`${name} also fails without a mistake: ${code}`)
     limits[name] = Math.ceil(Math.max(LEAST_MS, PATIENCE * (performance.now() - began)))
   }
 
   /**
-   * True if a test notices this mutant; undefined if the mutant does not compile.
+   * Resolves with true if a test notices this mistake; undefined if it does not compile.
    * @param {{ file: string, index: number, was: string, became: string }} mutant
    */
   async function isNoticed({ file, index, was, became }) {
     const to = join(folder, 'mutant')
     rmSync(to, { recursive: true, force: true })
     mkdirSync(join(to, 'tree'), { recursive: true })
-    // The mutant needs a tree of its own, because a header is found next to the file that includes it.
+    // Copy the whole tree, because headers are searched next to the file that includes them.
     if ((await end(['cp', '-r', '--parents', ...sources, join(to, 'tree')], { cwd: root, limitMs: COMPILE_MS })) !== 0)
       throw new Error('sources cannot be copied')
     const text = readFileSync(join(root, file), 'utf8')
@@ -209,9 +201,9 @@ export async function createNativeTrials({ root, folder }) {
     return false
   }
 
-  // If the copied tree lacked a file, nothing would compile, and no mutant would count.
+  // If the copied tree lacked a file, mutants would not compile and would not be counted.
   if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
-    throw new Error('the copied tree does not compile without a mutant')
+    throw new Error('the copied tree without a mistake does not compile')
   writeFileSync(keyPath, key)
   return { state: key, isNoticed }
 }
