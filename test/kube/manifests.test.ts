@@ -370,7 +370,7 @@ describe('deploy/charts/weft', () => {
     expect(specOf({ weft }, 'PrometheusRule')).toEqual(theirs('prometheusrule.yml'))
     const runbooks = 'https://wiki.example/weft/'
     const led = specOf({ weft: { ...weft, monitoring: { ...monitoring, runbooks } } }, 'PrometheusRule')
-    expect(JSON.stringify(led)).toContain('"https://wiki.example/weft/docs/doctor.md#daemon-silent"')
+    expect(JSON.stringify(led)).toContain('"https://wiki.example/weft/docs/findings-host.md#daemon-silent"')
     expect(JSON.stringify(led)).not.toContain('"docs/')
   })
 
@@ -517,7 +517,7 @@ describe('a real API server', () => {
   afterEach(() => api?.close())
 
   it('accepts each object of the manifest', async () => {
-    // The server is version 1.20, which has no maxSurge. It gets the objects that docs/kubernetes.md gives for such a cluster.
+    // The server is version 1.20, which has no maxSurge. It gets the objects that docs/kubernetes/updates.md gives for such a cluster.
     const older = (object: KubeObject): KubeObject =>
       object.kind === 'DaemonSet'
         ? ({ ...object, spec: { ...updateOf([object]), updateStrategy: undefined } } as KubeObject)

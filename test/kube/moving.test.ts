@@ -1,4 +1,5 @@
-// moving.test.ts - follows docs/kubernetes.md to the letter: from flannel to weft and back, node by node, with a real API server.
+// moving.test.ts - runs the commands of docs/kubernetes/from-flannel.md: from flannel to weft and back, node by node, with a real API
+// server.
 //
 // kubectl runs the manual's own commands. The test plays the rest of a cluster: a controller that creates a pod on each node, and a kubelet
 // that runs the pod's container as a daemon on a host made of a namespace. There is no program of flannel; a pod with its image only writes
@@ -38,9 +39,9 @@ interface Pod extends KubeObject {
   readonly spec: Template['spec'] & { readonly nodeName: string }
 }
 
-const blocks = manualLines('## From flannel to weft', '## And back')
+const blocks = manualLines('docs/kubernetes/from-flannel.md', '## From flannel to weft', '## And back')
 
-describe('docs/kubernetes.md', () => {
+describe('docs/kubernetes/from-flannel.md', () => {
   needs(KUBE_APISERVER, HOSTS, 'openssl', 'iptables', 'ping', 'kubectl', 'jq')
   let lab: Lab | undefined
   let api: RealKubeApi | undefined

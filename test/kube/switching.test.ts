@@ -1,5 +1,5 @@
 // switching.test.ts - enables IPv6 in a running Kubernetes cluster and disables it again: with the small server, and with a real one and
-// the commands of docs/kubernetes.md.
+// the commands of docs/kubernetes/add-ipv6.md.
 
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -48,9 +48,10 @@ describe('IPv6 is enabled in a running cluster and disabled again', () => {
     for (const host of hosts) await admin.addNode(host.name, rangeOf(host))
 
     writeFileSync(join(folder, 'admin'), kubeconfigText(api.url, api.caFile, ADMIN_TOKEN))
-    const [hold, on, range, restart, look, off] = manualLines('## Both families')
+    const [hold, on, range, restart, look, off] = manualLines('docs/kubernetes/add-ipv6.md', '## Both families')
     // moving.test.ts tests these commands.
-    for (const block of [hold, restart]) expect(manualLines('## From flannel to weft').join('')).toContain(block)
+    const followed = manualLines('docs/kubernetes/from-flannel.md', '## From flannel to weft').join('')
+    for (const block of [hold, restart]) expect(followed).toContain(block)
     const sh = (script: string, env: Readonly<Record<string, string>>): Promise<string> =>
       output(
         [

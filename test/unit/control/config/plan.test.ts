@@ -11,7 +11,30 @@ const config = (backend: object, head: object = {}) =>
 
 it.each<[string, object, object, readonly string[], readonly string[], number]>([
   ['nothing', { Type: 'udp' }, { Type: 'udp', Port: 0 }, ['', ''], [], 0],
-  ['the backend', { Type: 'udp', Port: 9 }, { Type: 'vxlan', VNI: 7 }, ['', '', ''], ['Backend.Type: udp -> vxlan'], 3],
+  [
+    'the backend',
+    { Type: 'udp', Port: 9 },
+    { Type: 'vxlan', VNI: 7 },
+    ['', '', ''],
+    ['Backend.Type: udp -> vxlan', 'Backend.VNI: 1 -> 7'],
+    3,
+  ],
+  [
+    'the backend to one with a key',
+    { Type: 'vxlan', Port: 9 },
+    { Type: 'wireguard', PSK: KEY },
+    ['vxlan'],
+    ['Backend.Type: vxlan -> wireguard', 'Backend.PSK: none -> <hidden>'],
+    1,
+  ],
+  [
+    'a first key',
+    { Type: 'wireguard' },
+    { Type: 'wireguard', PSK: KEY },
+    ['wireguard'],
+    ['Backend.PSK: none -> <hidden>'],
+    1,
+  ],
   [
     'the backend, which some nodes have already',
     { Type: 'udp' },
