@@ -1,9 +1,9 @@
-// extension.ts - commands of the operator bring the packets there: one before the lease, one after it, one for each peer that
-// comes, and one for each that goes.
+// extension.ts - runs the operator's commands, which carry the packets: one before the lease is acquired, one after it,
+// and one for each peer that comes or goes.
 //
-// Words, variables, input and what a failure means are flanneld's (pkg/backend/extension, v0.28.2 and later). No shell: a command
-// is split at white space. Of peers it gets addresses as variables and what they published on its standard input, never as
-// an argument that it did not ask for.
+// Arguments, variables, input and the handling of failures are those of flanneld (pkg/backend/extension, v0.28.2 and
+// later). There is no shell: a command is split at white space. Addresses of peers are passed as variables, and data
+// that a peer published only on the standard input, never as an argument that the command does not name.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { withoutUser } from '../../base/secret.ts'
@@ -21,10 +21,13 @@ const TYPE = 'extension'
 const SAY_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
-/** The variables that tell of a peer, by each family that it has. */
+/** The names of the variables for a peer's addresses, for each family of the peer. */
 const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
 
-/** The words of a command: split at white space, then `$NAME` and `${NAME}` put in each, so that a value stays in its word. */
+/**
+ * Splits a command at white space, then replaces `$NAME` and `${NAME}` in each word, so that a value never becomes
+ * several words.
+ */
 export function wordsOf(command: string, variables: Variables): string[] {
   const value = (name: string): string => variables[name] ?? process.env[name] ?? ''
   return command
@@ -45,7 +48,7 @@ export function createExtensionBackend({
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
-  /** The command as flanneld logs it: whole, but without users of URLs. */
+  /** Returns a command for the log: complete, but without user names in URLs. */
   const shown = (name: Command): string => withoutUser(commands[name].reveal())
 
   /**
@@ -95,7 +98,7 @@ export function createExtensionBackend({
       }
     },
     async open(own, signal): Promise<DataPath> {
-      // As Go prints what there is none of.
+      // Missing values are written as Go prints them.
       const { ipv4, ipv6 } = own.attrs.publicIp
       const start = {
         NETWORK: config.ipv4 ? formatNet(config.ipv4.network) : '0.0.0.0/0',
@@ -147,7 +150,7 @@ export function createExtensionBackend({
         mtu: external.mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
-          // Of each peer the families alone that it may be used with.
+          // A peer may be usable in only one of its families, and gets only that one.
           const peers = new Map<string, Lease>()
           for (const { family, filter } of filters)
             for (const peer of filter.usable(leases, ownKey)) {

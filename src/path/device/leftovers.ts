@@ -281,7 +281,7 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   return found
 }
 
-/** Returns arguments of `ip route get` for packets of this node: none for the host's packets, source and bridge for a container's. */
+/** Returns further arguments of `ip route get` for packets of this node: none for the host's packets, source and bridge for a container's. */
 async function waysOfOwn(
   run: Run,
   { family, subnet }: Side,

@@ -1,4 +1,4 @@
-// start-error.ts - what the kernel refused when an engine started, as a sentence and a remedy.
+// start-error.ts - turns a refusal by the kernel at the start of an engine into an error with a remedy.
 
 import { WeftError } from '../../base/errors.ts'
 import type { EngineConfig } from './engine.ts'
@@ -9,7 +9,7 @@ const isRoot = (): boolean => process.getuid?.() === 0
 export function noTun(error: NodeJS.ErrnoException): WeftError {
   const { code } = error
   const isForbidden = code === 'EPERM' || code === 'EACCES'
-  const what = isForbidden ? `/dev/net/tun may not be opened (${code})` : `/dev/net/tun cannot be opened (${code})`
+  const what = isForbidden ? `no permission to open /dev/net/tun (${code})` : `cannot open /dev/net/tun (${code})`
   const inContainer = 'in a container, `docker run --cap-add NET_ADMIN --device /dev/net/tun`'
   return new WeftError('NO_TUN', what, {
     remedy: isForbidden
@@ -28,7 +28,9 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
     cause,
   })
 
-/** `error` is what the addon or node:dgram threw: an Error with `code` and `syscall`. */
+/**
+ * Makes the error for a failed start. `error` comes from the addon or node:dgram: an Error with `code` and `syscall`.
+ */
 export function engineStartError(
   error: unknown,
   config: Pick<EngineConfig, 'bindAddress' | 'port' | 'tunName'>,
@@ -40,21 +42,21 @@ export function engineStartError(
   if (syscall === 'open /dev/net/tun') return noTun(error as NodeJS.ErrnoException)
   if (syscall === 'ioctl TUNSETIFF') {
     if (code === 'EPERM')
-      return noNetAdmin(`the TUN device ${config.tunName.replace('%d', '0')} may not be created (EPERM)`, error)
+      return noNetAdmin(`no permission to create the TUN device ${config.tunName.replace('%d', '0')} (EPERM)`, error)
     return fail(
       'DEVICE',
-      `the TUN device ${config.tunName} cannot be created (${code})`,
+      `cannot create the TUN device ${config.tunName} (${code})`,
       `if it is in use by another process, stop that; see \`ip link show\``,
     )
   }
   if (syscall === 'pthread_create') {
     return fail(
       'DEVICE',
-      `the data path gets no thread (${code})`,
+      `cannot create a thread for the data path (${code})`,
       'raise the limit of tasks: TasksMax= of the unit, the pids limit of the container, `ulimit -u`',
     )
   }
-  // The native engine's word for what it lacks (native/engine.cc), of encapsulations that encrypt.
+  // native/engine.cc reports a missing cipher under this name, for encapsulations that encrypt.
   if (syscall === 'ChaCha20-Poly1305 of OpenSSL') {
     return fail(
       'DEVICE',
@@ -66,7 +68,7 @@ export function engineStartError(
     return fail(
       'PORT_IN_USE',
       `UDP port ${where} is taken`,
-      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or set another Backend.Port for all nodes (of wireguard ListenPort, or ListenPortV6)`,
+      `stop the program that uses it (\`ss -ulnp sport = :${config.port}\`; perhaps flanneld or a vxlan device), or set another Backend.Port for all nodes (for wireguard ListenPort or ListenPortV6)`,
     )
   }
   if (code === 'EADDRNOTAVAIL') {

@@ -1,4 +1,5 @@
-// direct-routing.ts - direct routing: to peers that are reached without a router packets are routed as host-gw does, past any tunnel.
+// direct-routing.ts - direct routing: packets to peers that are reached without a router use a route to the peer's
+// host, like those of host-gw, instead of the tunnel.
 
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
@@ -10,7 +11,7 @@ import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '..
 import type { Way } from './choose-carrier.ts'
 
 interface DirectHops {
-  /** Asks the kernel how peers' hosts are reached: of those alone that may differ, where they are named. */
+  /** Looks up the kernel's routes to peers' hosts: of all peers, or only of those in `changed`. */
   look(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
   /** The next hops to peers that need no tunnel, by subnet. */
   hops(): NextHops
@@ -22,7 +23,7 @@ interface DirectHops {
   lookAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }
 
-/** For peers of one family. */
+/** Returns the next hops to peers of one family. */
 export function createDirectHops(run: Run, family: Family): DirectHops {
   const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
@@ -45,7 +46,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
       }
       const found = await hopsTo([...changed.keys()].flatMap((key) => peers.get(key) ?? []))
       const next = new Map(hops)
-      // Peers that go come first: the subnet of one that goes may be another's from now on.
+      // Removals come first, because the subnet of a removed peer may belong to another peer now.
       for (const [key, before] of changed)
         for (const peer of [before, peers.get(key)]) if (peer) next.delete(subnetOf(peer))
       for (const [subnet, hop] of found) next.set(subnet, hop)
@@ -81,14 +82,14 @@ interface DirectWayOptions {
   readonly log: Log
 }
 
-/** Beside a tunnel that takes the whole network. */
+/** Returns the carrier with direct routes, for use before a tunnel that carries the whole network. */
 export function createDirectWay({ network, run, log }: DirectWayOptions): Way {
   const family = familyOf(network)
   const direct = createDirectHops(run, family)
   const routes = createRouteSync({ network, run, log })
   return {
     name: 'direct',
-    // A route that the kernel refuses leaves the packets to that of the tunnel.
+    // If the kernel refuses a route, packets to the peer continue to use the tunnel's route.
     takes: (peer) => routes.isSet(formatNet(sideOf(peer, family).subnet)),
     async apply(peers, changed) {
       if (changed?.size === 0) return

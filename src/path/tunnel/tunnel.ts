@@ -1,4 +1,5 @@
-// tunnel.ts - a tunnel that the engine carries: a TUN device on one side, UDP sockets on the other, for each encapsulation.
+// tunnel.ts - opens a tunnel that an engine of weft carries, for any encapsulation: a TUN device on one side, UDP
+// sockets on the other.
 
 import { describeError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -64,7 +65,7 @@ const JOINING = [
   ['coalesce-udp', 'UDP'],
 ] as const
 
-/** Backends that have settings of a tunnel. */
+/** The backends whose settings contain the settings of a tunnel. */
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
 export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
@@ -72,22 +73,22 @@ export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends 
   readonly persistence: Persistence
 }
 
-/** The parts that a tunnel is made of, whichever backend's. */
+/** The options of `openTunnel` that all backends have. */
 interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** The data path's life beyond this process: what is to outlive it, and what another one left. */
+/** What of the data path survives this process, and what an earlier process left. */
 export interface Persistence {
-  /** True when the device is to stay when the process ends, however it ends. */
+  /** True if the device must stay when the process ends, even if the process is killed. */
   readonly persist: boolean
-  /** The devices of the daemon before. */
+  /** The names of the devices of the earlier process. */
   readonly tunNames: readonly string[]
-  /** True when the engine opens several queues, which a device has or has not for all its life. */
+  /** True if the engine opens several queues. A device has either one queue or several until it is deleted. */
   readonly isMultiQueue: boolean
   /**
-   * Takes the path of the daemon before, if it was opened for the same: that daemon forwards no more then. If it was
-   * not, what it held is free.
+   * Takes over the open path of the predecessor if it was opened with the same options; the predecessor then no longer
+   * forwards. Otherwise it closes whatever the predecessor lent.
    */
   inherit(
     wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
@@ -97,83 +98,96 @@ export interface Persistence {
 /** The properties in which one tunnel differs from others. */
 interface TunnelKind {
   readonly encapsulation: EncapsulationName
-  /** The families that it carries, as far as the node has subnets of them. */
+  /** The families of inner packets. The tunnel carries those of which the node has a subnet. */
   readonly families: readonly Family[]
-  /** The family of its datagrams. */
+  /** The family of the datagrams. */
   readonly outer: Family
-  /** Their family to peers that do not answer by that one, or have no address of it; none where all are of one. */
+  /**
+   * The family of datagrams to peers that do not answer over `outer`, or have no address of it; left out if all
+   * datagrams have one family.
+   */
   readonly other?: Family | undefined
   /** The underlay family in which this host has no address now. The tunnel is reopened when the host gets one. */
   readonly awaited?: Family | undefined
-  /** The bytes that stand around an inner packet, with the longer of the outer IP headers that there may be. */
+  /** The bytes that are added around an inner packet, with the longer of the possible outer IP headers. */
   readonly overhead: number
-  /** The same with the header of a family; `overhead` where it is left out. */
+  /** The bytes that are added with an outer header of this family; defaults to `overhead`. */
   readonly overheadOf?: (outer: Family) => number
-  /** The encapsulation's facts about this host, and about a peer; none when left out. */
+  /** The encapsulation's facts about this host, and about a peer; left out if it needs none. */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
   /** The name of the TUN, or a pattern such as `flannel%d`. */
   readonly tunName: string
-  /** UDP, of all hosts. */
+  /** The UDP port of all hosts. */
   readonly port: number
   /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
-  /** The filter of peers beside what all backends ask. */
+  /** What this backend's filter of peers checks in addition to the checks of all backends. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** The scope of the route to the network, as the device's. */
+  /** The scope of the route to the network; defaults to that of the device. */
   readonly scope?: 'link'
-  /** Of an encapsulation with keys: who agrees on them with peers. */
+  /** Agrees with peers on keys; left out if the encapsulation has no keys. */
   readonly keeper?: SessionKeeper
-  /** Looks at what the backend alone knows of, whenever the device is looked at. */
+  /** Checks, together with the device, what only the backend knows of. */
   readonly look?: () => Promise<void>
-  /** Removes what a backend of another kind may have in this one's place, once nobody runs that would mend it. */
+  /** Removes the device of another carrier that has this device's place, once no process runs that would repair it. */
   readonly clear?: () => Promise<void>
-  /** True when peers that are reached without a router are routed to outside the tunnel. */
+  /** True if packets to peers that are reached without a router bypass the tunnel. */
   readonly directRouting?: boolean
 }
 
 /** Agrees with peers on the keys of their sessions. */
 export interface SessionKeeper {
-  /** Goes on as another keeper did, by what its `pause` gave; false for what is none, or of other keys. Before all else. */
+  /**
+   * Continues the sessions of another keeper from the bytes that its `pause` returned. Returns false if they are
+   * invalid or belong to other keys. Must be called first.
+   */
   inherit(head: Uint8Array): boolean
-  /** Takes over the sessions of an engine that runs, as far as it kept some of the one before, which has ended. */
+  /**
+   * Starts to work with a running engine, and with the sessions that this engine kept of the previous one, which has
+   * ended.
+   */
   begin(sessions: EngineSessions): void
-  /** Does nothing until `begin`; what another one goes on by, which tells no key. */
+  /** Stops all work until `begin`. Returns what another keeper needs to continue; it contains no secret key. */
   pause(): Uint8Array
-  /** The engine has mail. */
+  /** Handles the control messages and events of the engine; called when `takeMail` has something to return. */
   onMail(): void
-  /** Takes over who the peers are; before the engine has their records. */
+  /** Sets the peers. Must be called before the engine gets their records. */
   setPeers(peers: ReadonlyMap<string, Lease>): void
-  /** Where a peer's datagrams go: as its lease says, or where it has moved since. */
+  /**
+   * The destination of a peer's datagrams: the address in its lease, or the address to which the peer has moved since.
+   */
   endpointOf(peer: Lease): UdpEndpoint
-  /** True where what is sent to a peer must leave from the port that this host listens on. */
+  /** True if datagrams to this peer must leave from the port on which this host listens. */
   isFromKnownPort(peer: Lease): boolean
-  /** What there is of the keys with a peer, but for what the engine counts; undefined of one that has no key. */
+  /**
+   * The state of the session with a peer, without the bytes that the engine counts; undefined for a peer without a key.
+   */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
   unknownKeys(): readonly UnknownKey[]
-  /** `moved` is told of a peer, by its lease's key, that is to be sent to elsewhere. */
+  /** Sets the function that is called with the lease key of a peer whose destination has changed. */
   listen(moved: (key: string) => void): void
   stop(): void
 }
 
 /**
- * The source of ICMP errors into the TUN: the network's own address, which no host has; the next subnet's where ours is
- * the first. The kernel refuses a packet from the TUN with an IPv4 address of this host, whoever made it, and must go on to
- * do so; of IPv6 filters of reverse paths do.
+ * Returns the source of ICMP errors into the TUN: the network's own address, which no host has, or the address of the
+ * next subnet if this node has the first one. It must not be an address of this host: the kernel refuses packets from
+ * the TUN with a local IPv4 source, and reverse path filters drop those with a local IPv6 source.
  */
 function networkAddressFor(network: Net, subnet: Net): Address {
   if (network.address !== subnet.address) return network.address
   return isIpv4Net(subnet) ? subnet.address + Number(netSize(subnet)) : subnet.address + netSize(subnet)
 }
 
-/** Warns of a network that has this host's own address. */
+/** Warns if the network contains this host's own address. */
 export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): void {
   for (const family of familiesOf(config)) {
     const [range, address] = [config[family], own[family]]
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Works as long as every peer is on a network that this host is on, since that route is longer.
+    // Such a network works if each peer is on a link of this host, because the link's route has a longer prefix.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -182,14 +196,14 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
   }
 }
 
-/** A family that a tunnel carries. */
+/** The tunnel's state for one family of inner packets. */
 interface Side {
   readonly family: Family
   readonly network: Net
   readonly subnet: Net
   readonly filter: PeerFilter
   readonly ways: Ways
-  /** The engine's way, and those before it, in order. */
+  /** The engine, and the carriers that are tried before it, in order. */
   readonly through: LastWay
   readonly beside: readonly Way[]
 }
@@ -211,12 +225,15 @@ export async function openTunnel(
     }),
   )
   const [bindAddress = '', otherAddress] = [...bound.values()].map(formatAddress)
-  let counted = (_slot?: number): Float64Array => new Float64Array() // of the engine that is not there yet
+  let counted = (_slot?: number): Float64Array => new Float64Array() // until the engine runs
   const slots = createTrafficSlots((slot) => counted(slot))
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
-  /** The families that were chosen for peers, where they are not the first that both have, by lease key. */
+  /** The family chosen for each peer, by lease key, if it is not the first family of both hosts. */
   const chosen = new Map<string, Family>(kind.other ? byOther.map((key) => [key, kind.other as Family]) : [])
-  /** The family of the datagrams to a peer. A filter passes over a lease without an address by which its node is reached. */
+  /**
+   * Returns the family of the datagrams to a peer. Peers have at least one usable address, because the filter skips
+   * other leases.
+   */
   function outerOf(peer: Lease): Family {
     if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
     const can = reachedBy(peer, own, outers)
@@ -224,13 +241,16 @@ export async function openTunnel(
   }
   const placeOf = (peer: Lease): UdpEndpoint =>
     kind.keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[outerOf(peer)] ?? 0, port }
-  /** The address that a peer's datagrams may come from besides. */
+  /** The peer's address of the other family, from which its datagrams may also come. */
   function otherHostOf(peer: Lease): Address | undefined {
     const outer = outerOf(peer)
     const other = reachedBy(peer, own, outers).find((family) => family !== outer)
     return other && peer.attrs.publicIp[other]
   }
-  /** No sender of IPv6 can be told to send less: its packets are fragmented on their way then. */
+  /**
+   * The minimum path MTU. For IPv6 it is 1280, because no ICMPv6 error can announce less: datagrams are fragmented
+   * instead.
+   */
   const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
   const known = (peer: Lease, family: Family): number => {
     const outer = outerOf(peer)
@@ -251,7 +271,7 @@ export async function openTunnel(
       return bytes < mtu ? bytes : undefined
     },
   })
-  /** What the node publishes since it moved. */
+  /** The attributes that the node has published since its address changed. */
   let renewed: LeaseAttrs | undefined
   const own: OwnLease = {
     ...lease,
@@ -271,7 +291,7 @@ export async function openTunnel(
       isOneOfTwo: kind.families.length > 1,
       log,
     })
-    // Loaded by those alone that ask for it: packets wait for a start.
+    // Loaded only if it is needed, because packets wait for the start.
     const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
     const beside = direct ? [direct.createDirectWay({ network, run, log })] : []
     const through = throughTo(family)
@@ -283,14 +303,14 @@ export async function openTunnel(
   const subnets = netsOf(sides.map(({ subnet }) => subnet))
 
   const calm = seldom(log)
-  /** The families that cannot be had for now, each with the reason. */
+  /** The families that cannot be carried now, each with the reason. */
   const lacking: { [F in Family]?: string } = {}
   const carried = (): readonly Side[] => sides.filter(({ family }) => lacking[family] === undefined)
   function lack(family: Family, error: unknown): void {
     lacking[family] = messageOf(error)
-    calm.error(`${FAMILY_NAMES[family]} is not carried, and tried again: ${describeError(error)}`)
+    calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
   }
-  /** Does it for each family that is carried. What is in the way of one alone is said, and the other goes on. */
+  /** Runs `act` for each carried family. If only one family fails, its failure is logged and the other continues. */
   async function eachSide(act: (side: Side) => Promise<void>): Promise<void> {
     const all = carried()
     const done = await Promise.allSettled(all.map(act))
@@ -307,7 +327,7 @@ export async function openTunnel(
     await refuseForeignRoute(run, network, isOwn)
   }
 
-  // A device that is ours by its name is looked at when nobody runs any more.
+  // A device with this backend's name does not count as foreign; it is checked when no other process forwards any more.
   await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
   const endTo = ({ family }: Side, peer: Lease): Peer => {
     const { address: endpoint, port: to } = placeOf(peer)
@@ -321,7 +341,7 @@ export async function openTunnel(
   const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
   const peerKeys = (of: readonly Side[] = sides): ReadonlySet<string> =>
     new Set(of.flatMap(({ filter }) => [...filter.peers().keys()]))
-  /** The ends that became different, by what changed of each family. */
+  /** Returns the records that differ, for the changes of each family. */
   const changedEnds = (changes: readonly (readonly [Side, PeerChanges])[]): Peer[] => {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
     for (const key of keys) {
@@ -341,14 +361,14 @@ export async function openTunnel(
         return peer ? endTo(side, peer) : []
       }),
     )
-    // Peers that go come first: the subnet of one that goes may be another's from now on.
+    // Removals come first, because the subnet of a removed peer may belong to another peer now.
     return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
   const tellKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
   slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
-  // From here on packets wait, if there is something inherited.
+  // If a path was inherited, packets wait in it from here on.
   const head = inherited?.bequest === undefined ? undefined : addon.bequestHead(inherited.bequest)
   const keepsSessions = head && kind.keeper?.inherit(head)
   tellKeeper()
@@ -387,7 +407,7 @@ export async function openTunnel(
     log,
   )
   strangers.setPeers(ends)
-  /** Has the packets of a peer go where they are to go now. */
+  /** Sends the packets of a peer to its current destination. */
   function redirect(key: string): void {
     const its = sides.flatMap((side) => {
       const peer = side.filter.peers().get(key)
@@ -396,18 +416,19 @@ export async function openTunnel(
     engine.changePeers(encodePeers(its))
     strangers.changePeers(its)
   }
-  // What was chosen before is of no use without sockets of that family, and nobody chooses again then.
+  // Without sockets of the other family, the choices of the earlier process have no effect, and no process would revise
+  // them.
   if (!engine.hasOther)
     for (const key of Array.from(chosen.keys())) {
       chosen.delete(key)
       redirect(key)
     }
   kind.keeper?.listen(redirect)
-  beginSessions() // which may tell at once of peers that moved while nobody forwarded
+  beginSessions() // may immediately report peers that moved while no process forwarded
   async function end(): Promise<void> {
     kind.keeper?.stop()
     await engine.stop()
-    // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
+    // A persistent device survives the engine and must be deleted, unless its deletion is what ended the engine.
     if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
   }
   function takeBack(): void {
@@ -432,7 +453,7 @@ export async function openTunnel(
   let tell!: (reason: Error) => void
   const ended = new Promise<Error>((resolve) => (tell = resolve))
   try {
-    // By which family a peer is reached is not for this node alone to change where there are keys.
+    // With keys both hosts must agree on the family of their datagrams, so this node cannot continue with one family.
     if (kind.keeper && otherAddress !== undefined && !engine.hasOther)
       throw new WeftError('PORT_IN_USE', engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
@@ -441,7 +462,7 @@ export async function openTunnel(
     if (inherited) await removeFamilies(run, engine.tunName, others)
     await eachSide(configure)
   } catch (error) {
-    // A device that was there before stays: the other daemon may have taken it back.
+    // An existing device stays, because the predecessor may have taken it back.
     await (inherited || adopted !== undefined ? engine.stop() : end())
     throw error
   }
@@ -461,7 +482,7 @@ export async function openTunnel(
     })
     return its.length > 0 ? { key, ...Object.fromEntries(its) } : undefined
   }
-  /** A peer's traffic, by its lease key, with the session that it has: one for all its families. */
+  /** Adds a peer's session to its traffic. A peer has one session for all families. */
   function withSessions([key, traffic]: readonly [string, PeerTraffic]): readonly [string, PathTraffic] {
     const { txBytes, rxBytes } = traffic
     const its = sides.flatMap(({ family, filter }) => {
@@ -480,7 +501,7 @@ export async function openTunnel(
     },
     ...(settings.probePathMtu ? { limit } : {}),
   }
-  /** The choosing between the two, where there is one. */
+  /** Returns the means to choose between the two families of the underlay. */
   function underlaysWith(first: Family, other: Family): Underlays {
     const bothOf = (key: string): Lease | undefined => {
       const peer = sides.flatMap(({ filter }) => filter.peers().get(key) ?? [])[0]
@@ -494,7 +515,7 @@ export async function openTunnel(
       choose(key, family) {
         if (family === first) chosen.delete(key)
         else chosen.set(key, family)
-        // What was found of the one path says nothing of the other.
+        // The path MTU of one family is not valid for the other.
         for (const { family: inner } of sides)
           limits[inner] = new Map([...limits[inner]].filter(([each]) => each !== key))
         redirect(key)
@@ -505,7 +526,7 @@ export async function openTunnel(
       },
     }
   }
-  /** Has the sockets of the other family at the address that this host has now. */
+  /** Binds the sockets of the other family to the host's current address. */
   async function bindOther({ address }: ExternalInterface): Promise<void> {
     const { other } = kind
     const local = other && address[other]
@@ -515,7 +536,7 @@ export async function openTunnel(
       if (kind.keeper) tell(new Error(messageOf(error)))
       else log.warn(messageOf(error))
     })
-    beginSessions() // of the engine that runs on them
+    beginSessions() // a new engine may run now
   }
   /** Makes the engine follow the device's offload switches, which control the joining of received packets, and logs a change. */
   function followSwitches(): void {
@@ -547,7 +568,7 @@ export async function openTunnel(
     },
     async renew(attrs) {
       renewed = attrs
-      if (watch.news !== undefined) log.info(`Peers are told that ${watch.news}`)
+      if (watch.news !== undefined) log.info(`Publishing a change to the peers: ${watch.news}`)
       watch.told()
       await bindOther(watch.now())
       for (const side of sides) {
@@ -566,7 +587,8 @@ export async function openTunnel(
       const changes = sides.map((side) => [side, side.filter.take(all, ownKey, touched)] as const)
       tellKeeper()
       const differing = changes.flatMap(([side, changed]) => (changed ? [[side, changed] as const] : []))
-      // The engine has every peer: a packet that one sends through the tunnel is let in, by whichever way packets go to it.
+      // The engine knows every peer, also those with a direct route, because it accepts packets that they send through
+      // the tunnel.
       if (differing.length === changes.length) {
         const differ = changedEnds(differing)
         engine.changePeers(encodePeers(differ))
@@ -584,7 +606,7 @@ export async function openTunnel(
       await kind.look?.()
       followSwitches()
       const mended: string[] = []
-      // A device that is gone the engine reports as a fault.
+      // The engine reports a missing device as a fault.
       await eachSide(async ({ family, ways }) => {
         for (const each of [devices.get(family), ways]) mended.push(...((await each?.resync()) ?? []))
       })
@@ -604,7 +626,7 @@ export async function openTunnel(
       return peer && ways?.pathMtu(peer)
     },
     pathSearch,
-    // Who agrees on keys chooses by itself, and what is not sealed is for nobody.
+    // With keys the keeper chooses the family, and unencrypted datagrams would reach no peer.
     ...(kind.other && engine.hasOther && !kind.keeper ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
     counters: () => ({
       ...engine.counters(),

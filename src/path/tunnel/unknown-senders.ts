@@ -1,25 +1,31 @@
-// unknown-senders.ts - says whose packets the engine does not let in, each once, and what to do.
+// unknown-senders.ts - logs senders whose packets the engine dropped, each sender once, with a remedy.
 
 import type { Log } from '../../base/log.ts'
 import { formatAddress, netsText } from '../../net/address.ts'
 import { reasonToDrop, type FilterOptions, type Stranger } from '../engine/filter.ts'
 import { createPeerTable, type Peer, type PeerTable } from '../engine/peers.ts'
 
-/** Strangers that are remembered as named. */
+/** The maximum number of senders that are remembered as logged. */
 const MOST_NAMED = 1024
-/** Anybody can pretend to be many: so many are named a minute, and the others later if they still send. */
+/**
+ * The maximum number of warnings per minute, because one host can forge many senders. Other senders are logged later if
+ * they still send.
+ */
 const NAMED_A_MINUTE = 8
 
 export interface StrangerLog {
-  /** Sets where the peers are asked for when there are strangers. */
+  /** Sets the function that returns all peers. It is called when there are unknown senders. */
   setPeers(peers: () => readonly Peer[]): void
-  /** Tells of peers that have changed since. */
+  /** Updates the peers after a change. */
   changePeers(peers: readonly Peer[]): void
-  /** Names those of the call before that are new and still are strangers: a lease may come after its node's first packets. */
+  /**
+   * Logs the senders of the previous call that are still refused. The delay allows for a lease that arrives after its
+   * node's first packets.
+   */
   name(strangers: readonly Stranger[]): void
 }
 
-/** `now` is in ms and never goes back. */
+/** Returns the log of unknown senders. `now` is a monotonic time in ms. */
 export function createStrangerLog(
   filter: FilterOptions,
   log: Log,
@@ -44,7 +50,7 @@ export function createStrangerLog(
       const early = new Set<string>()
       for (const stranger of strangers) {
         const from = formatAddress(stranger.from)
-        // The peers of now decide: a source that was unknown may be a peer's by now, and forged.
+        // The current peers decide: the source may have become a peer's, so that the packet would now be forged.
         const reason = reasonToDrop(filter, known, stranger)
         if (reason === undefined) {
           if (!named.has(`early ${from}`)) early.add(from)
@@ -89,8 +95,8 @@ export function createStrangerLog(
       )
     } else if (reason === 'rx_drop_unknown_sender') {
       log.warn(
-        `Packets from ${sender} are not let in: no lease says that ${claimed} is there. If that is a node, see that its lease ` +
-          'is in the store; else have the firewall keep it out',
+        `Packets from ${sender} are not let in: no lease has ${claimed} at this sender. If the sender is a node, see that its lease ` +
+          'is in the store; else block it in the firewall',
       )
     } else if (peer) {
       log.warn(

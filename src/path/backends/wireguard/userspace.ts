@@ -1,5 +1,5 @@
-// userspace.ts - WireGuard by the engine, for hosts whose kernel has none: a TUN of the device's name, and the messages that kernels
-// and wireguard-go send and take.
+// userspace.ts - WireGuard carried by the engine, for hosts whose kernel lacks it: a TUN with the name of the kernel's
+// device, and the same messages as those of kernels and wireguard-go.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
@@ -12,10 +12,10 @@ import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
 import { createKeeper, type KeeperPeer } from './keeper.ts'
 
 interface UserspaceOptions {
-  /** The parts of the tunnel; its options are WireGuard's, and none of the configuration. */
+  /** The options of the tunnel without settings, which WireGuard fixes. */
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string
-  /** The families that it carries, and those of its datagrams. */
+  /** The families of inner packets, and those of the datagrams. */
   readonly families: readonly Family[]
   readonly outers: readonly [Family, Family?]
   readonly port: number
@@ -25,18 +25,18 @@ interface UserspaceOptions {
   /** The underlay family in which this host has no address now. */
   readonly awaited: Family | undefined
   readonly psk: Secret
-  /** Seconds; 0: none. */
+  /** The keepalive interval in seconds; 0 disables it. */
   readonly keepalive: number
   readonly stampFile: string
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Looks, from time to time, at what it was opened with. */
+  /** Checks, with each check of the device, whether the key file has changed. */
   readonly look: () => Promise<void>
   readonly log: Log
 }
 
-/** A packet is let in if the key that it is sealed with is that of the peer whose subnet it is from. */
+/** WireGuard's rule: a packet enters if it was encrypted with the key of the peer whose subnet contains its source. */
 const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } } as const
 
 const overheadOf = (outer: Family): number => overheadBy('wireguard', outer)

@@ -1,4 +1,4 @@
-// drops.ts - the packets that the dgram engine dropped last, each way; as native/core/drops.h.
+// drops.ts - keeps the last packets that the dgram engine dropped, for each direction, like native/core/drops.h.
 
 import type { DroppedPacket, Drops } from '../../../../native/addon.d.ts'
 import type { Address } from '../../../net/address.ts'
@@ -9,11 +9,11 @@ const KEPT = 256
 const EVERY_US = 1_000
 const HEADER_BYTES = 128
 
-/** Facts about a dropped packet beside its bytes. */
+/** Facts about a dropped packet that its bytes do not show. */
 export interface DropDetails {
-  /** 0 when it is not known. */
+  /** The other host; 0 if it is not known. */
   readonly peer?: Address
-  /** The number of first bytes that the encapsulation put before a packet, if they are still there. */
+  /** The length of the encapsulation's header at the beginning of the bytes; 0 if it was removed. */
   readonly encapBytes?: number
 }
 
@@ -22,7 +22,10 @@ interface DropLog {
   read(after?: Drops['next']): Drops
 }
 
-/** `nowUs` is the time of the day in microseconds, `firstNumber` higher than those of an engine before. */
+/**
+ * `nowUs` returns the time in microseconds since 1970. `firstNumber` must be higher than the numbers of earlier
+ * engines.
+ */
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
   const ways = ['tx_', 'rx_'].map((prefix) => ({
     prefix,
