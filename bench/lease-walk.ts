@@ -98,7 +98,7 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
     traffic: (slot?: number) => new Float64Array(slot === undefined ? 0 : 5),
     drops: () => ({ next: [], packets: [] }),
     threads: () => ({}),
-    takeStrangers: () => [],
+    takeUnknownSenders: () => [],
     stop: async () => {},
   }
   const persistence = { persist: false, isMultiQueue: false, inherit: async () => undefined, settle: async () => {} }

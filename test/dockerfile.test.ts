@@ -113,8 +113,8 @@ describe('deploy/Dockerfile', () => {
     expect(all('USER')).toEqual([])
   })
 
-  it('is run by the command of docs/operating.md with what the daemon needs, and no more', () => {
-    const command = /^docker run ((?:.*\\\n)*.*) weft /m.exec(read('docs/operating.md'))![1]!
+  it('is run by the command of docs/docker.md with what the daemon needs, and no more', () => {
+    const command = /^docker run ((?:.*\\\n)*.*) weft /m.exec(read('docs/docker.md'))![1]!
     const options = command.split(/[\s\\]+/).join(' ')
     for (const option of [
       '--network host',

@@ -1,9 +1,10 @@
-// error-lines.test.ts - docs/operating.md has every error and every warning that weft can print, and none that it cannot.
+// error-lines.test.ts - docs/messages.md has every error and every warning that weft can print, and none that it cannot.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../lab/lab.ts'
+import { messages as readEntries, page } from '../scripts/messages.mjs'
 
 const read = (path: string): string => readFileSync(join(packageRoot, path), 'utf8')
 
@@ -12,7 +13,7 @@ const code = readdirSync(join(packageRoot, 'src'), { recursive: true, encoding: 
   .map((path) => read(join('src', path)))
   .join('\n')
 
-/** What is filled in in a template literal, with at most one pair of braces inside. */
+/** A value in a template literal, with at most one pair of braces inside. */
 const HOLE = /\$\{(?:[^{}]|\{[^{}]*\})*\}/
 const LITERAL = new RegExp(
   String.raw`\s*(?:'((?:\\.|[^'\\\n])*)'|"((?:\\.|[^"\\\n])*)"|${'`'}((?:\\.|${HOLE.source}|[^${'`'}\\])*)${'`'})`,
@@ -23,13 +24,13 @@ const literalsAfter = (begin: RegExp): string[] =>
     (single ?? double ?? template ?? '').replaceAll(/\\(.)/g, '$1'),
   )
 
-/** The words between what is filled in. */
+/** The words between the values. */
 const fixedParts = (text: string, hole: RegExp): string[] =>
   text
     .split(hole)
     .map((part) => part.trim())
     .filter((part) => /[a-z]{3}/.test(part))
-/** By so many words a part is known: what follows them may be shortened in the list. */
+/** The first words of a part, which identify it: the page may shorten the rest. */
 const beginningOf = (part: string): string => part.split(' ').slice(0, 4).join(' ')
 
 const messages = [
@@ -42,13 +43,22 @@ const messages = [
   .flatMap(literalsAfter)
   .filter((text) => fixedParts(text, HOLE).length > 0)
 
-const [, list = ''] = /^## What a line means$(.*)/ms.exec(read('docs/operating.md')) ?? []
-/** As logged: the first cell of each row, which is code. */
-const lines = [...list.matchAll(/^\| (`+) ?(.+?) ?\1 \|/gm)].map(([, , line = '']) => line)
+const sections = readEntries()
+/** The lines of docs/messages.md, as weft prints them. */
+const lines = sections.flatMap((section) => section.entries.map(({ line }) => line))
 /** Without what divides a text in the code: quotes, the plus between two lines. */
 const plainCode = code.replaceAll(/\\(['"`])/g, '$1').replaceAll(/['"`] \+\s+['"`]/g, '')
 
-describe('the list of lines in docs/operating.md', () => {
+describe('docs/messages.md', () => {
+  it('is what `node scripts/messages.mjs` writes', () => {
+    expect(read('docs/messages.md')).toBe(page(sections))
+  })
+
+  it('has a cause and a remedy for each line', () => {
+    const incomplete = sections.flatMap((section) => section.entries.filter(({ cause, remedy }) => !cause || !remedy))
+    expect(incomplete).toEqual([])
+  })
+
   it.each([...new Set(messages)])('has: %s', (message) => {
     for (const part of fixedParts(message, HOLE).map(beginningOf))
       expect(

@@ -36,7 +36,7 @@ describe('the package', () => {
     const compiled = below('src', /(?<!^src\/report\/page\/.*|^src\/executable|\/assets-inside)\.ts$/).map(
       (path) => `dist/${path.replace(/ts$/, 'js')}`,
     )
-    const manuals = ['README.md', 'LICENSE', 'CHANGELOG.md', 'SECURITY.md', 'docs/operating.md', 'docs/differences.md']
+    const manuals = ['README.md', 'LICENSE', 'CHANGELOG.md', 'SECURITY.md', 'docs/messages.md', 'docs/differences.md']
     const wanted = [...Object.values(manifest.bin), ...compiled, ...manuals, 'deploy/weftd.service', 'package.json']
     wanted.push('dist/src/report/page/page.html')
     expect(compiled.length).toBeGreaterThan(50)

@@ -1,9 +1,9 @@
-// naive.cc - a tunnel that moves one packet by one system call, as flanneld's udp backend does (pkg/backend/udp/proxy_amd64.c,
-// run_proxy): what the benchmark compares the native engine with.
+// naive.cc - a tunnel that moves one packet by one system call, as flanneld's udp backend does
+// (pkg/backend/udp/proxy_amd64.c, run_proxy): what the benchmark compares the native engine with.
 //
-// `naive LOCAL REMOTE`, two IPv4 addresses, makes the TUN naive0, prints `ready`, and carries each packet of the TUN in a UDP datagram to
-// REMOTE, and back. One thread moves one packet each way in turn until there are none, and then polls. Each packet has its header checked
-// and its TTL counted down. There are no offloads, and no source is checked.
+// `naive LOCAL REMOTE`, two IPv4 addresses, makes the TUN naive0, prints `ready`, and carries each packet of the TUN in
+// a UDP datagram to REMOTE, and back. One thread moves one packet each way in turn until there are none, and then
+// polls. Each packet has its header checked and its TTL counted down. There are no offloads, and no source is checked.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -62,7 +62,8 @@ uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
 bool forward(uint8_t* packet, ssize_t bytes) {
   if (bytes < kIpv4HeaderBytes || packet[0] >> 4 != 4) return false;
   const ssize_t header_bytes = (packet[0] & 0xf) * 4;
-  if (header_bytes < kIpv4HeaderBytes || header_bytes > bytes || header_sum(packet, header_bytes) != 0xffff) return false;
+  if (header_bytes < kIpv4HeaderBytes || header_bytes > bytes || header_sum(packet, header_bytes) != 0xffff)
+    return false;
   if (packet[8] <= 1) return false;
   packet[8]--;
   // RFC 1624: the TTL is the high byte of its word, so the checksum grows by 0x100.

@@ -140,7 +140,7 @@ export const KINDS = {
       gbp: { name: 'GBP', kind: 'flag', isShared: true },
       learning: { name: 'Learning', kind: 'flag' },
       directRouting: { name: 'DirectRouting', kind: 'flag' },
-      /** What carries the packets; by default the kernel if it can. */
+      /** The carrier of the packets; by default the kernel if it can. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       tunnel: TUNNEL,
     },
@@ -190,7 +190,7 @@ export const KINDS = {
         remedy: 'give it a key as `wg genpsk` makes it',
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
-      /** What carries the packets; by default the kernel if it can, otherwise weftd. */
+      /** The carrier of the packets; by default the kernel if it can, otherwise weftd. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /**
        * `separate`: a device for each family. Otherwise one device for both families, with datagrams of one family, or

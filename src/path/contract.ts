@@ -125,7 +125,7 @@ export interface UnknownKey {
   readonly at: number
 }
 
-/** What moves the packets: an engine of weft, or the kernel. */
+/** The carrier that moves the packets: an engine of weft, or the kernel. */
 interface Carrier {
   /** The device of the first family; left out if the backend has no device of its own. */
   readonly device?: string

@@ -1,6 +1,6 @@
 // image.test.ts - `npm run image:test`: builds the container image without a Docker engine, and two containers exchange packets.
 //
-// test/support/container-image.ts builds. The containers run by the command of docs/operating.md, each on a host of the lab. A good
+// test/support/container-image.ts builds. The containers run by the command of docs/docker.md, each on a host of the lab. A good
 // minute on two cores; given up after nine.
 
 import { mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
@@ -77,7 +77,7 @@ describe('the image', () => {
     for (const name of ['node-gyp', 'node-addon-api']) expect(installed).not.toContain(`node_modules/${name}`)
   })
 
-  it('is as small as docs/operating.md says', async () => {
+  it('is as small as docs/docker.md says', async () => {
     const { folder } = await tree()
     const bytes = async (what: string): Promise<number> => Number(await output(['sh', '-c', what, 'sh', folder]))
     const packed = await bytes('tar -C "$1" -c . | gzip | wc -c')
@@ -86,7 +86,7 @@ describe('the image', () => {
     const node = statSync(join(folder, 'usr/local/bin/node')).size
     const mb = (value: number): string => `${(value / 1e6).toFixed(0)} MB`
     process.stdout.write(`  ${mb(unpacked)}: Debian ${mb(base)}, Node.js ${mb(node)}; ${mb(packed)} compressed\n`)
-    const text = readFileSync(root('docs/operating.md'), 'utf8').replaceAll('\n', ' ')
+    const text = readFileSync(root('docs/docker.md'), 'utf8').replaceAll('\n', ' ')
     const stated = /(\d+) MB \((\d+) MB compressed\), of which Debian 12 is (\d+) and Node.js (\d+)/.exec(text)!
     for (const [index, measured] of [unpacked, packed, base, node].entries())
       expect(Math.abs(Number(stated[index + 1]) - measured / 1e6) / (measured / 1e6), stated[0]).toBeLessThan(0.05)
@@ -127,7 +127,7 @@ describe('the image', () => {
   })
 })
 
-describe('two containers by the command of docs/operating.md', () => {
+describe('two containers by the command of docs/docker.md', () => {
   const config = '{"Network":"10.5.0.0/16"}'
   let lab: Lab | undefined
   let etcd: Etcd | undefined
@@ -168,8 +168,8 @@ describe('two containers by the command of docs/operating.md', () => {
 
   it('write rules of the kind that the host uses', async ({ skip }) => {
     skip((await execute(['unshare', '--net', 'iptables-legacy', '-L'])).code !== 0, 'no iptables of the legacy kind')
-    // The options that docs/operating.md gives for such a host.
-    const given = /`(--cap-add NET_RAW [^`]*)`/.exec(readFileSync(root('docs/operating.md'), 'utf8'))![1]!.split(/\s+/)
+    // The options that docs/docker.md gives for such a host.
+    const given = /`(--cap-add NET_RAW [^`]*)`/.exec(readFileSync(root('docs/docker.md'), 'utf8'))![1]!.split(/\s+/)
     const { log, nft, legacy } = await besideLegacy(given)
     expect({ nft, legacy }).toEqual({ nft: false, legacy: true })
     expect(log.split('\n').filter((line) => /^[EFf]/.test(line))).toEqual([])

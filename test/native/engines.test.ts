@@ -487,7 +487,7 @@ describe('the native engine', () => {
         const engine = addon.runEngine(addon.openDescriptors(asked), options, () => {})
         for (const call of ['stop', 'stop', 'release', 'release', 'stop']) told.push(await codeOf(() => engine[call]()))
         engine.setPeers(new Uint8Array())
-        told.push(engine.takeStrangers().length, engine.traffic().length, engine.drops([]).packets.length, Object.keys(engine.askThreads()).length)
+        told.push(engine.takeUnknownSenders().length, engine.traffic().length, engine.drops([]).packets.length, Object.keys(engine.askThreads()).length)
         const file = require('node:fs').openSync('/etc/passwd')
         for (const fd of [file, 999]) told.push(await codeOf(async () => addon.watchReadable(fd, () => {})))
         console.log(told.join(' '))

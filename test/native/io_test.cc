@@ -619,14 +619,6 @@ void test_receive() {
     CHECK(failure.has_value() == fails);
   }
   CHECK(counters[k_rx_batches] == 1);
-
-  // One at a time, where that was asked for.
-  Receiver single(-1, 1, 8, CounterRow(counters.data()), &drops);
-  kernel.receive = [](mmsghdr*, unsigned count) {
-    CHECK(count == 1);
-    return errno = EAGAIN, -1;
-  };
-  single.receive(failure);
 }
 
 size_t size_of(const Fd& fd) {

@@ -157,7 +157,7 @@ void test_without_descriptors() {
 void test_priority() {
   // 0 would ask for no priority of its own, whatever that of the process is.
   const int usual = getpriority(PRIO_PROCESS, 0), own = usual == 5 ? -5 : usual - 5;
-  Rig rig({false, own, 0});
+  Rig rig({own, 0});
   if (rig.loop->priority_refused()) {
     std::fprintf(stderr, "skipped: priority: it is not allowed here\n");
     return;

@@ -1476,7 +1476,7 @@ void test_underlay() {
     Features features(0);
     std::vector<std::unique_ptr<Receiver>> lanes;
     for (const UdpSocket& socket : sockets) {
-      lanes.push_back(std::make_unique<Receiver>(socket.fd.get(), 64, 0, CounterRow(row.data()), &drops));
+      lanes.push_back(std::make_unique<Receiver>(socket.fd.get(), 0, CounterRow(row.data()), &drops));
     }
     Endpoint to{};
     to.to = at;

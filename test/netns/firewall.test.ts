@@ -32,11 +32,11 @@ const SUBNET = net('10.5.1.0/24')
 /** Of both families. */
 const NETWORKS = net('10.5.0.0/16', 'fd00:5::/48')
 const SUBNETS = net('10.5.1.0/24', 'fd00:5:0:1::/64')
-/** What was mended; nothing may be left undone. */
+/** What was repaired; nothing may be left undone. */
 async function ensured(firewall: Firewall, subnet = SUBNET): Promise<readonly string[]> {
-  const { mended, failures } = await firewall.ensure(subnet)
+  const { repaired, failures } = await firewall.ensure(subnet)
   expect(failures).toEqual([])
-  return mended
+  return repaired
 }
 const log = { info: () => undefined, warn: () => undefined, error: () => undefined, v: () => false }
 const common = {
@@ -274,7 +274,7 @@ test.each([
   ],
 ] as const)(
   "nft has flanneld's two tables for %s, and they come back after the ruleset was flushed",
-  async (_, network, subnet, first, second, mended) => {
+  async (_, network, subnet, first, second, repaired) => {
     const run = inside()
     const options = { ...common, network, run }
     const firewall = createNftables(options)
@@ -283,11 +283,11 @@ test.each([
     expect(await list()).toBe(first + second)
     expect(await ensured(firewall, subnet)).toEqual([])
     await run('nft', ['flush', 'ruleset'])
-    expect(await ensured(firewall, subnet)).toEqual(mended)
+    expect(await ensured(firewall, subnet)).toEqual(repaired)
     expect(await list()).toBe(first + second)
 
     // Of two tables nft's listing is not one of a single moment: it may show chains before and after a transaction.
-    if (mended.length > 1) return
+    if (repaired.length > 1) return
     const seen = await seenDuring(list, () => ensured(createNftables(options), subnet))
     expect(new Set(seen)).toEqual(new Set([first + second]))
   },

@@ -1,4 +1,4 @@
-// privileges.test.ts - what docs/operating.md and the unit file grant is enough: CAP_NET_ADMIN and /dev/net/tun.
+// privileges.test.ts - what docs/running.md and the unit file grant is enough: CAP_NET_ADMIN and /dev/net/tun.
 
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
 import { getPriority } from 'node:os'

@@ -1,4 +1,4 @@
-// reservation.test.ts - a lease file becomes a reservation as docs/operating.md says, also while its node holds the lease.
+// reservation.test.ts - a lease file becomes a reservation as docs/running.md says, also while its node holds the lease.
 
 import { chmodSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'

@@ -1,5 +1,5 @@
 // podman.ts - container images, run by podman and runc with a storage of their own: on hosts of the lab, by the command of
-// docs/operating.md, which gives them what Kubernetes does: a read-only root, one capability, the default filter of system calls.
+// docs/docker.md, which gives them what Kubernetes does: a read-only root, one capability, the default filter of system calls.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -21,9 +21,9 @@ export interface Podman {
   readonly run: (...args: readonly string[]) => Promise<string>
 }
 
-/** The options of `docker run` in docs/operating.md. */
+/** The options of `docker run` in docs/docker.md. */
 const runOptions = /^docker run ((?:.*\\\n)*.*) weft /m
-  .exec(readFileSync(join(packageRoot, 'docs/operating.md'), 'utf8'))![1]!
+  .exec(readFileSync(join(packageRoot, 'docs/docker.md'), 'utf8'))![1]!
   .split(/[\s\\]+/)
   .filter(Boolean)
 
@@ -80,7 +80,7 @@ interface Container {
   stop(): Promise<string>
 }
 
-/** Starts a container by the command of docs/operating.md on a host of the lab, with another place for /run/flannel. */
+/** Starts a container by the command of docs/docker.md on a host of the lab, with another place for /run/flannel. */
 export async function startContainer(
   { command, run }: Podman,
   image: string,

@@ -138,7 +138,7 @@ export async function keepFirewall(node: Node): Promise<never> {
     if (rests()) continue
     const done = await firewall?.rules.ensure(node.lease.subnet)
     signal.throwIfAborted()
-    for (const mended of done?.mended ?? []) repairs.add(mended)
+    for (const repaired of done?.repaired ?? []) repairs.add(repaired)
     const failures = (done?.failures ?? []).map(describeError)
     for (const failure of failures) calm.error(failure)
     node.rulesTrouble = failures[0]

@@ -18,7 +18,7 @@ import { createPeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'extension'
 /** The time after which a command that still runs is logged. */
-const SAY_MS = 10_000
+const LOG_AFTER_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
 /** The names of the variables for a peer's addresses, for each family of the peer. */
@@ -60,13 +60,13 @@ export function createExtensionBackend({
     if (file === undefined) return ''
     const began = performance.now()
     let waiting: NodeJS.Timeout | undefined
-    const sayLater = (ms: number): void => {
+    const logLater = (ms: number): void => {
       waiting = setTimeout(() => {
         log.warn(`Backend.${name} still runs after ${Math.round((performance.now() - began) / 1000)} s: ${shown(name)}`)
-        sayLater(2 * ms)
+        logLater(2 * ms)
       }, ms).unref()
     }
-    sayLater(SAY_MS)
+    logLater(LOG_AFTER_MS)
     const output = await run(file, args, { input, env: variables, signal, patient: true }).finally(() =>
       clearTimeout(waiting),
     )
@@ -126,7 +126,7 @@ export function createExtensionBackend({
       /** Aborts the running command when the data path is closed. */
       const closing = new AbortController()
 
-      async function tell(name: Command, peer: Lease): Promise<void> {
+      async function runFor(name: Command, peer: Lease): Promise<void> {
         if (closing.signal.aborted) return
         const variables: Record<string, string> = {}
         for (const family of families.filter((each) => hasFamily(peer, each))) {
@@ -163,10 +163,10 @@ export function createExtensionBackend({
             }
           const before = known
           known = peers
-          for (const [key, lease] of before) if (!peers.has(key)) await tell('SubnetRemoveCommand', lease)
+          for (const [key, lease] of before) if (!peers.has(key)) await runFor('SubnetRemoveCommand', lease)
           for (const [key, lease] of peers) {
             const old = before.get(key)
-            if (!old || !leasesEqual(old, lease)) await tell('SubnetAddCommand', lease)
+            if (!old || !leasesEqual(old, lease)) await runFor('SubnetAddCommand', lease)
           }
         },
         async resync() {

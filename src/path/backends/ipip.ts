@@ -108,11 +108,11 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         },
         async renew() {
           log.info(`Publishing a change to the peers: ${watch.news}`)
-          watch.told()
+          watch.markPublished()
         },
         async apply(leases, ownKey) {
           applied = filter.usable(leases, ownKey)
-          await direct?.look(filter.peers())
+          await direct?.lookUp(filter.peers())
           await route()
         },
         async resync() {
@@ -121,7 +121,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
           const wrong = remade.length > 0 ? remade : await state.wrong()
           if (wrong.length > 0) await state.configure()
           const routed = await routes.resync()
-          if (((await direct?.lookAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
+          if (((await direct?.lookUpAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
           // A missing device explains its missing routes, so only the device is reported.
           return wrong.length > 0 ? wrong : routed
         },

@@ -33,7 +33,7 @@ export interface VxlanSetup {
   readonly external: ExternalInterface
 }
 
-/** What carries the packets, the kernel or weftd, prepared before there is a lease. */
+/** A carrier of the packets (the kernel or weftd), prepared before there is a lease. */
 export interface VxlanCarrier {
   /** The names of the TUN devices (Backend.tunNames). */
   readonly tunNames?: readonly string[]

@@ -64,7 +64,7 @@ async function openFamily(
   { config, run, log }: Parts,
   lease: OwnLease,
   /** Called once with the function that returns the wanted entries. */
-  tell: (wanted: () => VxlanEntries) => void,
+  setWanted: (wanted: () => VxlanEntries) => void,
 ): Promise<DataPath> {
   const { vni, learning, gbp, directRouting } = options
   const [name, mac, local] = [names[family], macs[family], external.address[family]]
@@ -92,10 +92,10 @@ async function openFamily(
   let tunnelled: ReadonlyMap<string, VxlanPeer> = new Map()
   let wanted: VxlanEntries | undefined
   const entries = (): VxlanEntries => (wanted ??= entriesOfPeers(tunnelled.values()))
-  tell(entries)
+  setWanted(entries)
 
   /** Assigns the peers of `changed`, or all peers if it is left out, to the tunnel or to direct routes, as `direct` decides. */
-  const place = async (
+  const assign = async (
     peers: ReadonlyMap<string, Lease>,
     changed: ReadonlyMap<string, Lease | undefined> | undefined,
   ): Promise<void> => {
@@ -143,16 +143,16 @@ async function openFamily(
     async apply(leases, ownKey, touched) {
       const changed = filter.take(leases, ownKey, touched)
       const peers = filter.peers()
-      await direct?.look(peers, changed)
-      await place(peers, changed)
+      await direct?.lookUp(peers, changed)
+      await assign(peers, changed)
     },
     async resync() {
-      const mended = await opened.resync([...tunnelled.values()])
+      const repaired = await opened.resync([...tunnelled.values()])
       const routed = await routes.resync()
-      const moved = await direct?.lookAgain(filter.peers(), routes)
-      if (moved && moved.size > 0) await place(filter.peers(), moved)
+      const moved = await direct?.lookUpAgain(filter.peers(), routes)
+      if (moved && moved.size > 0) await assign(filter.peers(), moved)
       // A missing device explains its missing routes, so only the device is reported.
-      return mended.length > 0 ? mended : routed
+      return repaired.length > 0 ? repaired : routed
     },
     carrier: () => ({ device: name, engine: 'kernel', features: [] }),
     // The kernel counts packets by device, not by peer.

@@ -47,7 +47,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   const names = onlyOf(families, namesOf(vni))
   let { external } = options
   let macs: ByFamily<string> = {}
-  let said = ''
+  let logged = ''
   let carrier: VxlanCarrier | undefined
   let setup: VxlanSetup
   // `prepare` runs repeatedly while one of two families cannot be carried.
@@ -55,25 +55,25 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
 
   /** Chooses the carrier: that of the configuration, by default the kernel if it can. */
   async function choose(): Promise<VxlanCarrier> {
-    const say = (line: string): void => {
-      if (line !== said) log.info(line)
-      said = line
+    const logOnce = (line: string): void => {
+      if (line !== logged) log.info(line)
+      logged = line
     }
     const userspace = (): VxlanCarrier => prepareUserspaceVxlan(() => setup, options)
     if (dataPath === 'userspace') {
-      say('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
+      logOnce('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
       return userspace()
     }
     try {
       const prepared = await prepareKernelVxlan(() => setup, options)
-      const passedOver = own.tunnel.probePathMtu
+      const ignored = own.tunnel.probePathMtu
         ? ', which lets routers fragment its datagrams: "ProbePathMTU" is ignored'
         : ''
-      say(`VXLAN is carried by the kernel${passedOver}`)
+      logOnce(`VXLAN is carried by the kernel${ignored}`)
       return prepared
     } catch (error) {
       if (dataPath === 'kernel' || !isWeftError(error, 'NO_DEVICE_TYPE')) throw error
-      say(`VXLAN is carried by weftd itself: ${messageOf(error)}`)
+      logOnce(`VXLAN is carried by weftd itself: ${messageOf(error)}`)
       return userspace()
     }
   }

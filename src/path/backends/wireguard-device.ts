@@ -125,7 +125,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
   await removeLeftovers(keyFile)
   if (await findLink(run, name)) await run('ip', ['link', 'del', name])
   await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
-  const told = new Map<string, string>() // the endpoint set for each key; the kernel's may differ, because a peer may move
+  const setEndpoints = new Map<string, string>() // the endpoint set for each key; the kernel's may differ, because a peer may move
 
   // The private key is given by value, because the key file may have changed since the node published its key.
   const setOwn = (): Promise<void> =>
@@ -188,11 +188,11 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       const { isOwn, peers: now } = await present()
       if (!isOwn) await setOwn()
       const wanted = new Set(peers.map(({ publicKey }) => publicKey))
-      const strange = [...now.keys()].filter((key) => !wanted.has(key))
+      const unknown = [...now.keys()].filter((key) => !wanted.has(key))
       const isRight = ({ publicKey, endpoint, allowedIps }: WireguardPeer): boolean =>
-        now.get(publicKey) === settingsOf(allowedIps) && told.get(publicKey) === endpoint
+        now.get(publicKey) === settingsOf(allowedIps) && setEndpoints.get(publicKey) === endpoint
       const wrong = peers.filter((peer) => !isRight(peer))
-      await set(strange.map((key) => ['peer', key, 'remove']))
+      await set(unknown.map((key) => ['peer', key, 'remove']))
       if (wrong.length > 0)
         await withPsk((shared) =>
           set(
@@ -209,9 +209,9 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
             ]),
           ),
         )
-      told.clear()
-      for (const { publicKey, endpoint } of peers) told.set(publicKey, endpoint)
-      return strange.length + wrong.length + (isOwn ? 0 : 1)
+      setEndpoints.clear()
+      for (const { publicKey, endpoint } of peers) setEndpoints.set(publicKey, endpoint)
+      return unknown.length + wrong.length + (isOwn ? 0 : 1)
     },
     async traffic() {
       const [, ...lines] = (await run('wg', ['show', name, 'dump'])).trim().split('\n')
@@ -231,7 +231,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
             rxPackets: undefined,
             ...counted,
             endpoint: endpoint === '(none)' ? undefined : endpoint,
-            heardAt: handshakeAt === undefined ? undefined : at + handshakeAt,
+            lastReceivedAt: handshakeAt === undefined ? undefined : at + handshakeAt,
             session: { publicKey, handshakeAt, ageMs: ageMs < REJECT_AFTER_MS ? ageMs : undefined, ...counted },
           }
           return [publicKey, traffic] as const

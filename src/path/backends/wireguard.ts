@@ -94,7 +94,7 @@ function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
  * listens on the port that it publishes with IPv4, or with IPv6 if it has no IPv4; flanneld's lease has another port
  * with IPv6.
  */
-function placeOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
+function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
   const address = lease.attrs.publicIp[outer]
   const published = isOneDevice
     ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))
@@ -104,12 +104,12 @@ function placeOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports
 
 /** Returns the peer in the form for `wg`, with its subnets. */
 export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
-  const place = placeOf(lease, outer, isOneDevice, ports)
-  if (!place) return undefined
+  const found = endpointIn(lease, outer, isOneDevice, ports)
+  if (!found) return undefined
   const nets = isOneDevice ? FAMILIES : [outer]
   return {
-    publicKey: place.publicKey,
-    endpoint: formatEndpoint(place.address, place.port),
+    publicKey: found.publicKey,
+    endpoint: formatEndpoint(found.address, found.port),
     allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
   }
 }
@@ -203,7 +203,7 @@ export function createWireguardBackend(options: Parts): Backend {
     },
     open(lease, signal, leases) {
       const isOurs = carrier === 'userspace'
-      if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
+      if (isOurs && isOneDevice) return openUserspaceTunnel(NAME, port, families, lease, leases)
       const parts = {
         lease,
         leases,
@@ -227,7 +227,7 @@ export function createWireguardBackend(options: Parts): Backend {
             of: config,
             open: (family, own, known) =>
               isOurs
-                ? openByUs(nameIn(family), ports[family], [family], own, known)
+                ? openUserspaceTunnel(nameIn(family), ports[family], [family], own, known)
                 : openDevice(nameIn(family), ports[family], [family], own),
           })
     },
@@ -254,7 +254,7 @@ export function createWireguardBackend(options: Parts): Backend {
     return { privateKey, publicKey }
   }
   /** Logs once that the file has changed, or contains the right key again. */
-  async function lookAtKey({ privateKey }: OwnKey): Promise<void> {
+  async function checkKey({ privateKey }: OwnKey): Promise<void> {
     const change = await changeOf(keyFile, privateKey)
     if (change === changed) return
     changed = change
@@ -312,7 +312,7 @@ export function createWireguardBackend(options: Parts): Backend {
   }
 
   /** Opens the data path of these families through one TUN, carried by weftd. */
-  async function openByUs(
+  async function openUserspaceTunnel(
     name: string,
     listenPort: number,
     carried: readonly Family[],
@@ -337,9 +337,9 @@ export function createWireguardBackend(options: Parts): Backend {
         stampFile: `${keyFile}-${name}.time`,
         log: calm,
         hasLanes,
-        peerOf: (peer) => placeOf(peer, outerOf(peer, family), isOneDevice, ports),
+        peerOf: (peer) => endpointIn(peer, outerOf(peer, family), isOneDevice, ports),
         filter: peersIn(family, lease, own),
-        look: () => lookAtKey(own),
+        check: () => checkKey(own),
       },
       lease,
       leases,
@@ -416,8 +416,8 @@ export function createWireguardBackend(options: Parts): Backend {
       await opened.close()
       throw error
     }
-    let tell!: (reason: Error) => void
-    const ended = new Promise<Error>((resolve) => (tell = resolve))
+    let reportFault!: (reason: Error) => void
+    const ended = new Promise<Error>((resolve) => (reportFault = resolve))
     let peers: readonly WireguardPeer[] = []
     let applied: readonly (readonly [Lease, Family])[] = []
     /**
@@ -450,14 +450,14 @@ export function createWireguardBackend(options: Parts): Backend {
       },
       async resync() {
         if (!(await findLink(run, name))) {
-          tell(new Error(`${name} is gone`))
+          reportFault(new Error(`${name} is gone`))
           return []
         }
-        await lookAtKey(own)
-        const mended: string[] = []
-        for (const { device } of parts) mended.push(...(await device.resync()))
+        await checkKey(own)
+        const repaired: string[] = []
+        for (const { device } of parts) repaired.push(...(await device.resync()))
         const others = await opened.setPeers(peers)
-        return others > 0 ? [...mended, `${others} settings of ${name} had changed`] : mended
+        return others > 0 ? [...repaired, `${others} settings of ${name} had changed`] : repaired
       },
       carrier: () => ({
         device: name,

@@ -1,20 +1,19 @@
-// device-state.ts - what a device of ours must be beside its type: up, of its MTU, with the node's address on it.
+// device-state.ts - keeps a kernel device up, with its MTU and the node's address.
 
 import type { Run } from '../../host/command.ts'
 import { findLink } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, hostNet, netContains, type Address, type Net } from '../../net/address.ts'
 
 export interface DeviceState {
-  /** Said as a whole, so that saying it again changes nothing. Addresses of an earlier lease go. */
+  /** Sets the complete state; repeating it changes nothing. Removes addresses of an earlier lease. */
   configure(): Promise<void>
-  /** The differences that others made. */
+  /** Returns the differences from the wanted state, in words. */
   wrong(): Promise<readonly string[]>
 }
 
 export function deviceState(run: Run, name: string, mtu: number, own: Address, network: Net): DeviceState {
   const family = familyOf(own)
-  // The address is nobody else's: it needs no duplicate address detection (RFC 4862), for the time of which nothing can
-  // be sent from it.
+  // The address belongs to this node's subnet, so it needs no duplicate address detection (RFC 4862), during which it could not send.
   const words = family === 'ipv6' ? ['nodad'] : []
   return {
     async configure() {

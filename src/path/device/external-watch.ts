@@ -1,4 +1,4 @@
-// external-watch.ts - whether the external interface is still what a data path was made for.
+// external-watch.ts - checks whether the external interface is still the one for which a data path was opened.
 
 import type { Run } from '../../host/command.ts'
 import {
@@ -11,18 +11,18 @@ import {
 import { FAMILIES, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 
 interface ExternalWatch {
-  /** Resolves with what changed, once that was seen; stays pending otherwise. */
+  /** Resolves with the change when one is found; pending until then. */
   readonly moved: Promise<Error>
-  /** Looks. True when the data path has to be opened again: its sockets, routes, sizes and lease are made for what was. */
+  /** Checks the interface. True if the data path must be reopened, because its sockets, routes, MTU and lease are for the earlier state. */
   hasMoved(): Promise<boolean>
-  /** As a data path's, by the last look. */
+  /** Returns the families whose address is missing from the interface, as of the last check, each with the reason (DataPath.gone). */
   readonly gone: () => ByFamily<string>
-  /** What peers are to be told: the address of another family is another one, by which nothing is open. Undefined when there is nothing. */
+  /** A changed address of a family that the data path does not use. Peers must learn it; undefined if there is none. */
   readonly news: string | undefined
-  /** As of the last look. */
+  /** Returns the interface as of the last check. */
   now(): ExternalInterface
-  /** Peers are told of it, as of the last look. */
-  told(): void
+  /** Marks the state of the last check as published to the peers. */
+  markPublished(): void
 }
 
 /**
@@ -35,12 +35,12 @@ export function watchExternal(
   families: readonly Family[] = FAMILIES,
   isByName = false,
 ): ExternalWatch {
-  let tell!: (reason: Error) => void
+  let resolveMoved!: (reason: Error) => void
   let gone: ByFamily<string> = {}
   const others = FAMILIES.filter((family) => !families.includes(family))
-  /** By the last look, and by which peers know this node. */
+  /** The state as of the last check, and the state that peers know. */
   let [last, published] = [external, external]
-  const moved = new Promise<Error>((resolve) => (tell = resolve))
+  const moved = new Promise<Error>((resolve) => (resolveMoved = resolve))
   return {
     moved,
     async hasMoved() {
@@ -50,7 +50,7 @@ export function watchExternal(
       const renamed = isByName ? nameChange(external, seen.now) : undefined
       const change = changeOf(external, seen.now, families) ?? renamed
       if (change === undefined) return false
-      tell(new Error(change))
+      resolveMoved(new Error(change))
       return true
     },
     gone: () => gone,
@@ -58,6 +58,6 @@ export function watchExternal(
       return others.map((family) => addressChange(published, last, family)).find((change) => change !== undefined)
     },
     now: () => last,
-    told: () => void (published = last),
+    markPublished: () => void (published = last),
   }
 }

@@ -17,7 +17,7 @@ interface FlannelDevice {
   readonly name: string
   /** The kernel's type, such as `vxlan`. */
   readonly kind: string
-  /** True when a process forwards packets through it. */
+  /** True if a process forwards packets through the device. */
   readonly inUse: boolean
 }
 
@@ -39,7 +39,7 @@ async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }
   return [{ name, kind, inUse }]
 }
 
-/** Finds all devices of flannel's or weft's on this host. */
+/** Finds all devices of flannel and weft on this host. */
 export async function findDevices(run: Run): Promise<FlannelDevice[]> {
   const links = await ipJson<JsonLink>(run, ['-d', 'link', 'show'])
   return (await Promise.all(links.map(deviceOf))).flat()
@@ -53,7 +53,7 @@ interface AddressedDevice extends FlannelDevice {
 /** The kernel's types of a bridge. */
 const BRIDGES = new Set(['bridge', 'openvswitch'])
 
-/** The devices of a host: flannel's or weft's with their addresses, and the names of all bridges. */
+/** The devices of flannel and weft on a host with their addresses, and the names of all bridges. */
 export interface Devices {
   readonly flannels: readonly AddressedDevice[]
   readonly bridges: ReadonlySet<string>

@@ -1,7 +1,8 @@
-// route-sync.ts - makes the kernel's routes to peers' subnets equal a set, and keeps them so.
+// route-sync.ts - makes the kernel's routes to peers' subnets equal a set, and repairs them.
 //
-// All that differs goes to one `ip -batch`, so that thousands of peers cost one process. Routes by a device of our own are
-// ours, also those of an earlier process; by another device only those are that we made: nothing tells the rest from an operator's.
+// All differences go to one `ip -batch`, so thousands of peers cost one process. All routes through the backend's own device are weftd's,
+// including those of an earlier process. Through another device only the routes that this process made are weftd's, because the others may
+// be an operator's.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -11,13 +12,13 @@ import type { Run } from '../../host/command.ts'
 import { routesExactly, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
-/** This many of the routes that the kernel refuses are each tried alone, to hear why; this many strange ones are named. */
+/** The maximum number of refused routes that are tried again one by one, to get the kernel's reason, and of unknown routes in a log line. */
 const NAMED = 5
 
 export interface NextHop {
   readonly gateway: string
   readonly device: string
-  /** The gateway is taken to be on the device's link, whatever its addresses say. */
+  /** True if the gateway counts as on the device's link, regardless of the device's addresses. */
   readonly onlink?: boolean
 }
 
@@ -25,9 +26,9 @@ export interface NextHop {
 export type NextHops = ReadonlyMap<string, NextHop>
 
 interface RouteSyncOptions {
-  /** Within which all the routes are. */
+  /** The network that contains all the routes. */
   readonly network: Net
-  /** The device that is a backend's own, if it has one. */
+  /** The backend's own device, if it has one. */
   readonly ownDevice?: string
   readonly run: Run
   readonly log: Log
@@ -35,13 +36,13 @@ interface RouteSyncOptions {
 
 export interface RouteSync {
   /**
-   * Makes our routes equal these. What the kernel refuses is named, and tried again by resync. `touched` says which destinations differ
-   * from the last time, if any do: the kernel is asked of these alone.
+   * Makes weftd's routes equal these. Routes that the kernel refuses are logged, and resync tries them again. If `touched` is given, only
+   * these destinations have changed since the last call, and only their routes are read.
    */
   apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void>
-  /** True when the kernel has taken the route to this destination. */
+  /** True if the kernel accepted the route to this destination. */
   isSet(destination: string): boolean
-  /** Puts back what others took away; says what. */
+  /** Restores missing routes. Returns the repairs in words. */
   resync(): Promise<readonly string[]>
 }
 
@@ -54,7 +55,7 @@ const wordsFor = (destination: string, hop: NextHop): string[] => [
   ...(hop.onlink ? ['onlink'] : []),
 ]
 
-/** The log's words of backends that route to a peer's host (pkg/backend/route_network.go). */
+/** The log lines of backends that route to a peer's host (flannel: pkg/backend/route_network.go). */
 export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
@@ -103,7 +104,7 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
       return hop && !isThere(route, hop) && !isAnothers(route) ? [[destination, hop] as const] : []
     })
 
-  /** `touched` are the destinations of these lines; any where it is left out. */
+  /** Runs these lines. `touched` are their destinations; if it is omitted, they may concern any destination. */
   async function change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
     if (await runBatch(run, 'ip', lines)) {
       refused = new Map(touched ? [...refused].filter(([destination]) => !touched.has(destination)) : [])
@@ -113,15 +114,15 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     const news = [...still].filter(([destination, hop]) => !isSame(refused.get(destination), hop))
     for (const [destination, hop] of news.slice(0, NAMED)) {
       const why = await run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
-      if (why === undefined) still.delete(destination) // somebody took it meanwhile
+      if (why === undefined) still.delete(destination) // the kernel accepts it now
       else log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
     }
     if (news.length > NAMED) log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
     refused = still
   }
 
-  /** Names once what an earlier process, or somebody else, has there by the devices that we use. */
-  function nameStrange(routes: ReadonlyMap<string, Route>): void {
+  /** Logs once the unknown routes through the same devices, which an earlier process or another program made. */
+  function warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
     const devices = new Set([...wanted.values()].map(({ device }) => device))
     const strange = [...routes.values()].filter(
       ({ destination, gateway, device }) =>
@@ -142,7 +143,7 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
       const routes = await mainRoutes(where)
       const known = wanted
       wanted = hops
-      if (isFirst) nameStrange(routes)
+      if (isFirst) warnOfUnknown(routes)
       isFirst = false
       const gone = [...routes].filter(([destination, { device, gateway }]) => {
         const ours = known.get(destination)

@@ -1,7 +1,6 @@
-// tun-device.ts - what makes a TUN device carry a network: its address, MTU and queue, and the route; mended when others undo it.
-// WireGuard's device is like one, and is treated so.
+// tun-device.ts - configures a TUN or WireGuard device for a network (address, MTU, queue, route), and repairs the configuration.
 //
-// Device, address, MTU and route are flanneld's (pkg/backend/udp, pkg/backend/wireguard).
+// Device, address, MTU and route are those of flanneld (pkg/backend/udp, pkg/backend/wireguard).
 
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -34,30 +33,30 @@ import {
 } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 
-/** Packets that the TUN queues. The kernel's 500 loses bursts: 64-byte packets without loss went from 155 to 290 kpps. */
+/** The length of the TUN's queue, in packets. With it 290,000 packets of 64 bytes per second pass without loss, against 155,000 with the kernel's 500. */
 const QUEUE_LENGTH = 4000
 /** The number of routes that one line names. */
 const HIDING_NAMED = 5
 
 interface TunOptions {
   readonly name: string
-  /** The cluster's network, and this node's part of it. */
   readonly network: Net
+  /** This node's subnet of the network. */
   readonly subnet: Net
-  /** Bytes. */
+  /** The device's MTU in bytes. */
   readonly mtu: number
   /** The scope of the route to the network (rtnetlink(7)). */
   readonly scope?: 'global' | 'link'
   readonly run: Run
   readonly log: Log
-  /** True for a route to a part of the network that is ours, beside those of the device. */
+  /** Returns true for a route of weftd to a part of the network that does not use the device. */
   readonly isOwnRoute?: ((destination: string) => boolean) | undefined
 }
 
 export interface TunDevice {
-  /** Everything about the device that is not its existence; said as a whole, so that saying it again changes nothing. */
+  /** Sets the complete configuration of the existing device; repeating it changes nothing. */
   configure(): Promise<void>
-  /** Makes it right again; says what had to be mended. A device that is gone is left to whoever opened it. */
+  /** Repairs the configuration and returns the repairs in words. Does nothing if the device is missing; its opener must create it. */
   resync(): Promise<readonly string[]>
 }
 
@@ -67,9 +66,9 @@ interface JsonTun {
 }
 
 /**
- * A device that a process before this one left, if it is as one that is made now would be: the last ones known, else that which the
- * network is routed to. One that it left in another state is removed, since it would be in the way; one that somebody forwards through
- * is not ours.
+ * Returns the idle device of an earlier process, if its queues and addresses are as wanted. Tries the last known devices first, then the
+ * device to which the network is routed. Removes an idle device in another state, because it would be in the way. A device through which a
+ * process forwards is left alone.
  */
 export async function adoptTun(
   run: Run,
@@ -81,7 +80,7 @@ export async function adoptTun(
   const names = [...last, pattern, ...routed].filter((name) => isNamedBy(pattern, name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
-    // A TUN with other addresses than the network's is another daemon's. One of a family that the network has no more is ours.
+    // A TUN with an address outside the network belongs to another daemon. An address of a family that the network lacks does not count.
     if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
     const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
     if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(isOwn)) return name
@@ -91,8 +90,9 @@ export async function adoptTun(
 }
 
 /**
- * A TUN of several queues lets every process in that opens it by its name, and gives each a part of the packets (drivers/net/tun.c,
- * tun_set_iff): one that another process has open is refused, or two daemons would take each other's. Of a pattern the kernel makes a new one.
+ * Throws WeftError DEVICE if another process has the TUN open. A TUN with several queues accepts every process that opens it by name and
+ * gives each a part of the packets (drivers/net/tun.c, tun_set_iff), so two daemons would take each other's packets. For a name pattern the
+ * kernel always creates a new device.
  */
 export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   if (name.includes('%d') || !(await findLink(run, name))) return
@@ -105,7 +105,7 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   })
 }
 
-/** A TUN that nobody forwards through. */
+/** Returns a TUN that no process has open. */
 async function findIdleTun(
   run: Run,
   name: string,
@@ -118,7 +118,7 @@ async function findIdleTun(
   return { addresses: givenTo(link), isMultiQueue: data.multi_queue === true }
 }
 
-/** A device's addresses, without that of its link by IPv6, which the kernel gives each. */
+/** Returns a device's addresses without the link-local IPv6 address that the kernel gives every device. */
 const givenTo = ({ addresses: { ipv4, ipv6 } }: Link): readonly Address[] =>
   [...ipv4, ...ipv6.filter(({ address }) => !isLinkLocal(address))].map(({ address }) => address)
 
@@ -127,30 +127,30 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
   return network !== undefined && !netContains(network, address)
 }
 
-/** Removes what a data path of another kind left of a network: its device, if nobody forwards through it. */
+/** Removes the device that another backend's data path left in these networks, if no process has it open. */
 export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
   if (tun && !tun.addresses.some((address) => isElsewhere(networks, address)))
     await run('ip', ['link', 'del', 'dev', name])
 }
 
-/** Removes what a tunnel left on its device of families that it carries no more: addresses, and routes made by hand or by weftd. */
+/** Removes the addresses and routes of these families, which the tunnel no longer carries, from its device. */
 export async function removeFamilies(run: Run, device: string, families: readonly Family[]): Promise<void> {
   const link = families.length > 0 ? await findLink(run, device) : undefined
   for (const family of families) {
     if (!link || !givenTo(link).some((address) => familyOf(address) === family)) continue
     const flag = family === 'ipv4' ? '-4' : '-6'
-    // A route from `ip` is of the protocol boot where nobody says another.
+    // The routes of `ip` have the protocol boot by default.
     await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
     await run('ip', [flag, 'address', 'flush', 'dev', device, 'scope', 'global'])
   }
 }
 
 interface AdoptOptions {
-  /** The cluster's networks, and this node's parts of them. */
+  /** The networks, and this node's subnets of them. */
   readonly networks: Nets
   readonly subnets: Nets
-  /** Or a pattern such as `flannel%d`. */
+  /** A name, or a pattern such as `flannel%d`. */
   readonly name: string
   readonly last: readonly string[]
   readonly isMultiQueue: boolean
@@ -161,13 +161,13 @@ const DEVICES = Object.values(KINDS).flatMap(({ devices }) => devices as readonl
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
-/** The least that a link must take which carries IPv6 (RFC 8200 section 5); the kernel takes IPv6 off a device with less. */
+/** The minimum MTU of a link with IPv6 (RFC 8200, section 5). The kernel disables IPv6 on a device with a smaller MTU. */
 export const LEAST_MTU = 1280
 
-/** That which carries IPv4 (RFC 791 section 3.2); the kernel gives no device less. */
+/** The minimum MTU of each family. 68 for IPv4 is from RFC 791, section 3.2; the kernel allows no smaller MTU. */
 const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 
-/** Throws WeftError CONFIG where the family does not fit; `mtu` is what containers may send, in bytes. */
+/** Throws WeftError CONFIG if `mtu`, the maximum packet length of containers in bytes, is too small for the family. */
 export function checkMtu(family: Family, mtu: number, external: string): void {
   const least = LEAST[family]
   if (mtu >= least) return
@@ -181,8 +181,8 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 }
 
 /**
- * Another route to the network with the same metric as ours would take its place, silently (netlink EEXIST). One to a device of our
- * own is ours. An unused device with the name and the type of a backend's device was left by another backend, and is removed.
+ * Throws WeftError DEVICE if a foreign device has the route to the network with the same metric: weftd's route would silently replace it.
+ * First removes an unused device with the name and type of a backend's device, because another backend left it.
  */
 export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
   const find = async (): Promise<Route | undefined> =>
@@ -207,13 +207,13 @@ export function createTunDevice(options: TunOptions): TunDevice {
   const { name: device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
   const family = familyOf(network)
   const route = formatNet(network)
-  // Nobody else has it: it needs no duplicate address detection (RFC 4862).
+  // The address belongs to this node's subnet, so it needs no duplicate address detection (RFC 4862).
   const address = [formatNet(hostNet(subnet.address)), 'dev', device, ...(family === 'ipv6' ? ['nodad'] : [])]
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
-    // gso_max_size stays what it is, though a superpacket of 64 KiB is more than one message: the kernel cuts in software
-    // what a container sends in larger ones than the device takes (gso_features_check in net/core/dev.c).
+    // gso_max_size stays at its default although a superpacket of 64 KiB exceeds one message: the kernel splits larger superpackets of
+    // containers in software (gso_features_check in net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', ...address])
     // The scope must be named: otherwise `ip` gives a route to a device the scope link (iproute2, ip/iproute.c).
@@ -221,10 +221,10 @@ export function createTunDevice(options: TunOptions): TunDevice {
   }
 
   /**
-   * Routes to a part of the network come before ours to the whole. Those to our own containers must; any other takes
-   * peers' packets out of the tunnel. Somebody may want that, so it is named and left alone.
+   * Logs routes to a part of the network, which take precedence over weftd's route to the whole network. Routes to this node's containers
+   * must exist. Any other route takes packets out of the tunnel; an operator may want that, so it is only logged.
    */
-  function nameHiding(routes: readonly Route[]): void {
+  function logBypassing(routes: readonly Route[]): void {
     const hiding = new Set<string>()
     for (const each of routes) {
       const net = parseNet(each.destination)
@@ -247,11 +247,11 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // The routes first: a device that goes down in between takes its route with it, and is what was wrong.
+      // The routes are read first. If the device goes down in between and takes its route with it, only the device is reported.
       const within = await routesWithin(run, network)
       const link = await findLink(run, device)
       if (!link) return []
-      nameHiding(within)
+      logBypassing(within)
       const routes = within.filter(
         ({ destination, metric }) => destination === route && metric === USUAL_METRIC[family],
       )

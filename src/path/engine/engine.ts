@@ -4,7 +4,7 @@ import type { Descriptors, Drops, Mail, SessionKeys, UdpEndpoint } from '../../.
 import type { Address, Addresses, Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { EncapsulationName } from './encapsulation.ts'
-import type { Stranger } from './filter.ts'
+import type { UnknownSender } from './filter.ts'
 
 export type { SessionKeys, UdpEndpoint }
 
@@ -20,7 +20,7 @@ export interface PeerTraffic {
   readonly rxPackets: number | undefined
   readonly rxBytes: number | undefined
   /** The time by performance.now() at which the last accepted packet came. */
-  readonly heardAt: number | undefined
+  readonly lastReceivedAt: number | undefined
 }
 
 export interface EngineConfig {
@@ -147,7 +147,7 @@ export interface Engine {
   /** Left out if the encapsulation has no keys. */
   readonly sessions?: EngineSessions
   /** Returns the senders of packets that were refused since the last call; a few dozen are kept. */
-  takeStrangers(): readonly Stranger[]
+  takeUnknownSenders(): readonly UnknownSender[]
   /**
    * Stops forwarding and returns the descriptors, which stay open here, to be sent to another process. Packets wait in
    * them meanwhile. The sessions are saved with them, and `head` describes the sessions to the process that continues:

@@ -31,7 +31,7 @@ export interface PacketAddresses {
 }
 
 /** A sender whose packet was refused. */
-export interface Stranger extends PacketAddresses {
+export interface UnknownSender extends PacketAddresses {
   /** The counter of the refusal. */
   readonly reason: string
 }

@@ -109,10 +109,10 @@ export function startNativeEngine(
     throw engineStartError(error, config)
   }
   if (opened) {
-    const { receiveBufferAsked: asked, receiveBufferGranted: granted } = opened
-    if (granted < asked) {
+    const { receiveBufferAsked: wanted, receiveBufferGranted: granted } = opened
+    if (granted < wanted) {
       notes.push(
-        `the UDP receive buffer is ${granted >> 10} KiB instead of ${asked >> 10}: bursts may be lost; raise net.core.rmem_max`,
+        `the UDP receive buffer is ${granted >> 10} KiB instead of ${wanted >> 10}: bursts may be lost; raise net.core.rmem_max`,
       )
     }
     const refused = features.filter((name) => !opened.features.includes(name))
@@ -186,13 +186,13 @@ export function startNativeEngine(
     await lending
     // A stop in the meantime took the path back.
     if (!lent) return
-    const said = notes.length
+    const notesBefore = notes.length
     const on = lent
     otherAddress = address
     lent = { ...on, ...withOther(on), otherAddress }
     hasOther = isWithOther(lent)
     takeBack()
-    const [note] = notes.splice(said)
+    const [note] = notes.splice(notesBefore)
     if (note !== undefined) throw new Error(note)
   }
   let stopped: Promise<void> | undefined
@@ -227,7 +227,7 @@ export function startNativeEngine(
       return drops.next.length > 0 ? drops : { next: after, packets: [] }
     },
     threads: () => native.askThreads(),
-    takeStrangers: () => native.takeStrangers(),
+    takeUnknownSenders: () => native.takeStrangers(),
     sessions: {
       get areKept() {
         return native.hasKeptSessions

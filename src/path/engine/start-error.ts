@@ -9,7 +9,7 @@ const isRoot = (): boolean => process.getuid?.() === 0
 export function noTun(error: NodeJS.ErrnoException): WeftError {
   const { code } = error
   const isForbidden = code === 'EPERM' || code === 'EACCES'
-  const what = isForbidden ? `no permission to open /dev/net/tun (${code})` : `cannot open /dev/net/tun (${code})`
+  const what = isForbidden ? `/dev/net/tun may not be opened (${code})` : `/dev/net/tun cannot be opened (${code})`
   const inContainer = 'in a container, `docker run --cap-add NET_ADMIN --device /dev/net/tun`'
   return new WeftError('NO_TUN', what, {
     remedy: isForbidden
@@ -42,10 +42,10 @@ export function engineStartError(
   if (syscall === 'open /dev/net/tun') return noTun(error as NodeJS.ErrnoException)
   if (syscall === 'ioctl TUNSETIFF') {
     if (code === 'EPERM')
-      return noNetAdmin(`no permission to create the TUN device ${config.tunName.replace('%d', '0')} (EPERM)`, error)
+      return noNetAdmin(`the TUN device ${config.tunName.replace('%d', '0')} may not be created (EPERM)`, error)
     return fail(
       'DEVICE',
-      `cannot create the TUN device ${config.tunName} (${code})`,
+      `the TUN device ${config.tunName} cannot be created (${code})`,
       `if it is in use by another process, stop that; see \`ip link show\``,
     )
   }

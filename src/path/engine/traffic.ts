@@ -98,7 +98,7 @@ export function createTrafficSlots(
         [...slots].map(([key, { slot, since, before }]) => {
           const [tx = 0, txBytes = 0, rx = 0, rxBytes = 0, silentMs = -1] = numbersOf(all, slot)
           const [tx0 = 0, txBytes0 = 0, rx0 = 0, rxBytes0 = 0] = before
-          const isHeard = silentMs >= 0 && rx > rx0
+          const hasReceived = silentMs >= 0 && rx > rx0
           return [
             key,
             {
@@ -106,7 +106,7 @@ export function createTrafficSlots(
               txBytes: txBytes - txBytes0,
               rxPackets: rx - rx0,
               rxBytes: rxBytes - rxBytes0,
-              heardAt: isHeard ? Math.max(since, at - silentMs) : undefined,
+              lastReceivedAt: hasReceived ? Math.max(since, at - silentMs) : undefined,
             },
           ]
         }),

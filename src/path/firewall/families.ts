@@ -1,4 +1,4 @@
-// families.ts - what a firewall has of each family, and how what one of them cannot do is kept from the other.
+// families.ts - the firewall's interface, and its parts for each family. A failure of one family does not affect the other.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -8,19 +8,19 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * The first rules, and the end of those that other versions, other flags or the other mode left. As flanneld, it logs what
-   * fails and returns where flanneld goes on, and throws WeftError where flanneld ends.
+   * Sets the rules for the first time, and removes rules that other versions, flags or the other mode left. If flanneld would continue after
+   * a failure, it logs the failure; if flanneld would end, it throws WeftError.
    */
   raise(subnet: Nets): Promise<void>
-  /** Makes the rules right again, also for another subnet. */
+  /** Repairs the rules, or sets them for another subnet. */
   ensure(subnet: Nets): Promise<Ensured>
   /** Makes the next `ensure` search again for unwanted rules, because another daemon may have restored them since `raise`. */
   lookAgain?(): void
 }
 
-/** The repairs, in words, and what could not be made right. */
+/** The repairs in words, and the failures. */
 export interface Ensured {
-  readonly mended: readonly string[]
+  readonly repaired: readonly string[]
   readonly failures: readonly WeftError[]
 }
 
@@ -34,23 +34,23 @@ export interface FirewallOptions extends Pick<FirewallWish, 'masq' | 'forward'> 
   readonly log: Log
 }
 
-/** The rules that one family is to have: none when `isOn` is false, and the nets mean nothing then. */
+/** The wanted rules of one family. If `isOn` is false there are none, and the nets have no meaning. */
 export interface FamilyWish extends Omit<FirewallWish, 'randomFully'> {
   readonly isOn: boolean
 }
 
-/** The part of the options that is one family's. */
+/** The options of one family. */
 export interface Part {
   readonly family: Family
-  /** The family's network; when it is off, the earlier run's. */
+  /** The family's network; if the family is off, the network of the earlier run. */
   readonly network: Net
-  /** The networks whose rules are this daemon's, as the tools write them: its own, and that of an earlier run. */
+  /** The networks whose rules belong to this daemon, as the tools print them: its own network and that of an earlier run. */
   readonly ours: ReadonlySet<string>
-  /** A family is off where the configuration has none of it, or the node has no subnet of it. */
+  /** Returns the wanted rules. The family is off if the configuration or the node lacks it. */
   readonly wishFor: (subnet: Nets) => FamilyWish
 }
 
-/** The parts of the families that are on, and of those that an earlier run had: its rules go. Nothing is asked of another one. */
+/** Returns the parts of the enabled families, and of the families of an earlier run, whose rules must go. */
 export function partsOf({ network, previous, masq, forward }: FirewallOptions): readonly Part[] {
   return FAMILIES.flatMap((family) => {
     const [now, before] = [network[family], previous.network[family]]
@@ -64,21 +64,21 @@ export function partsOf({ network, previous, masq, forward }: FirewallOptions): 
   })
 }
 
-/** Networks as iptables and nft write them. */
+/** Returns networks as iptables and nft print them. */
 const networksOf = (...networks: readonly (Net | undefined)[]): ReadonlySet<string> =>
   new Set(networks.flatMap((network) => (network ? [formatNet(network)] : [])))
 
-/** Does one work after another, each of which returns what it mended: what one cannot do does not keep the next from being done. */
+/** Runs all works in order and collects their repairs. A work that fails does not prevent the next one. */
 export async function ensureEach(works: readonly (() => Promise<readonly string[]>)[]): Promise<Ensured> {
-  const mended: string[] = []
+  const repaired: string[] = []
   const failures: WeftError[] = []
   for (const work of works) {
     try {
-      mended.push(...(await work()))
+      repaired.push(...(await work()))
     } catch (error) {
       if (!isWeftError(error)) throw error
       failures.push(error)
     }
   }
-  return { mended, failures }
+  return { repaired, failures }
 }

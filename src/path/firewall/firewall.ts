@@ -1,7 +1,7 @@
-// firewall.ts - makes the kernel's rules equal the wish, by iptables or by nft, and says when they had to be mended.
+// firewall.ts - sets the firewall rules with iptables or nft, and repairs them.
 //
-// What the kernel shows right after the rules were applied is what it must show from then on, rule by rule and in
-// order: versions of iptables and nft spell one rule in several ways. The log's texts are flanneld's.
+// Versions of iptables and nft print the same rule in different ways. So the listing right after the rules were set is stored, and later
+// listings must equal it, rule by rule and in order. The log lines are those of flanneld.
 
 import { describeError, prefixed } from '../../base/errors.ts'
 import type { Nets } from '../../net/address.ts'
@@ -13,8 +13,8 @@ import { createNftables } from './nftables.ts'
 export type { Firewall } from './families.ts'
 
 /**
- * The firewall by the tool that the network configuration names. There is work for it also when nothing is wanted: an earlier
- * run may have left some rules.
+ * Returns the firewall for the tool that the network configuration names. It is needed even if no rules are wanted, because an earlier run
+ * may have left rules that must go.
  */
 export function createFirewall(
   tool: 'iptables' | 'nftables',
@@ -24,7 +24,7 @@ export function createFirewall(
   return options.blackhole ? withBlackhole(rules, options) : rules
 }
 
-/** The rules, and the route beside them: what cannot be had of it at the start is only said. */
+/** Adds the blackhole route to a firewall. A failure to set the route at the start is only logged. */
 function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
   const { run, log } = options
   const routes = partsOf(options).map(({ network, wishFor }) => {
@@ -44,7 +44,7 @@ function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
     },
     async ensure(subnet) {
       const both = await Promise.all([rules.ensure(subnet), ensureRoutes(subnet)])
-      return { mended: both.flatMap(({ mended }) => mended), failures: both.flatMap(({ failures }) => failures) }
+      return { repaired: both.flatMap(({ repaired }) => repaired), failures: both.flatMap(({ failures }) => failures) }
     },
   }
 }

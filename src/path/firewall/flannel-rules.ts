@@ -1,21 +1,21 @@
-// flannel-rules.ts - which rules in a listing are flannel's: those of every version, and nothing that only looks alike.
+// flannel-rules.ts - recognises the rules of every flannel version in a listing, and no other rules. Pure.
 //
-// Pure. Up to 0.5 flannel had a chain FLANNEL; up to 0.19 its rules stood in POSTROUTING and FORWARD, with a comment since
-// 0.16; since 0.20 they stand in chains of their own (network/ipmasq.go, network/iptables.go of those versions). A rule
-// with flannel's comment, or in a chain of flannel's name, tells by itself whose it is. One without is taken for flannel's
-// only as a part of the whole set, in order, for a network that is known to be flannel's.
+// Up to 0.5 flannel had a chain FLANNEL. Up to 0.19 its rules were in POSTROUTING and FORWARD, with a comment since 0.16. Since 0.20 they
+// are in chains of their own (network/ipmasq.go, network/iptables.go of those versions). A rule with flannel's comment, or in a chain with
+// flannel's name, is flannel's. A rule without them counts as flannel's only as part of the complete set, in order, for a network that is
+// known to be flannel's.
 
 import type { Family } from '../../net/address.ts'
 
-/** The tools' names of a family, and the addresses that no rule of it masquerades. */
+/** The names that the tools use for a family, and its multicast range, which is never masqueraded. */
 export const WORDS = {
   ipv4: { iptables: 'iptables', nft: 'ip', table: 'flannel-ipv4', multicast: '224.0.0.0/4' },
   ipv6: { iptables: 'ip6tables', nft: 'ip6', table: 'flannel-ipv6', multicast: 'ff00::/8' },
 } as const satisfies Readonly<Record<Family, object>>
 
-/** A chain of flannel's in iptables, and the built-in chain that jumps to it (`jump` without its `-A CHAIN`). */
+/** A chain of flannel in iptables, and the rule of the built-in chain `from` that jumps to it (without `-A CHAIN`). */
 export interface IptablesChain {
-  /** What is wished that it is there for. */
+  /** The member of the wish that enables the chain. */
   readonly wish: 'masq' | 'forward'
   readonly table: 'nat' | 'filter'
   readonly chain: string
@@ -41,10 +41,10 @@ const FWD: IptablesChain = {
   from: 'FORWARD',
   jump: `${FORWARD} -j FLANNEL-FWD`,
 }
-/** All chains, in the order in which flanneld makes them. */
+/** All chains, in the order in which flanneld creates them. */
 export const FLANNEL_CHAINS = [POSTRTG, FWD] as const
 
-/** The tables in what iptables-save prints, each with the lines between its name and COMMIT. */
+/** The tables of iptables-save, each with the lines between its name and COMMIT. */
 export type Tables = ReadonlyMap<string, readonly string[]>
 
 interface FlannelRules {
@@ -52,7 +52,7 @@ interface FlannelRules {
   readonly rules: readonly string[]
   /** The input of iptables-restore --noflush that removes them, between the table's name and COMMIT. */
   readonly removal: readonly string[]
-  /** Rules of others that jump to a chain of flannel's, which must stay then, without its rules. */
+  /** Foreign rules that jump to a chain of flannel. Such a chain must stay, without its rules. */
   readonly stays: readonly string[]
 }
 
@@ -73,7 +73,7 @@ const forwardForm = (match: string): RegExp =>
   new RegExp(`^-A FORWARD ${match} (-m comment --comment "flanneld forward" )?-j ACCEPT$`)
 const MASQUERADE = 'MASQUERADE(?: --random-fully)?'
 
-/** Rules that stood in chains of others, by a letter. The first group is the network, the second the comment. */
+/** The rules that flannel put into built-in chains, each with a letter. The first group is the network, the second the comment. */
 const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['r', masqForm(String.raw`-s ${NET} -d \1`, 'RETURN')],
   ['m', masqForm(String.raw`-s ${NET} ! -d (?:224\.0\.0\.0\/4|ff00::\/8)`, MASQUERADE)],
@@ -83,7 +83,7 @@ const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['f', forwardForm(`-s ${NET}`)],
   ['t', forwardForm(`-d ${NET}`)],
 ]
-/** Whole sets: of 0.6 to 0.8, of 0.9 to 0.19, of 0.5 beside its chain; and what accepts forwarding since 0.9. */
+/** The complete sets of letters. MASQ_SETS has those of 0.6 to 0.8, of 0.9 to 0.19, and of 0.5. FORWARD_SETS has that of 0.9 and later. */
 const MASQ_SETS = /rms?h|jh?/g
 const FORWARD_SETS = /ft/g
 
@@ -106,7 +106,7 @@ function placed(lines: readonly string[]): Placed[] {
   })
 }
 
-/** The rules that make whole sets: of one network, in order; rules of others may stand in between. */
+/** Returns the rules that form complete sets of one network, in order. Foreign rules may be in between. */
 function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
   const networks = new Set(rules.map(({ network }) => network))
   return [...networks].flatMap((network) => {
@@ -116,7 +116,7 @@ function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
   })
 }
 
-/** True when the chain FLANNEL is that of 0.5: these two rules and no other. */
+/** True if the chain FLANNEL has exactly the two rules of flannel 0.5. */
 function hasChainOf05(lines: readonly string[]): boolean {
   const rules = lines.filter((line) => line.startsWith('-A FLANNEL ')).join('\n')
   return new RegExp(String.raw`^-A FLANNEL -d ${NET} -j ACCEPT\n-A FLANNEL ! -d 224\.0\.0\.0/4 -j MASQUERADE$`).test(
@@ -128,32 +128,29 @@ const rulesOf = (lines: readonly string[], chain: string): string[] =>
   lines.filter((line) => line.startsWith(`-A ${chain} `))
 const networksIn = (text: string): string[] => text.match(new RegExp(NET, 'g')) ?? []
 
-/** A rule in a chain of flannel's that names networks, as iptables-save and `nft list` show it. */
+/** Matches a rule of flannel's chains that names networks, as iptables-save and `nft list` print it. */
 const NETWORK_RULE = new RegExp(
   `^-A FLANNEL-\\S+( (! )?-[sd] ${NET})+ -m comment --comment "flanneld (masq|forward)" -j [A-Z]+( --random-fully)?$` +
     `|^\\s*(?<ip>ip6?) [sd]addr (!= )?${NET}( \\k<ip> daddr (!= )?${NET})? (return|accept|masquerade( fully-random)?)$`,
 )
 
-/**
- * True for a rule of another daemon on this host: flannel's, and for none of `networks`. Each has its own network in
- * the chains that all share.
- */
+/** True for a flannel rule that names none of `networks`. Another daemon on this host made it, because all daemons share the chains. */
 export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean {
   return NETWORK_RULE.test(rule) && !networksIn(rule).some((network) => networks.has(network))
 }
 
-/** The networks of rules that are flannel's beyond doubt. */
+/** Returns the networks of the rules that are certainly flannel's. */
 export function flannelNetworks(lines: readonly string[]): string[] {
   const rules = placed(lines)
   const sure = [...rules.filter(({ commented }) => commented), ...inSets(rules, MASQ_SETS)]
-  // Among the rules in the chains of 0.20 and later, these begin with the network, not with the node's subnet.
+  // In the chains of 0.20 and later these rules begin with the network, and the others with the node's subnet.
   const own = lines.filter((line) => /^-A FLANNEL-(?:POSTRTG -s \S+ ! -d|FWD -[sd]) /.test(line))
   return [...new Set([...sure.map(({ network }) => network), ...own.flatMap((line) => networksIn(line).slice(0, 1))])]
 }
 
 /**
- * What is flannel's in one table, for any of `networks` (as iptables writes them). The chain `except` is left out, with the
- * jumps to it. A chain in which another daemon has rules too stays for those.
+ * Finds flannel's rules in one table for any of `networks`, which are in the format of iptables. Ignores the chain `except` and the jumps to
+ * it. A chain that also has rules of another daemon stays.
  */
 export function findFlannelRules(
   table: string,
@@ -192,7 +189,7 @@ export function findFlannelRules(
   return { rules, removal, stays }
 }
 
-/** Chains of flannel's own that are there, each with the jump to it. */
+/** Returns the existing chains of flannel, each with the jump to it. */
 function chainsIn(table: string, lines: readonly string[]): { readonly chain: string; readonly jump: string }[] {
   const chains = FLANNEL_CHAINS.filter((each) => each.table === table).map(({ chain, from, jump }) => ({
     chain,
@@ -202,7 +199,7 @@ function chainsIn(table: string, lines: readonly string[]): { readonly chain: st
   return chains.filter(({ chain }) => lines.some((line) => line.startsWith(`:${chain} `)))
 }
 
-/** Input of `iptables-restore --noflush` that removes what was found; empty when nothing was. */
+/** Returns input of `iptables-restore --noflush` that removes these rules; empty if there are none. */
 export function removalInput(found: ReadonlyMap<string, FlannelRules>): string {
   return [...found]
     .filter(([, { removal }]) => removal.length > 0)
@@ -217,9 +214,9 @@ interface NftRule {
 }
 
 /**
- * The same in what `nft -j -a list table` prints of a table that iptables-nft made, for hosts without iptables: chains of
- * flannel's own, of `networks` or of any, and the jumps to them. nft does not show a rule's comment, so older rules cannot be
- * told. `removal` is for `nft -f`.
+ * Finds flannel's chains, and the jumps to them, in the output of `nft -j -a list table` for a table that iptables-nft made. It is for hosts
+ * without iptables. Without `networks` it finds the chains of any network. nft does not print the comments of rules, so rules of flannel
+ * versions without own chains are not found. `removal` is input for `nft -f`.
  */
 export function findFlannelNftRules(
   family: string,
@@ -237,7 +234,7 @@ export function findFlannelNftRules(
     if (!names.has(chain)) continue
     const own = all.filter((rule) => rule.chain === chain)
     const ours = own.filter((rule) => !networks || networksOf(rule).some((network) => networks.has(network)))
-    // Another daemon's rules, for which the chain stays.
+    // The chain stays if another daemon has rules in it.
     if (own.some((rule) => !ours.includes(rule) && networksOf(rule).length > 0)) {
       rules.push(...(ours.length > 0 ? [`${ours.length} rules of chain ${chain}`] : []))
       removal.push(...ours.map(({ handle }) => `delete rule ${family} ${table} ${chain} handle ${handle}`))
@@ -246,7 +243,7 @@ export function findFlannelNftRules(
     const jumps = all.filter(({ expr }) =>
       expr.some(({ jump }) => (jump as { target?: string } | null)?.target === chain),
     )
-    const isExact = (rule: NftRule): boolean => rule.chain === from && rule.expr.every(tellsNothing)
+    const isExact = (rule: NftRule): boolean => rule.chain === from && rule.expr.every(restrictsNothing)
     const foreign = jumps.filter((rule) => !isExact(rule))
     for (const { handle } of jumps.filter(isExact)) {
       rules.push(`jump from ${from} to ${chain}`)
@@ -260,12 +257,12 @@ export function findFlannelNftRules(
   return { rules, removal, stays }
 }
 
-/** The networks that a rule names, as iptables writes them. */
+/** Returns the networks that a rule names, as iptables prints them. */
 const networksOf = (rule: NftRule): string[] =>
   [...JSON.stringify(rule).matchAll(/"addr":"([^"]+)","len":(\d+)/g)].map(([, addr, len]) => `${addr}/${len}`)
 
-/** An expression that restricts nothing: the jump itself, a counter, a comment (which nft shows without its text). */
-function tellsNothing(expression: Readonly<Record<string, unknown>>): boolean {
+/** True for an expression that restricts nothing: the jump itself, a counter, or a comment (which nft prints without its text). */
+function restrictsNothing(expression: Readonly<Record<string, unknown>>): boolean {
   if ('jump' in expression || 'counter' in expression) return true
   const { xt } = expression as { xt?: { name?: string } | null }
   return xt === null || xt?.name === 'comment' // nft before 1.0.6 prints null

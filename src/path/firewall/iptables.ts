@@ -1,4 +1,4 @@
-// iptables.ts - the rules by iptables and ip6tables, each family by its own tool.
+// iptables.ts - sets the rules with iptables and ip6tables.
 
 import { access } from 'node:fs/promises'
 import { describeError, isWeftError, prefixed } from '../../base/errors.ts'
@@ -20,7 +20,7 @@ import {
 import { listNftTable } from './nft-listing.ts'
 import { iptablesRules, nftRemoval, oursIn, restoreInput } from './rules.ts'
 
-/** flanneld's words for a family. */
+/** flanneld's log texts for each family. */
 const SAYS = {
   ipv4: {
     masq: 'Setting up masking rules',
@@ -36,7 +36,7 @@ const SAYS = {
   },
 } as const
 
-/** A state that no listing equals: another program was there right after the rules were set, so they are set again. */
+/** A state that no listing equals. It is stored if another program changed the rules right after they were set, so that they are set again. */
 const UNDONE = 'undone'
 
 export function createIptables(options: FirewallOptions): Firewall {
@@ -80,7 +80,7 @@ async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   if (input !== '') await run('nft', ['-f', '-'], { input })
 }
 
-/** The chains of one family. */
+/** Returns the functions that set the chains of one family. */
 function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
   const program = WORDS[family].iptables
   const shown = new Map<string, string>()
@@ -88,16 +88,12 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
   let isModern: boolean | undefined
   let isByChain: boolean | undefined
 
-  /**
-   * Reads all rules. Called without -t, since asking the legacy kind for a table makes it, and with it, for nat,
-   * connection tracking.
-   */
+  /** Reads all rules. It omits -t, because with -t legacy iptables creates the table, and a nat table enables connection tracking. */
   const readAll = async (): Promise<Tables> => readTables(await run(`${program}-save`, []))
 
   /**
-   * The lines of a table that have to do with a chain. Only the kind of nf_tables can show one chain without reading
-   * all of them, of which kube-proxy has tens of thousands; when a chain is to go, all are read, since each may jump to
-   * it.
+   * Reads the lines of a table that concern a chain. Only iptables-nft can show one chain without reading all rules, of which kube-proxy has
+   * tens of thousands. If a chain must go, all rules are read, because any of them may jump to it.
    */
   async function readLines(
     chain: IptablesChain,
@@ -110,7 +106,7 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
     return some && !goes?.some((line) => line.startsWith('-X ')) ? some : ((await all()).get(table) ?? [])
   }
 
-  /** Makes one chain right; true when it had to be mended. `all` reads all tables. */
+  /** Sets one chain. Returns true if it was repaired. `all` reads all tables. */
   async function ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Nets): Promise<boolean> {
     if (isModern === undefined) {
       const version = await run(program, ['--version'])
@@ -156,17 +152,17 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
     return chains
       .filter((chain) => wish[chain.wish] || shown.has(chain.chain) || !tidy.has(chain))
       .map((chain) => async () => {
-        const isMended = await ensureChain(chain, all, subnet).catch((error: unknown) => {
-          // Whatever an earlier run left is not to be had without the tool, and this one has made nothing.
+        const isRepaired = await ensureChain(chain, all, subnet).catch((error: unknown) => {
+          // Without the tool this run has made no rules, and cannot remove those of an earlier run.
           if (wish[chain.wish] || shown.has(chain.chain) || notInstalled(error) === undefined) throw error
           return false
         })
         tidy.add(chain)
-        return isMended ? [`rules of ${chain.chain}${family === 'ipv6' ? ' (IPv6)' : ''}`] : []
+        return isRepaired ? [`rules of ${chain.chain}${family === 'ipv6' ? ' (IPv6)' : ''}`] : []
       })
   }
 
-  /** The first time for one chain: what fails is said, and tried again by `works`. */
+  /** Sets one chain for the first time. Failures are logged, and `works` tries again. */
   async function bootstrap(subnet: Nets, chain: IptablesChain): Promise<void> {
     const says = SAYS[family]
     const wish = wishFor(subnet)
@@ -188,14 +184,13 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
   return { works, bootstrap, lookAgain: () => tidy.clear() }
 }
 
-/** iptables' messages about a chain that is not there: versions before and since 1.8.8 or so. */
+/** Messages of iptables about a missing chain, of versions up to and since about 1.8.8. */
 const NO_CHAIN = /No chain\/target\/match by that name|does not exist|is incompatible/
 
 /**
- * Reads, by the kind of nf_tables, a chain and the one that jumps to it, with `isFirst` also that of flannel 0.5, as
- * iptables-save shows them. Undefined when the tool does not show one that may be there: the built-in one where nft put
- * something into it that this iptables does not know, any when it did not answer. A chain taken for gone would be made
- * anew, without the rules of other daemons.
+ * Reads a chain and the chain that jumps to it with iptables-nft, in the format of iptables-save; with `isFirst` also the chain of flannel
+ * 0.5. Returns undefined if the tool does not show a chain that may exist: it did not answer, or nft put a rule into the built-in chain that
+ * this iptables does not know. A chain that is wrongly considered missing would be rebuilt without the rules of other daemons.
  */
 async function readChains(
   run: Run,
@@ -217,7 +212,7 @@ async function readChains(
   return shown.map((line) => line.replace(/^-N (\S+)$/, ':$1 - [0:0]').replace(/^-P (\S+) (\S+)$/, ':$1 $2 [0:0]'))
 }
 
-/** Logs flanneld's line when subnet.env names another network or subnet; where it names none, that is `none` for flanneld. */
+/** Logs flanneld's line if subnet.env names another network or subnet. If it names none, the line has `none`. */
 function logRecycling(log: Log, none: string, now: readonly Net[], before: readonly (Net | undefined)[]): void {
   const text = (nets: readonly (Net | undefined)[]): string =>
     nets.map((net) => (net ? formatNet(net) : none)).join(', ')
@@ -229,8 +224,8 @@ function logRecycling(log: Log, none: string, now: readonly Net[], before: reado
 }
 
 /**
- * With the module br_netfilter the kernel shows packets between two ports of a bridge to iptables. Where flanneld ends without it, weft
- * goes on: without a bridge, or with one whose ports do not talk to each other, all works.
+ * Warns if the module br_netfilter is missing, with which the kernel passes packets between two ports of a bridge to iptables. flanneld ends
+ * without the module. weft continues, because it is needed only if ports of a bridge exchange packets.
  */
 async function checkBridgeNetfilter(family: Family, log: Log): Promise<void> {
   const file = `/proc/sys/net/bridge/bridge-nf-call-${WORDS[family].iptables}`

@@ -1,4 +1,4 @@
-// nftables.ts - the rules by nft: a table of each family, in a transaction of its own.
+// nftables.ts - sets the rules with nft: one table for each family, each in its own transaction.
 
 import { describeError, isWeftError, prefixed, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -10,7 +10,7 @@ import { listNftTable } from './nft-listing.ts'
 import { findIptablesRemains } from './rule-remains.ts'
 import { nftInput, nftTable, splitNftTable } from './rules.ts'
 
-/** flanneld's words for a family. */
+/** flanneld's log texts for each family. */
 const SAYS = {
   ipv4: {
     masq: 'nftables: setting up masking rules (ipv4)',
@@ -22,7 +22,7 @@ const SAYS = {
   },
 } as const
 
-/** A state that no listing equals: another program was there right after the rules were set, so they are set again. */
+/** A state that no listing equals. It is stored if another program changed the rules right after they were set, so that they are set again. */
 const UNDONE = 'undone'
 
 export function createNftables(options: FirewallOptions): Firewall {
@@ -35,7 +35,7 @@ export function createNftables(options: FirewallOptions): Firewall {
     probing.catch(() => (probing = undefined)) // nft gave no answer, so probe again
     return probing
   }
-  // As flanneld's, both tables are there whatever the families are.
+  // Like flanneld, weft creates the tables of both families regardless of the enabled ones.
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
   const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
@@ -68,7 +68,7 @@ export function createNftables(options: FirewallOptions): Firewall {
           failures.push(error)
         }
       }
-      // flanneld ends without a table or without masquerading, and goes on without forwarding. Of two families one is enough to go on.
+      // flanneld ends if the table or masquerading fails, and continues if only forwarding fails. One working family is enough to continue.
       const fatal = isUp || (forward && !masq) ? undefined : failures.shift()
       for (const failure of failures) log.error(describeError(failure))
       if (fatal) throw fatal
@@ -76,12 +76,12 @@ export function createNftables(options: FirewallOptions): Firewall {
   }
 }
 
-/** Makes one family's table: the work that makes it right for a subnet, and returns what was mended. */
+/** Returns the work that sets one family's table for a subnet and returns the repairs. */
 function createTable(
   { family, ours, wishFor }: Part,
   run: Run,
   isFullyRandom: () => Promise<boolean>,
-  /** Input of `nft` for what else there is to be. */
+  /** Input of `nft` for the tables of the other families. */
   beside: string,
 ): (subnet: Nets) => () => Promise<readonly string[]> {
   const { table } = WORDS[family]
@@ -101,13 +101,13 @@ function createTable(
     const put = (all: string): Promise<string> => run('nft', ['-f', '-'], { input: all })
     await put(input + beside).catch((error: unknown) => {
       if (beside === '' || !isRefusal(error)) throw error
-      return put(input) // a kernel without the other family has no table of it either
+      return put(input) // a kernel without the other family cannot have its table
     })
     const now = splitNftTable(await read(), ours)
     const rules = countNftRules(now.own) + now.others.postrtg.length + now.others.forward.length
-    const mended = shown?.startsWith(wanted) ? [`the table ${table}`] : []
+    const repaired = shown?.startsWith(wanted) ? [`the table ${table}`] : []
     shown = wanted + (rules === countNftRules(input) ? now.own : UNDONE)
-    return mended
+    return repaired
   }
 
   return (subnet) => () => {
@@ -133,7 +133,7 @@ async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   }
 }
 
-/** Removes what an iptables mode left. What cannot be removed does not keep the node from starting. */
+/** Removes the rules of iptables mode. A failure does not prevent the node from starting. */
 async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log: Log): Promise<void> {
   try {
     const { remains, unseen } = await findIptablesRemains(run, networks, false)

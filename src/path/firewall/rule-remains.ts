@@ -1,4 +1,4 @@
-// rule-remains.ts - finds what flannel left in the firewall, whichever tool put it there, and removes it.
+// rule-remains.ts - finds and removes flannel's firewall rules, with whichever tool they were set.
 
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -18,11 +18,11 @@ import {
 
 interface Search {
   readonly remains: readonly Remains[]
-  /** Places where rules may be that no tool here can show. */
+  /** Descriptions of places whose rules no installed tool can show. */
   readonly unseen: readonly string[]
 }
 
-/** One of the iptables commands, without its -save, and the arguments by which its -restore waits for the lock. */
+/** An iptables command without the suffix -save, and the arguments with which its -restore waits for the lock. */
 interface Tool {
   readonly name: string
   readonly wait: readonly string[]
@@ -35,15 +35,15 @@ interface Listing extends Tool {
 const TABLES = FLANNEL_CHAINS.map(({ table }) => table)
 
 /**
- * Rules and chains of iptables, of both families and both kinds: of `networks`, and with `discover` also of those that rules
- * of flannel's name.
+ * Finds flannel's rules and chains in legacy iptables and iptables-nft, in both families, for `networks`. With `discover` it also finds
+ * those of other networks that flannel's rules name.
  */
 export async function findIptablesRemains(run: Run, networks: ReadonlySet<string>, discover: boolean): Promise<Search> {
   const listings: Listing[] = []
   const remains: Remains[] = []
   const unseen: string[] = []
   for (const { nft: family, iptables: command } of Object.values(WORDS)) {
-    // The kinds have names of their own since 1.8; what the plain command is, it says. Before there was one, the legacy one.
+    // Since 1.8 each variant has its own command, and the plain command prints which variant it is. Older versions are legacy.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
     const isNft = isNfTables(version)
@@ -78,7 +78,7 @@ function remainsIn(run: Run, { name, wait, tables }: Listing, networks: Readonly
   ]
 }
 
-/** The version that a command prints; empty when it is not installed. */
+/** Returns the version that a command prints; empty if it is not installed. */
 async function versionOf(run: Run, command: string): Promise<string> {
   try {
     return await run(command, ['--version'])
@@ -88,7 +88,7 @@ async function versionOf(run: Run, command: string): Promise<string> {
   }
 }
 
-/** The listing of the first tool that is installed. Without -t no table is made that was not there. */
+/** Returns the listing of the first installed tool. It omits -t, because -t would create a missing table. */
 async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise<Listing | undefined> {
   for (const tool of tools) {
     try {
@@ -103,15 +103,15 @@ async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise
   return undefined
 }
 
-/** Says which tables of the legacy kind this network namespace has (net/netfilter/x_tables.c), when no tool can show them. */
+/** Names the legacy tables of this network namespace (net/netfilter/x_tables.c) if no tool can show them. */
 async function unseenTables(family: string, command: string): Promise<string[]> {
-  const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8').catch(() => '') // the kernel has no such kind
+  const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8').catch(() => '') // the kernel has no legacy iptables
   const tables = TABLES.filter((table) => names.split('\n').includes(table))
   const where = `the legacy kind of ${command} has tables here (${tables.join(', ')})`
   return tables.length === 0 ? [] : [`${where}, and ${command}-legacy, which can show their rules, is not installed`]
 }
 
-/** Finds what iptables-nft made, on a host without it. */
+/** Finds the rules of iptables-nft on a host without iptables. */
 async function findByNft(run: Run, family: string, networks?: ReadonlySet<string>): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const table of (await nftTables(run, family)).filter((name) => (TABLES as string[]).includes(name))) {
@@ -133,7 +133,7 @@ async function findByNft(run: Run, family: string, networks?: ReadonlySet<string
   return remains
 }
 
-/** The tables of the nftables mode. */
+/** Finds the tables of nftables mode. */
 export async function findNftablesRemains(run: Run): Promise<readonly Remains[]> {
   const remains: Remains[] = []
   for (const { nft: family, table: name } of Object.values(WORDS)) {
@@ -147,7 +147,7 @@ export async function findNftablesRemains(run: Run): Promise<readonly Remains[]>
   return remains
 }
 
-/** The names of a family's tables; none where there is no nft, or no nftables in the kernel. */
+/** Returns the names of a family's tables; none if nft is not installed or the kernel lacks nftables. */
 async function nftTables(run: Run, family: string): Promise<string[]> {
   try {
     const text = await run('nft', ['list', 'tables', family])

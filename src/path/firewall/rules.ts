@@ -1,22 +1,22 @@
-// rules.ts - the firewall rules of a network, as text for iptables-restore and nft, in flanneld's words.
+// rules.ts - the text of a network's firewall rules for iptables-restore and nft. Pure.
 //
-// Pure. The rules are flannel's (pkg/trafficmngr/iptables/iptables.go and nftables/nftables.go), chain by chain.
+// The rules are flannel's, chain by chain (pkg/trafficmngr/iptables/iptables.go, nftables/nftables.go).
 
 import { familyOf, formatNet, type Family, type Net } from '../../net/address.ts'
 import { FORWARD, isAnothers, MASQ, WORDS, type IptablesChain } from './flannel-rules.ts'
 
-/** The rules that one family is to have. */
+/** The wanted rules of one family. */
 export interface FirewallWish {
   readonly network: Net
-  /** This node's own, of the same family. */
+  /** This node's subnet of the same family. */
   readonly subnet: Net
   readonly masq: boolean
   readonly forward: boolean
-  /** Masquerade from fully random source ports. */
+  /** True if masquerading uses fully random source ports. */
   readonly randomFully: boolean
 }
 
-/** The rules of one of our chains; undefined when it is not wanted. */
+/** Returns the rules of a chain; undefined if the chain is not wanted. */
 export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonly string[] | undefined {
   if (!wish[chain.wish]) return undefined
   const n = formatNet(wish.network)
@@ -24,7 +24,7 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
   if (chain.wish === 'forward') return [`-s ${n} ${FORWARD} -j ACCEPT`, `-d ${n} ${FORWARD} -j ACCEPT`]
   const masquerade = `-j MASQUERADE${wish.randomFully ? ' --random-fully' : ''}`
   return [
-    // The mark by which kube-proxy asks for a masquerade of its own.
+    // With this mark kube-proxy requests its own masquerading.
     `-m mark --mark 0x4000/0x4000 ${MASQ} -j RETURN`,
     `-s ${s} -d ${n} ${MASQ} -j RETURN`,
     `-s ${n} -d ${s} ${MASQ} -j RETURN`,
@@ -34,15 +34,15 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
   ]
 }
 
-/** Picks our lines out of a table of iptables-save: the rules of a chain and the jumps to it, in order. */
+/** Returns the rules of a chain and the jumps to it, in order, from a table of iptables-save. */
 export function oursIn(table: readonly string[], { chain }: IptablesChain): readonly string[] {
   return table.filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
 }
 
 /**
- * A table of the input of `iptables-restore --noflush`: one COMMIT, so that no packet ever meets an empty chain. Naming the
- * chain empties it within the transaction. `ours` are the lines that there are: their jumps are taken away, and one is added
- * at the end. `removal` is what else goes.
+ * Returns a table of the input of `iptables-restore --noflush`. It is one transaction, so no packet sees an empty chain; declaring the chain
+ * empties it within the transaction. `ours` are the present lines: their jumps are removed, and one jump is appended. `removal` lists
+ * further commands that remove rules.
  */
 export function restoreInput(
   { table, chain, from, jump }: IptablesChain,
@@ -77,7 +77,7 @@ export function nftRemoval(listings: readonly NftListing[]): string {
   const there = listings.filter(({ text }) => text.trim() !== '')
   const split = there.map(({ family, text, ours }) => ({ family, text, ...splitNftTable(text, ours) }))
   const isShared = split.some(({ others }) => others.postrtg.length + others.forward.length > 0)
-  // The table is added first, so that deleting it is no error if another program has deleted it meanwhile.
+  // The table is added first, so that the deletion does not fail if another program has already deleted it.
   const gone = ({ nft, table }: { nft: string; table: string }) =>
     ['add', 'delete'].map((verb) => `${verb} table ${nft} ${table}`)
   if (!isShared) return lines(there.flatMap(({ family }) => gone(WORDS[family])))
@@ -106,7 +106,7 @@ export function splitNftTable(
   networks: ReadonlySet<string>,
 ): { readonly own: string; readonly others: NftOthers } {
   const others = { postrtg: [] as string[], forward: [] as string[] }
-  /** Everything else in the table is nobody's business here. */
+  /** The current block. Blocks other than our chains are skipped. */
   let block = ''
   const own = text.split('\n').filter((line) => {
     const isEnd = /^(\t| {2})\}$/.test(line)
@@ -121,16 +121,16 @@ export function splitNftTable(
   return { own: own.join('\n'), others }
 }
 
-/** Input of `nft -f -` that makes a family's table, with nothing in it. The comment of one that is there stays as it is. */
+/** Returns input of `nft -f -` that creates a family's empty table. The comment of an existing table does not change. */
 export function nftTable(family: Family): string {
   const { nft, table } = WORDS[family]
   return lines([`add table ${nft} ${table} { comment "rules for ${table}"; }`])
 }
 
 /**
- * Input of `nft -f -`, which is one transaction, for a family's table. Our chains are made anew, whatever they were,
- * and nothing else in the table is touched. The fourth rule of postrtg is iptables'
- * fourth: flanneld's own (`saddr != S daddr N return`) keeps the last one from ever being reached.
+ * Returns input of `nft -f -` for a family's table. It is one transaction, which rebuilds our chains and leaves the rest of the table alone.
+ * The fourth rule of postrtg is the one of iptables, because flanneld's own nft rule (`saddr != S daddr N return`) makes the last rule
+ * unreachable.
  */
 export function nftInput(
   { network, subnet, masq, forward, randomFully }: FirewallWish,
@@ -176,7 +176,7 @@ function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
     '  }',
   ]
   return lines([
-    // Added first, so that deleting it is no error where there is none.
+    // The chain is added first, so that deleting a missing chain is not an error.
     ...NFT_CHAINS.flatMap((name) => ['add', 'flush', 'delete'].map((verb) => `${verb} chain ${ip} ${table} ${name}`)),
     `table ${ip} ${table} {`,
     ...(masq.length > 0 ? postrtg : []),

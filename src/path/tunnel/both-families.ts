@@ -59,20 +59,20 @@ interface Side {
   /** The external interface for which the path was opened. */
   readonly external: ExternalInterface
   /** The check of the path that is running, or whose result was not yet returned. */
-  look?: Doing<readonly string[]> | undefined
+  check?: Work<readonly string[]> | undefined
   /** The running transfer of peers to the path. */
-  giving?: Promise<void> | undefined
+  transfer?: Promise<void> | undefined
   /** The changes that the path has not been given. */
-  due?: Due | undefined
+  pending?: Pending | undefined
 }
 
 /** The lease keys whose peers may differ; all if left out (`touched` of DataPath.apply). */
-interface Due {
+interface Pending {
   readonly touched?: ReadonlySet<string> | undefined
 }
 
 /** A running piece of work, and its result when it is done. */
-interface Doing<T> {
+interface Work<T> {
   readonly done: Promise<void>
   result?: PromiseSettledResult<T>
 }
@@ -112,8 +112,8 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   let isAway = false
   /** The number of places that each family has in the list `next` of `drops`. */
   const places: { [K in Family]?: number } = {}
-  let tell!: (reason: Error) => void
-  const fault = new Promise<Error>((resolve) => (tell = resolve))
+  let reportFault!: (reason: Error) => void
+  const fault = new Promise<Error>((resolve) => (reportFault = resolve))
 
   const carried = (): (readonly [Family, Side])[] =>
     FAMILIES.flatMap((family) => {
@@ -129,7 +129,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   /** Marks these families as failed. If no other family is carried, reports a fault of the joint data path. */
   function lose(lost: readonly (readonly [Family, Error])[]): void {
     const [first] = lost
-    if (first && carried().length === lost.length) return tell(first[1])
+    if (first && carried().length === lost.length) return reportFault(first[1])
     for (const [family, reason] of lost) lack(family, reason, messageOf(reason))
   }
 
@@ -141,22 +141,22 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     })
 
   /** Gives the applied peers to a family's path. Peers that are applied in the meantime follow afterwards. */
-  function give(side: Side, { touched }: Due): Promise<void> {
-    const known = side.due === undefined ? new Set<string>() : side.due.touched
-    side.due = { touched: touched && known && new Set([...known, ...touched]) }
-    return (side.giving ??= giveAll(side))
+  function transferTo(side: Side, { touched }: Pending): Promise<void> {
+    const known = side.pending === undefined ? new Set<string>() : side.pending.touched
+    side.pending = { touched: touched && known && new Set([...known, ...touched]) }
+    return (side.transfer ??= transferAll(side))
   }
-  async function giveAll(side: Side): Promise<void> {
+  async function transferAll(side: Side): Promise<void> {
     try {
-      for (let { due } = side; due; { due } = side) {
-        side.due = undefined
-        if (applied) await side.path.apply(...applied, due.touched)
+      for (let { pending } = side; pending; { pending } = side) {
+        side.pending = undefined
+        if (applied) await side.path.apply(...applied, pending.touched)
       }
     } catch (error) {
-      side.due = {} // it is not known which peers the path has
+      side.pending = {} // it is not known which peers the path has
       throw error
     } finally {
-      side.giving = undefined
+      side.transfer = undefined
     }
   }
 
@@ -223,13 +223,13 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
    * Checks all carried paths. When `late` resolves and one check is done, it returns the results so far; the other
    * checks go on.
    */
-  async function lookAtEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
+  async function checkEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
     const now = carried()
-    const looks = now.map(([family, side]) => (side.look ??= begin(prefixed(nameOf(family), side.path.resync(late)))))
-    await untilLate(looks, late)
+    const checks = now.map(([family, side]) => (side.check ??= begin(prefixed(nameOf(family), side.path.resync(late)))))
+    await untilLate(checks, late)
     const results = now.flatMap(([, side]) => {
-      const result = side.look?.result
-      if (result) side.look = undefined
+      const result = side.check?.result
+      if (result) side.check = undefined
       return result ? [result] : []
     })
     isUnseen = results.length < now.length || results.some(({ status }) => status === 'rejected')
@@ -244,12 +244,12 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   /** Waits until no check and no transfer of peers runs, because a path must not change after it was lent. */
   async function untilIdle(): Promise<void> {
     for (;;) {
-      const doings = carried().flatMap(([, { look, giving }]) => [
-        ...(look && !look.result ? [look.done] : []),
-        ...(giving ? [giving] : []),
+      const works = carried().flatMap(([, { check, transfer }]) => [
+        ...(check && !check.result ? [check.done] : []),
+        ...(transfer ? [transfer] : []),
       ])
-      if (doings.length === 0) return
-      await Promise.allSettled(doings)
+      if (works.length === 0) return
+      await Promise.allSettled(works)
     }
   }
   const leave = (): Promise<readonly OpenPath[]> =>
@@ -277,10 +277,10 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     const [then, packets]: [number[], Drops['packets'][number][]] = [[], []]
     for (const family of families) {
       const its = after.slice(then.length)
-      const told = sides[family]?.path.drops?.(its) ?? { next: its.slice(0, places[family] ?? 0), packets: [] }
-      places[family] = told.next.length
-      then.push(...told.next)
-      packets.push(...told.packets)
+      const dropped = sides[family]?.path.drops?.(its) ?? { next: its.slice(0, places[family] ?? 0), packets: [] }
+      places[family] = dropped.next.length
+      then.push(...dropped.next)
+      packets.push(...dropped.packets)
     }
     return { next: then, packets }
   }
@@ -313,11 +313,11 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       return move !== undefined || familiesOf(lacking).length > 0
     },
     get isBehind() {
-      return carried().some(([, { giving, due }]) => giving !== undefined || due !== undefined)
+      return carried().some(([, { transfer, pending }]) => transfer !== undefined || pending !== undefined)
     },
     async apply(leases, ownKey, touched, late) {
       applied = [leases, ownKey]
-      const each = carried().map(([family, side]) => begin(prefixed(nameOf(family), give(side, { touched }))))
+      const each = carried().map(([family, side]) => begin(prefixed(nameOf(family), transferTo(side, { touched }))))
       await untilLate(each, late)
       const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
       if (failures.length > 0 && failures.length === each.length) throw failures[0]
@@ -341,12 +341,12 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
         (isUnnamed ? undefined : nameChange(openedFor, now)) ??
         (came && addressChange(openedFor, now, came)) // the node may get a subnet of this family now
       if (isOther !== undefined) {
-        tell(new Error(isOther))
+        reportFault(new Error(isOther))
         return []
       }
       if (isUnbound) move = changeOf(published, now)
       else lose(moved(now))
-      const { values, failures } = await lookAtEach(late)
+      const { values, failures } = await checkEach(late)
       if (values.length === 0 && failures.length > 0) throw failures[0]
       for (const failure of failures) calm.error(`Cannot check the device: ${describeError(failure)}`)
       await setImmediate() // lets a fault that the checks found be reported first
@@ -424,14 +424,14 @@ const triedOf = <T>(done: readonly PromiseSettledResult<T>[]): Tried<T> => ({
   failures: done.flatMap((result) => (result.status === 'rejected' ? [result.reason as unknown] : [])),
 })
 
-function begin<T>(work: Promise<T>): Doing<T> {
-  const doing: Doing<T> = { done: Promise.allSettled([work]).then(([result]) => void (doing.result = result)) }
-  return doing
+function begin<T>(work: Promise<T>): Work<T> {
+  const running: Work<T> = { done: Promise.allSettled([work]).then(([result]) => void (running.result = result)) }
+  return running
 }
 
 /** Waits until all are done or, after `late` has resolved, until one is done. */
-async function untilLate(doings: readonly Doing<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
-  const [all, one] = [Promise.all(doings.map(({ done }) => done)), Promise.race(doings.map(({ done }) => done))]
+async function untilLate(works: readonly Work<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
+  const [all, one] = [Promise.all(works.map(({ done }) => done)), Promise.race(works.map(({ done }) => done))]
   await (late ? Promise.race([all, Promise.all([one, late])]) : all)
 }
 
@@ -454,7 +454,7 @@ function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): Reado
       txBytes: plus(one.txBytes, other?.txBytes),
       rxPackets: plus(one.rxPackets, other?.rxPackets),
       rxBytes: plus(one.rxBytes, other?.rxBytes),
-      heardAt: latest(one.heardAt, other?.heardAt),
+      lastReceivedAt: latest(one.lastReceivedAt, other?.lastReceivedAt),
       ...(one.sessions || other?.sessions ? { sessions: { ...one.sessions, ...other?.sessions } } : {}),
     })
   }

@@ -14,7 +14,7 @@ export type PeerChanges = ReadonlyMap<string, Lease | undefined>
  * The last carrier. It knows every peer, even those whose packets another carrier has. The caller gives it the peers of
  * all families.
  */
-export interface LastWay {
+export interface FallbackCarrier {
   readonly name: NonNullable<PathSide['way']>
   /** The destination of packets to a peer. */
   endpointOf(peer: Lease): string
@@ -26,7 +26,7 @@ export interface LastWay {
   pathMtu?(peer: Lease): number | undefined
 }
 
-export interface Way extends LastWay {
+export interface Carrier extends FallbackCarrier {
   /** True if this carrier takes the packets to a peer that no earlier carrier took. */
   takes(peer: Lease): boolean
   /**
@@ -40,37 +40,42 @@ export interface Way extends LastWay {
 }
 
 /** Returns the choice between carriers. `peers` returns the peers that all carriers were given last. */
-export function createWays(family: Family, ways: readonly Way[], last: LastWay, peers: () => Peers) {
+export function createCarriers(
+  family: Family,
+  carriers: readonly Carrier[],
+  last: FallbackCarrier,
+  peers: () => Peers,
+) {
   // The last carrier has every peer. Applying in reverse order gives a peer its new carrier before it loses the old
   // one.
-  const lastFirst = ways.toReversed()
-  const of = (peer: Lease): LastWay => ways.find((way) => way.takes(peer)) ?? last
+  const lastFirst = carriers.toReversed()
+  const of = (peer: Lease): FallbackCarrier => carriers.find((carrier) => carrier.takes(peer)) ?? last
   return {
     of,
     side(peer: Lease): PathSide {
-      const way = of(peer)
-      return { endpoint: way.endpointOf(peer), probe: sideOf(peer, family).subnet.address, way: way.name }
+      const carrier = of(peer)
+      return { endpoint: carrier.endpointOf(peer), probe: sideOf(peer, family).subnet.address, way: carrier.name }
     },
     /** Applies the peers. The last carrier must already have them. */
     async apply(changed: PeerChanges | undefined): Promise<void> {
-      for (const way of lastFirst) await way.apply(peers(), changed)
+      for (const carrier of lastFirst) await carrier.apply(peers(), changed)
     },
     /** Returns the traffic of each peer, as its current carrier counted it. */
     traffic(): ReadonlyMap<string, PeerTraffic> {
-      const counted = [...ways, last].flatMap((way) =>
-        [...(way.traffic?.() ?? [])].filter(([key]) => {
+      const counted = [...carriers, last].flatMap((carrier) =>
+        [...(carrier.traffic?.() ?? [])].filter(([key]) => {
           const peer = peers().get(key)
-          return peer !== undefined && of(peer) === way
+          return peer !== undefined && of(peer) === carrier
         }),
       )
       return new Map(counted)
     },
     pathMtu: (peer: Lease): number | undefined => of(peer).pathMtu?.(peer),
     async resync(): Promise<readonly string[]> {
-      const mended: string[] = []
-      for (const way of lastFirst) mended.push(...(await way.resync()))
-      return mended
+      const repaired: string[] = []
+      for (const carrier of lastFirst) repaired.push(...(await carrier.resync()))
+      return repaired
     },
   }
 }
-export type Ways = ReturnType<typeof createWays>
+export type Carriers = ReturnType<typeof createCarriers>

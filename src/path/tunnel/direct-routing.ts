@@ -8,11 +8,11 @@ import type { Run } from '../../host/command.ts'
 import { routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
-import type { Way } from './choose-carrier.ts'
+import type { Carrier } from './choose-carrier.ts'
 
 interface DirectHops {
   /** Looks up the kernel's routes to peers' hosts: of all peers, or only of those in `changed`. */
-  look(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
+  lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
   /** The next hops to peers that need no tunnel, by subnet. */
   hops(): NextHops
   has(peer: Lease): boolean
@@ -20,7 +20,7 @@ interface DirectHops {
    * Looks up the next hops again of peers whose direct route the kernel refused, as `routes` reports, until it accepts one. After a change
    * of address or interface their hosts may be beyond a router. Returns the peers whose next hop changed, by key; the caller routes them.
    */
-  lookAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
+  lookUpAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }
 
 /** Returns the next hops to peers of one family. */
@@ -39,7 +39,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
     })
   }
   const direct: DirectHops = {
-    async look(peers, changed) {
+    async lookUp(peers, changed) {
       if (!changed) {
         hops = new Map(await hopsTo([...peers.values()]))
         return
@@ -54,7 +54,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
     },
     hops: () => hops,
     has: (peer) => hops.has(subnetOf(peer)),
-    async lookAgain(peers, routes) {
+    async lookUpAgain(peers, routes) {
       for (const [key, peer] of peers) {
         if (!direct.has(peer)) continue
         if (routes.isSet(subnetOf(peer))) refused.delete(key)
@@ -68,7 +68,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
       }
       if (doubtful.size === 0) return doubtful
       const before = hops
-      await direct.look(peers, doubtful)
+      await direct.lookUp(peers, doubtful)
       const isOther = (peer: Lease): boolean => !isDeepStrictEqual(before.get(subnetOf(peer)), hops.get(subnetOf(peer)))
       return new Map([...doubtful].filter(([, peer]) => isOther(peer)))
     },
@@ -76,14 +76,14 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
   return direct
 }
 
-interface DirectWayOptions {
+interface DirectCarrierOptions {
   readonly network: Net
   readonly run: Run
   readonly log: Log
 }
 
 /** Returns the carrier with direct routes, for use before a tunnel that carries the whole network. */
-export function createDirectWay({ network, run, log }: DirectWayOptions): Way {
+export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = createDirectHops(run, family)
   const routes = createRouteSync({ network, run, log })
@@ -93,7 +93,7 @@ export function createDirectWay({ network, run, log }: DirectWayOptions): Way {
     takes: (peer) => routes.isSet(formatNet(sideOf(peer, family).subnet)),
     async apply(peers, changed) {
       if (changed?.size === 0) return
-      await direct.look(peers, changed)
+      await direct.lookUp(peers, changed)
       await routes.apply(direct.hops())
     },
     hasRoute: (destination) => direct.hops().has(destination),

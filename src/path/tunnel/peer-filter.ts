@@ -102,7 +102,7 @@ function isNewer(a: Lease, b: Lease): boolean {
 }
 
 /** Groups of leases that conflict because they share a name. The newest of a group wins. */
-function createRivals<Name, L extends Lease>() {
+function createConflicts<Name, L extends Lease>() {
   const newest = new Map<Name, L>()
   /** The leases of a group except the newest. Groups rarely have more than one lease. */
   const others = new Map<Name, readonly L[]>()
@@ -149,11 +149,11 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   let ownKey: string | undefined
   let peers = new Map<string, L>()
   /** Valid leases that lose against another lease. */
-  let beaten = new Map<string, L>()
+  let losing = new Map<string, L>()
   /** The valid leases of each subnet, including those that lose. */
-  let bySubnet = createRivals<number | bigint, L>()
+  let bySubnet = createConflicts<number | bigint, L>()
   /** The leases of each identity, among the newest of each subnet. */
-  let byIdentity = createRivals<string, L>()
+  let byIdentity = createConflicts<string, L>()
   let skipped = new Set<string>()
   const hostOf = ({ attrs }: Lease): string =>
     formatAddress(outers.flatMap((outer) => attrs.publicIp[outer] ?? [])[0] ?? 0)
@@ -172,10 +172,10 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   function judgeAlone(lease: Lease): L | string | undefined {
     const { subnet, attrs } = lease
     if (isOneOfTwo && subnet[family] === undefined) return undefined
-    const isOthersToSay = isOneOfTwo && familiesOf(subnet)[0] !== family
+    const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== family
     // The next log line is flanneld's (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
-      return isOthersToSay ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
+      return isLoggedByOther ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
     // A lease of this node under another key: a successor that is about to take over with more or fewer families writes
     // one.
     if (isOfOneNode(attrs, own.attrs) && ownSubnet && isWithin(lease, ownSubnet)) return undefined
@@ -197,36 +197,36 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
    * Returns why a valid lease loses against a newer one. The reason is empty if the newer lease is of the same host,
    * which kept its subnet under another key when the network got or lost a family.
    */
-  function whyBeaten(lease: L): string | undefined {
-    const say = (what: string, newest: L, remedy: string): string =>
+  function whyLosing(lease: L): string | undefined {
+    const reasonFor = (what: string, newest: L, remedy: string): string =>
       `${notUsed(lease)}: its ${what} is that of ${hostOf(newest)} too, whose lease is newer${remedy}`
     const first = bySubnet.newest(keyOf(lease))
     if (first && first.key !== lease.key && isOfOneNode(first.attrs, lease.attrs)) return ''
-    if (first && first.key !== lease.key) return say(`subnet ${formatNet(subnetOf(lease))}`, first, '')
+    if (first && first.key !== lease.key) return reasonFor(`subnet ${formatNet(subnetOf(lease))}`, first, '')
     const name = identity?.of(lease)
     const newest = name === undefined ? undefined : byIdentity.newest(name)
     // Leases of the same host do not conflict.
     if (!identity || !newest || isOfOneNode(newest.attrs, lease.attrs)) return undefined
-    return say(`${identity.name} ${name}`, newest, `; ${identity.remedy}`)
+    return reasonFor(`${identity.name} ${name}`, newest, `; ${identity.remedy}`)
   }
 
   /** Adds or removes a peer. Logs the reason unless it was already logged. */
-  function decide(key: string, lease: L | undefined, reason: string | undefined, named: ReadonlySet<string>): void {
-    if (reason && !named.has(key)) log.warn(reason)
+  function decide(key: string, lease: L | undefined, reason: string | undefined, logged: ReadonlySet<string>): void {
+    if (reason && !logged.has(key)) log.warn(reason)
     if (reason) skipped.add(key)
     else skipped.delete(key)
-    if (lease) (reason === undefined ? peers : beaten).set(key, lease)
+    if (lease) (reason === undefined ? peers : losing).set(key, lease)
   }
 
   function takeAll(leases: ReadonlyMap<string, Lease>): void {
-    const named = skipped
-    ;[peers, beaten, skipped] = [new Map(), new Map(), new Set()]
-    ;[bySubnet, byIdentity] = [createRivals(), createRivals()]
+    const logged = skipped
+    ;[peers, losing, skipped] = [new Map(), new Map(), new Set()]
+    ;[bySubnet, byIdentity] = [createConflicts(), createConflicts()]
     const sound: L[] = []
     for (const [key, lease] of leases) {
       if (key === ownKey) continue
       const judged = judgeAlone(lease)
-      if (typeof judged === 'string') decide(key, undefined, judged, named)
+      if (typeof judged === 'string') decide(key, undefined, judged, logged)
       else if (judged) sound.push(judged)
     }
     for (const lease of sound) bySubnet.add(keyOf(lease), lease)
@@ -234,7 +234,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
       const name = bySubnet.newest(keyOf(lease)) === lease ? identity?.of(lease) : undefined
       if (name !== undefined) byIdentity.add(name, lease)
     }
-    for (const lease of sound) decide(lease.key, lease, whyBeaten(lease), named)
+    for (const lease of sound) decide(lease.key, lease, whyLosing(lease), logged)
   }
 
   function takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, L | undefined> {
@@ -246,7 +246,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     const newestBefore = new Map<number | bigint, L | undefined>()
     for (const key of new Set(touched)) {
       const [before, lease] = [peers.get(key), key === ownKey ? undefined : leases.get(key)]
-      const [was, alone] = [before ?? beaten.get(key), lease && judgeAlone(lease)]
+      const [was, alone] = [before ?? losing.get(key), lease && judgeAlone(lease)]
       const is = typeof alone === 'string' ? undefined : alone
       judged.set(key, { before, unsound: typeof alone === 'string' ? alone : undefined })
       for (const each of [was, is]) {
@@ -256,8 +256,8 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
       if (was) bySubnet.remove(keyOf(was), was)
       if (is) bySubnet.add(keyOf(is), is)
       peers.delete(key)
-      beaten.delete(key)
-      if (is) beaten.set(key, is) // until `decide`
+      losing.delete(key)
+      if (is) losing.set(key, is) // until `decide`
     }
     const judge = ({ key }: Lease): void => void (judged.has(key) || judged.set(key, { before: peers.get(key) }))
     const identities = new Set<string>()
@@ -273,10 +273,10 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     for (const name of identities) for (const lease of byIdentity.all(name)) judge(lease)
     const changed = new Map<string, L | undefined>()
     for (const [key, { before, unsound }] of judged) {
-      const lease = peers.get(key) ?? beaten.get(key)
+      const lease = peers.get(key) ?? losing.get(key)
       peers.delete(key)
-      beaten.delete(key)
-      decide(key, lease, unsound ?? (lease && whyBeaten(lease)), skipped)
+      losing.delete(key)
+      decide(key, lease, unsound ?? (lease && whyLosing(lease)), skipped)
       const is = peers.get(key)
       if (before !== is && !(before && is && leasesEqual(before, is))) changed.set(key, before)
     }

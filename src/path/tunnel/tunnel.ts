@@ -55,9 +55,15 @@ import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEn
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import { createTrafficSlots } from '../engine/traffic.ts'
 import { inTurn } from '../in-turn.ts'
-import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './choose-carrier.ts'
+import {
+  createCarriers,
+  type FallbackCarrier,
+  type PeerChanges,
+  type Carrier,
+  type Carriers,
+} from './choose-carrier.ts'
 import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
-import { createStrangerLog } from './unknown-senders.ts'
+import { createUnknownSenderLog } from './unknown-senders.ts'
 
 /** The features of the engine that join received packets, each with its protocol. */
 const JOINING = [
@@ -78,7 +84,7 @@ interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** What of the data path survives this process, and what an earlier process left. */
+/** The parts of the data path that survive this process, and those that an earlier process left. */
 export interface Persistence {
   /** True if the device must stay when the process ends, even if the process is killed. */
   readonly persist: boolean
@@ -122,14 +128,14 @@ interface TunnelKind {
   readonly port: number
   /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
-  /** What this backend's filter of peers checks in addition to the checks of all backends. */
+  /** The checks of peers that this backend adds to those of all backends. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
   /** The scope of the route to the network; defaults to that of the device. */
   readonly scope?: 'link'
   /** Agrees with peers on keys; left out if the encapsulation has no keys. */
   readonly keeper?: SessionKeeper
   /** Checks, together with the device, what only the backend knows of. */
-  readonly look?: () => Promise<void>
+  readonly check?: () => Promise<void>
   /** Removes the device of another carrier that has this device's place, once no process runs that would repair it. */
   readonly clear?: () => Promise<void>
   /** True if packets to peers that are reached without a router bypass the tunnel. */
@@ -202,10 +208,10 @@ interface Side {
   readonly network: Net
   readonly subnet: Net
   readonly filter: PeerFilter
-  readonly ways: Ways
+  readonly carriers: Carriers
   /** The engine, and the carriers that are tried before it, in order. */
-  readonly through: LastWay
-  readonly beside: readonly Way[]
+  readonly through: FallbackCarrier
+  readonly earlier: readonly Carrier[]
 }
 
 export async function openTunnel(
@@ -213,7 +219,7 @@ export async function openTunnel(
   { encapsulation, overhead, overheadOf = () => overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
-  byOther: readonly string[] = [],
+  overOther: readonly string[] = [],
 ): Promise<DataPath> {
   const { persist, isMultiQueue } = persistence
   const outers = [kind.outer, kind.other].filter((family) => family !== undefined)
@@ -229,7 +235,7 @@ export async function openTunnel(
   const slots = createTrafficSlots((slot) => counted(slot))
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
   /** The family chosen for each peer, by lease key, if it is not the first family of both hosts. */
-  const chosen = new Map<string, Family>(kind.other ? byOther.map((key) => [key, kind.other as Family]) : [])
+  const chosen = new Map<string, Family>(kind.other ? overOther.map((key) => [key, kind.other as Family]) : [])
   /**
    * Returns the family of the datagrams to a peer. Peers have at least one usable address, because the filter skips
    * other leases.
@@ -258,7 +264,7 @@ export async function openTunnel(
       addon.pathMtu(formatAddress(bound.get(outer) ?? 0), formatAddress(placeOf(peer).address)) - overheadOf(outer)
     return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
   }
-  const throughTo = (family: Family): LastWay => ({
+  const throughTo = (family: Family): FallbackCarrier => ({
     name: 'tunnel',
     endpointOf(peer) {
       const place = placeOf(peer)
@@ -293,10 +299,10 @@ export async function openTunnel(
     })
     // Loaded only if it is needed, because packets wait for the start.
     const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
-    const beside = direct ? [direct.createDirectWay({ network, run, log })] : []
+    const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
     const through = throughTo(family)
-    const ways = createWays(family, beside, through, () => filter.peers())
-    sides.push({ family, network, subnet, filter, ways, through, beside })
+    const carriers = createCarriers(family, earlier, through, () => filter.peers())
+    sides.push({ family, network, subnet, filter, carriers, through, earlier })
   }
   const sideFor = (family: Family): Side | undefined => sides.find((side) => side.family === family)
   const networks = netsOf(sides.map(({ network }) => network))
@@ -364,14 +370,14 @@ export async function openTunnel(
     // Removals come first, because the subnet of a removed peer may belong to another peer now.
     return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
-  const tellKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
+  const updateKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
   slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
   // If a path was inherited, packets wait in it from here on.
   const head = inherited?.bequest === undefined ? undefined : addon.bequestHead(inherited.bequest)
   const keepsSessions = head && kind.keeper?.inherit(head)
-  tellKeeper()
+  updateKeeper()
   let adopted: string | undefined
   if (!inherited) {
     await kind.clear?.()
@@ -402,11 +408,11 @@ export async function openTunnel(
   const beginSessions = (): void => {
     if (engine.sessions) kind.keeper?.begin(engine.sessions)
   }
-  const strangers = createStrangerLog(
+  const unknownSenders = createUnknownSenderLog(
     { ...settings, network: networks, subnet: subnets, provesSender: kind.keeper !== undefined },
     log,
   )
-  strangers.setPeers(ends)
+  unknownSenders.setPeers(ends)
   /** Sends the packets of a peer to its current destination. */
   function redirect(key: string): void {
     const its = sides.flatMap((side) => {
@@ -414,7 +420,7 @@ export async function openTunnel(
       return peer ? [endTo(side, peer)] : []
     })
     engine.changePeers(encodePeers(its))
-    strangers.changePeers(its)
+    unknownSenders.changePeers(its)
   }
   // Without sockets of the other family, the choices of the earlier process have no effect, and no process would revise
   // them.
@@ -441,8 +447,8 @@ export async function openTunnel(
   }
   const scope = kind.scope ? { scope: kind.scope } : {}
   const devices = new Map(
-    sides.map(({ family, network, subnet, beside }) => {
-      const isOwnRoute = (destination: string): boolean => beside.some((way) => way.hasRoute?.(destination))
+    sides.map(({ family, network, subnet, earlier }) => {
+      const isOwnRoute = (destination: string): boolean => earlier.some((carrier) => carrier.hasRoute?.(destination))
       return [
         family,
         createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute, ...scope }),
@@ -450,8 +456,8 @@ export async function openTunnel(
     }),
   )
   const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
-  let tell!: (reason: Error) => void
-  const ended = new Promise<Error>((resolve) => (tell = resolve))
+  let reportFault!: (reason: Error) => void
+  const ended = new Promise<Error>((resolve) => (reportFault = resolve))
   try {
     // With keys both hosts must agree on the family of their datagrams, so this node cannot continue with one family.
     if (kind.keeper && otherAddress !== undefined && !engine.hasOther)
@@ -476,9 +482,9 @@ export async function openTunnel(
   const awaited = kind.awaited === undefined ? [] : [kind.awaited]
   const watch = watchExternal(run, external, [kind.outer, ...awaited], kind.directRouting === true)
   const pathPeer = (key: string): PathPeer | undefined => {
-    const its = carried().flatMap(({ family, filter, ways }) => {
+    const its = carried().flatMap(({ family, filter, carriers }) => {
       const peer = filter.peers().get(key)
-      return peer ? [[family, ways.side(peer)] as const] : []
+      return peer ? [[family, carriers.side(peer)] as const] : []
     })
     return its.length > 0 ? { key, ...Object.fromEntries(its) } : undefined
   }
@@ -495,9 +501,9 @@ export async function openTunnel(
   const pathSearch: PathSearching = {
     overhead,
     knownMtu(key, family) {
-      const { filter, ways, through } = sideFor(family) ?? {}
+      const { filter, carriers, through } = sideFor(family) ?? {}
       const peer = filter?.peers().get(key)
-      return peer && ways?.of(peer) === through ? known(peer, family) : undefined
+      return peer && carriers?.of(peer) === through ? known(peer, family) : undefined
     },
     ...(settings.probePathMtu ? { limit } : {}),
   }
@@ -533,7 +539,7 @@ export async function openTunnel(
     if (!other || local === undefined || local === bound.get(other) || !engine.bindOther) return
     bound.set(other, local)
     await engine.bindOther(formatAddress(local)).catch((error: unknown) => {
-      if (kind.keeper) tell(new Error(messageOf(error)))
+      if (kind.keeper) reportFault(new Error(messageOf(error)))
       else log.warn(messageOf(error))
     })
     beginSessions() // a new engine may run now
@@ -569,7 +575,7 @@ export async function openTunnel(
     async renew(attrs) {
       renewed = attrs
       if (watch.news !== undefined) log.info(`Publishing a change to the peers: ${watch.news}`)
-      watch.told()
+      watch.markPublished()
       await bindOther(watch.now())
       for (const side of sides) {
         if (lacking[side.family] === undefined) continue
@@ -585,32 +591,32 @@ export async function openTunnel(
     },
     async apply(all, ownKey, touched) {
       const changes = sides.map((side) => [side, side.filter.take(all, ownKey, touched)] as const)
-      tellKeeper()
+      updateKeeper()
       const differing = changes.flatMap(([side, changed]) => (changed ? [[side, changed] as const] : []))
       // The engine knows every peer, also those with a direct route, because it accepts packets that they send through
       // the tunnel.
       if (differing.length === changes.length) {
         const differ = changedEnds(differing)
         engine.changePeers(encodePeers(differ))
-        strangers.changePeers(differ)
+        unknownSenders.changePeers(differ)
       } else {
         slots.keep(peerKeys())
         for (const key of chosen.keys()) if (!hasPeer(key)) chosen.delete(key)
         engine.setPeers(encodePeers(ends()))
-        strangers.setPeers(ends)
+        unknownSenders.setPeers(ends)
       }
-      for (const [{ ways }, changed] of changes) await ways.apply(changed)
+      for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
     },
     async resync() {
       if (await watch.hasMoved()) return []
-      await kind.look?.()
+      await kind.check?.()
       followSwitches()
-      const mended: string[] = []
+      const repaired: string[] = []
       // The engine reports a missing device as a fault.
-      await eachSide(async ({ family, ways }) => {
-        for (const each of [devices.get(family), ways]) mended.push(...((await each?.resync()) ?? []))
+      await eachSide(async ({ family, carriers }) => {
+        for (const each of [devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
       })
-      return mended
+      return repaired
     },
     gone: () => onlyOf([kind.outer, ...awaited], watch.gone()),
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
@@ -618,12 +624,12 @@ export async function openTunnel(
     families: sides.map(({ family }) => family),
     peers: () => [...peerKeys(carried())].flatMap((key) => pathPeer(key) ?? []),
     peer: pathPeer,
-    traffic: async () => new Map(sides.flatMap(({ ways }) => [...ways.traffic()].map(withSessions))),
+    traffic: async () => new Map(sides.flatMap(({ carriers }) => [...carriers.traffic()].map(withSessions))),
     ...(kind.keeper ? { unknownKeys: () => kind.keeper?.unknownKeys() ?? [] } : {}),
     pathMtu({ key }, family) {
-      const { filter, ways } = sideFor(family) ?? {}
+      const { filter, carriers } = sideFor(family) ?? {}
       const peer = filter?.peers().get(key)
-      return peer && ways?.pathMtu(peer)
+      return peer && carriers?.pathMtu(peer)
     },
     pathSearch,
     // With keys the keeper chooses the family, and unencrypted datagrams would reach no peer.
@@ -634,7 +640,7 @@ export async function openTunnel(
     }),
     drops: (after) => engine.drops(after),
     threads: () => engine.threads(),
-    look: () => strangers.name(engine.takeStrangers()),
+    look: () => unknownSenders.report(engine.takeUnknownSenders()),
     ...(persist ? { leave } : {}),
     ...(engine.takeBack ? { takeBack: async () => takeBack() } : {}),
     close: end,

@@ -59,7 +59,7 @@ export function interfacesOf(status: Status): readonly Interface[] {
   })
   if (ends.length === 0)
     throw new WeftError('CONFIG', `this node encrypts nothing: its backend is ${config.backendType}`, {
-      remedy: '`weft peers` shows its peers; the backend wireguard would encrypt (docs/operating.md)',
+      remedy: '`weft peers` shows its peers; the backend wireguard would encrypt (docs/wireguard.md)',
     })
   const list = peers?.list ?? []
   const names = new Set(ends.flatMap(([family]) => dataPath?.devices[family] ?? []))

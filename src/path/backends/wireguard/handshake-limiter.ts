@@ -15,9 +15,9 @@ import type { Cookies, Endpoint } from './cookie.ts'
  * ones. `proved`: messages with proof. `source`: messages with proof from one address. `cookies`: cookie replies.
  */
 export const RATES = {
-  heard: { perSecond: 1_500, burst: 150 },
+  received: { perSecond: 1_500, burst: 150 },
   free: { perSecond: 100, burst: 50 },
-  asked: { perSecond: 300, burst: 100 },
+  requested: { perSecond: 300, burst: 100 },
   proved: { perSecond: 100, burst: 50 },
   source: { perSecond: 20, burst: 5 },
   cookies: { perSecond: 200, burst: 50 },
@@ -26,13 +26,13 @@ export const RATES = {
  * The maximum number of addresses with a share. It exceeds what the other rates allow while a share is remembered;
  * messages from further addresses are dropped.
  */
-const MOST_SOURCES = 1_024
+const MAX_SOURCES = 1_024
 
-interface Gate {
+interface HandshakeLimiter {
   /** True if a message may be checked at all, because even its MACs cost a little. */
-  mayBeHeard(now: number): boolean
+  mayReceive(now: number): boolean
   /** Decides about a message with a correct mac1: process it, send a cookie reply, or drop it. */
-  judge(message: Uint8Array, from: Endpoint, now: number): 'process' | 'ask' | 'drop'
+  judge(message: Uint8Array, from: Endpoint, now: number): 'process' | 'challenge' | 'drop'
 }
 
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
@@ -41,8 +41,8 @@ const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) =>
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
 /** `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
-export function createGate(cookies: Cookies, through: keyof typeof RATES = 'free'): Gate {
-  const heard = bucketOf(RATES.heard)
+export function createHandshakeLimiter(cookies: Cookies, through: keyof typeof RATES = 'free'): HandshakeLimiter {
+  const received = bucketOf(RATES.received)
   const free = bucketOf(RATES[through])
   const proved = bucketOf(RATES.proved)
   const answered = bucketOf(RATES.cookies)
@@ -51,20 +51,20 @@ export function createGate(cookies: Cookies, through: keyof typeof RATES = 'free
   const sources = new Map<Address, number>()
   function mayOfSource(address: Address, now: number): boolean {
     const source = sourceOf(address)
-    if (sources.size >= MOST_SOURCES) for (const [each, full] of sources) if (full <= now) sources.delete(each)
+    if (sources.size >= MAX_SOURCES) for (const [each, full] of sources) if (full <= now) sources.delete(each)
     const from = Math.max(sources.get(source) ?? now, now)
     if (from - now > (RATES.source.burst - 1) * every) return false
-    if (sources.size >= MOST_SOURCES && !sources.has(source)) return false
+    if (sources.size >= MAX_SOURCES && !sources.has(source)) return false
     sources.set(source, from + every)
     return true
   }
   return {
-    mayBeHeard: heard,
+    mayReceive: received,
     judge(message, from, now) {
       if (free(now)) return 'process'
       if (cookies.isProved(message, from, now))
         return mayOfSource(from.address, now) && proved(now) ? 'process' : 'drop'
-      return answered(now) ? 'ask' : 'drop'
+      return answered(now) ? 'challenge' : 'drop'
     },
   }
 }

@@ -36,7 +36,7 @@ import {
 } from './cookie.ts'
 import { MAC_BYTES, type Randomness } from './crypto.ts'
 import { createDeadlines } from './deadlines.ts'
-import { createGate } from './handshake-limiter.ts'
+import { createHandshakeLimiter } from './handshake-limiter.ts'
 import { createIndices, LOW_BITS, LOW_MASK } from './indices.ts'
 import {
   firstMessageBytes,
@@ -302,10 +302,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const ownMacKeys = macKeysOf(own.publicKey)
   const cookies = createCookies(ownMacKeys, random)
   // Responses have their own limits, so that initiations cannot crowd them out; few messages have a requested index.
-  const gates = {
-    initiation: createGate(cookies),
-    response: createGate(cookies, 'asked'),
-    cookie: createGate(cookies),
+  const limiters = {
+    initiation: createHandshakeLimiter(cookies),
+    response: createHandshakeLimiter(cookies, 'requested'),
+    cookie: createHandshakeLimiter(cookies),
   }
   const stamps = createStamps(parts.keptTick, parts.keepTick)
   const mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
@@ -399,8 +399,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
 
   /** True if a message must be processed. Otherwise it was counted, and a cookie was sent if one is due. */
-  function passes(gate: keyof typeof gates, message: Uint8Array, from: Endpoint, now: number): boolean {
-    if (!gates[gate].mayBeHeard(now)) {
+  function passes(kind: keyof typeof limiters, message: Uint8Array, from: Endpoint, now: number): boolean {
+    if (!limiters[kind].mayReceive(now)) {
       counters.limited += 1
       return false
     }
@@ -408,10 +408,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       counters.junk += 1
       return false
     }
-    const verdict = gates[gate].judge(message, from, now)
+    const verdict = limiters[kind].judge(message, from, now)
     if (verdict === 'process') return true
     counters.limited += 1
-    if (verdict === 'ask') {
+    if (verdict === 'challenge') {
       counters.cookiesSent += 1
       engine.send(from, cookies.reply(message, from, now))
     }
@@ -519,7 +519,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       counters.junk += 1
       return
     }
-    if (!gates.cookie.mayBeHeard(now)) {
+    if (!limiters.cookie.mayReceive(now)) {
       counters.limited += 1
       return
     }

@@ -35,14 +35,14 @@ const MOST_OF_OTHERS = 64
  * The pause after messages or moves: `times` the processing time, so that a flood uses a small part of a core; per
  * message at least `leastMs` and at most `mostMs`.
  */
-const REST = { times: 15, leastMs: 2, mostMs: 10 } as const
+const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum pause, so that moving peers do not delay handshakes. */
-const LONGEST_REST_MS = 500
+const MAX_PAUSE_MS = 500
 /**
  * How long the number of a removed peer stays unused. It is longer than packets and messages wait, and than a lane
  * takes for a batch.
  */
-const NUMBER_RESTS_MS = 60_000
+const NUMBER_REUSE_MS = 60_000
 /**
  * The layout of the facts about a peer that the engine reads: the session's number, and whether the peer sends from any
  * port. Those about this host are longer.
@@ -137,7 +137,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   let engine: EngineSessions | undefined
   let moved: (key: string) => void = () => {}
   let timer: NodeJS.Timeout | undefined
-  let restsUntil = 0
+  let pausedUntil = 0
   let isStopped = false
   const shared = psk.isEmpty ? undefined : new SecretBytes(bytesOf(psk.reveal()))
   /** The sessions by their peer's address; undefined if the map must be built again. */
@@ -192,7 +192,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
     clearTimeout(timer)
     if (isStopped || !engine) return
     const now = performance.now()
-    const at = Math.min(handshakes.nextAt(), restsUntil > now ? restsUntil : Infinity)
+    const at = Math.min(handshakes.nextAt(), pausedUntil > now ? pausedUntil : Infinity)
     if (at === Infinity) return
     timer = setTimeout(work, Math.max(0, Math.ceil(at - now)))
     timer.unref()
@@ -200,8 +200,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   function work(): void {
     const now = performance.now()
-    if (restsUntil !== 0 && restsUntil <= now) {
-      restsUntil = 0
+    if (pausedUntil !== 0 && pausedUntil <= now) {
+      pausedUntil = 0
       takeMail(now)
     }
     handshakes.tick(now)
@@ -227,8 +227,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
     for (const number of mail.wanted) handshakes.wanted(number, now)
     const count = mail.letters.length + mail.moved.length
     const tookMs = performance.now() - now
-    const pause = Math.min(Math.max(REST.times * tookMs, count * REST.leastMs), count * REST.mostMs, LONGEST_REST_MS)
-    if (pause > 0) restsUntil = now + tookMs + pause
+    const pause = Math.min(Math.max(PAUSE.times * tookMs, count * PAUSE.leastMs), count * PAUSE.mostMs, MAX_PAUSE_MS)
+    if (pause > 0) pausedUntil = now + tookMs + pause
   }
 
   /**
@@ -252,8 +252,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   function newNumber(): number {
     const [first] = free
-    const rested = first && first.from <= performance.now() ? free.shift() : undefined
-    const number = rested?.number ?? ++last
+    const reusable = first && first.from <= performance.now() ? free.shift() : undefined
+    const number = reusable?.number ?? ++last
     if (number >= MOST_SESSIONS) throw new Error(`more than ${MOST_SESSIONS} peers with keys`)
     return number
   }
@@ -272,7 +272,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       sessions.set(publicKey, session)
       byNumber.set(number, session)
     }
-    const from = performance.now() + NUMBER_RESTS_MS
+    const from = performance.now() + NUMBER_REUSE_MS
     for (let number = 1; number <= last; number++) if (!byNumber.has(number)) free.push({ number, from })
     handshakes.resume(
       secret,
@@ -358,7 +358,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
     },
     onMail() {
       const now = performance.now()
-      if (restsUntil <= now) takeMail(now)
+      if (pausedUntil <= now) takeMail(now)
       schedule()
     },
     setPeers(peers) {
@@ -373,11 +373,11 @@ export function createKeeper(options: KeeperOptions): Keeper {
           continue
         }
         leases.set(publicKey, [key])
-        const place = { address, port }
+        const endpoint = { address, port }
         const session = sessions.get(publicKey)
         if (!session) {
           const [number, keyedUntil] = [newNumber(), -Infinity]
-          const made = { number, publicKey, given: place, at: place, anyPort, keyedUntil, leases: [] }
+          const made = { number, publicKey, given: endpoint, at: endpoint, anyPort, keyedUntil, leases: [] }
           sessions.set(publicKey, made)
           byNumber.set(number, made)
           continue
@@ -385,7 +385,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
         // Until now the engine followed the peer's port, which must be reset.
         const isNews = anyPort && !session.anyPort && session.at.address === address
         session.anyPort = anyPort
-        if (isNews || nameOf(session.given) !== nameOf(place)) session.given = session.at = place
+        if (isNews || nameOf(session.given) !== nameOf(endpoint)) session.given = session.at = endpoint
       }
       for (const session of sessions.values()) {
         session.leases = leases.get(session.publicKey) ?? []
@@ -393,7 +393,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
         sessions.delete(session.publicKey)
         byNumber.delete(session.number)
         engine?.forget(session.number)
-        free.push({ number: session.number, from: performance.now() + NUMBER_RESTS_MS })
+        free.push({ number: session.number, from: performance.now() + NUMBER_REUSE_MS })
       }
       byAddress = undefined
       handshakes.setPeers(

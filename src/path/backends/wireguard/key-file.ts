@@ -40,7 +40,7 @@ async function makeKeyFile(file: string, key: Secret): Promise<void> {
     await mkdir(dirname(file), { recursive: true })
     await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
   } catch (error) {
-    throw new WeftError('PERMISSION', `cannot create the key file ${file}: ${messageOf(error)}`, {
+    throw new WeftError('PERMISSION', `the key file ${file} cannot be created: ${messageOf(error)}`, {
       remedy: 'make its folder writable for weftd, or name another file with WIREGUARD_KEY_FILE',
       cause: error,
     })
@@ -53,13 +53,13 @@ async function readKeyFile(file: string): Promise<Secret | undefined> {
     (text) => new Secret(text.trim()),
     (error: NodeJS.ErrnoException) => {
       if (error.code === 'ENOENT') return undefined
-      throw new WeftError('PERMISSION', `cannot read the key file ${file}: ${error.message}`, {
+      throw new WeftError('PERMISSION', `the key file ${file} cannot be read: ${error.message}`, {
         remedy: 'make it readable for weftd, or name another file with WIREGUARD_KEY_FILE',
       })
     },
   )
   if (key && !WIREGUARD_KEY.test(key.reveal()))
-    throw new WeftError('CONFIG', `the key file ${file} does not contain a WireGuard key`, {
+    throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
       remedy: 'delete it, so that weftd creates a key, or write a key of `wg genkey` to it',
     })
   return key
@@ -79,7 +79,7 @@ export async function changeOf(file: string, key: Secret): Promise<string | unde
   try {
     const now = await readKeyFile(file)
     if (now === undefined) return `the key file ${file} is gone`
-    return now.identity === key.identity ? undefined : `the key file ${file} contains another key`
+    return now.identity === key.identity ? undefined : `the key file ${file} holds another key`
   } catch (error) {
     return messageOf(error)
   }

@@ -74,13 +74,13 @@ class Transcript {
     this.#h = h
   }
 
-  heard(message: Uint8Array): void {
+  mixHash(message: Uint8Array): void {
     this.#h = hash(this.#h, message)
   }
 
   /** Mixes in an ephemeral public key. With a psk it is mixed into ck too (section 9.2). */
   ephemeral(publicKey: Uint8Array): void {
-    this.heard(publicKey)
+    this.mixHash(publicKey)
     const [ck] = this.#derive(publicKey, 1)
     this.#become(ck)
   }
@@ -95,21 +95,21 @@ class Transcript {
   }
 
   mixPsk(psk: SecretBytes = NO_PSK): void {
-    const [ck, heard, key] = this.#derive(psk.reveal(), 3)
-    this.heard(heard)
-    heard.fill(0)
+    const [ck, hashed, key] = this.#derive(psk.reveal(), 3)
+    this.mixHash(hashed)
+    hashed.fill(0)
     this.#become(ck, key)
   }
 
   seal(text: Uint8Array): Buffer {
     const sealed = seal(this.#key.reveal(), text, this.#h)
-    this.heard(sealed)
+    this.mixHash(sealed)
     return sealed
   }
 
   open(sealed: Uint8Array): Buffer | undefined {
     const text = open(this.#key.reveal(), sealed, this.#h)
-    this.heard(sealed)
+    this.mixHash(sealed)
     return text
   }
 

@@ -17,7 +17,7 @@ const EPOCH = 2n ** 62n + 10n
 const TICKS_PER_SECOND = 60
 /** The nanoseconds of a tick, 2^24. */
 const TICK_NS = 0x100_0000
-/** The length of the reserved period. Its end is stored at most this often. */
+/** The length of the reserved period in ticks. Its end is stored at most once per period. */
 export const STRETCH_TICKS = 10 * TICKS_PER_SECOND
 
 export const STAMP_BYTES = 12

@@ -32,7 +32,7 @@ interface UserspaceOptions {
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
   /** Checks, with each check of the device, whether the key file has changed. */
-  readonly look: () => Promise<void>
+  readonly check: () => Promise<void>
   readonly log: Log
 }
 
@@ -46,7 +46,7 @@ export function openUserspace(
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  const { parts, name, families, outers, awaited, port, mtu, filter, look, log } = options
+  const { parts, name, families, outers, awaited, port, mtu, filter, check, log } = options
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
   const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log })
@@ -63,7 +63,7 @@ export function openUserspace(
       tunName: name,
       scope: 'link',
       filter,
-      look,
+      check,
       overhead: Math.max(...outers.map((family = outer) => overheadOf(family))),
       overheadOf,
       keeper,

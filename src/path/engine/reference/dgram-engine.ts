@@ -13,7 +13,7 @@ import { ipv4NetContains, parseIpv4, type Ipv4, type Ipv4Net } from '../../../ne
 import type { Ipv6 } from '../../../net/ipv6.ts'
 import { ENCAPSULATIONS, type Encapsulation } from '../encapsulation.ts'
 import type { Engine, EngineConfig } from '../engine.ts'
-import { isFromHere, reasonToDrop, type PacketAddresses, type Stranger } from '../filter.ts'
+import { isFromHere, reasonToDrop, type PacketAddresses, type UnknownSender } from '../filter.ts'
 import { createPeerTable, decodePeers } from '../peers.ts'
 import { engineStartError } from '../start-error.ts'
 import { SLOT_NUMBERS } from '../traffic.ts'
@@ -44,7 +44,7 @@ const READS_PER_TURN = 64
 /** The requested size of the receive buffer. The kernel grants at most net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
 /** The number of unknown senders that are kept until they are read. */
-const STRANGERS = 64
+const UNKNOWN_SENDERS = 64
 /** The number of paths whose MTU is cached. */
 const PATHS = 4096
 /**
@@ -71,7 +71,7 @@ interface Endpoint {
 /** The counts of one slot. */
 interface Traffic {
   readonly numbers: [txPackets: number, txBytes: number, rxPackets: number, rxBytes: number]
-  heardAt: number | undefined
+  lastReceivedAt: number | undefined
 }
 
 function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
@@ -138,7 +138,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   const trafficBySlot: Traffic[] = []
-  const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
+  const trafficOf = (slot = 0): Traffic =>
+    (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], lastReceivedAt: undefined })
   const { settings, network, subnet } = config
   const filter = { ...settings, network, subnet }
   const { headerBytes, trailerBytes } = encapsulation
@@ -172,7 +173,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   // Each kind of ICMP error has its own limits.
-  const [mayAnswer, mayTellOfSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
+  const [mayAnswer, mayReportSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
   function answer(about: IcmpError, packet: Buffer, counter: string, may = mayAnswer): void {
     const error = icmpError(about, ipv4.networkAddress, packet)
     if (!error) return
@@ -210,7 +211,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(ipv4.tunAddress, packet))
         return send(packet, endpoint)
       drop('tx_drop_too_big', packet, to)
-      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', mayTellOfSize)
+      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', mayReportSize)
     }
     count('tx_fragmented')
     for (const fragment of fragmentsOf(packet, mtu)) send(fragment, endpoint)
@@ -247,12 +248,12 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   // From a peer to the TUN.
-  const strangers = new LRUCache<string, Stranger>({ max: STRANGERS })
+  const unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
   /** Returns true if there is a reason to refuse the packet, and then counts and records it. */
   function isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
     if (reason === undefined) return false
     drop(reason, packet, { peer: addresses.from })
-    strangers.set(`${reason} ${addresses.from}`, { ...addresses, reason })
+    unknownSenders.set(`${reason} ${addresses.from}`, { ...addresses, reason })
     return true
   }
   socket.on('message', (datagram, { address }) => {
@@ -286,7 +287,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (traffic) {
       traffic.numbers[2]++
       traffic.numbers[3] += size
-      traffic.heardAt = performance.now()
+      traffic.lastReceivedAt = performance.now()
     }
     // The MSS in a peer's SYN determines the segments that this side will send, so it is clamped too.
     if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
@@ -342,9 +343,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     counters: () => ({ ...counters }),
     traffic(slot) {
       const now = performance.now()
-      const rowOf = ({ numbers, heardAt }: Traffic): number[] => [
+      const rowOf = ({ numbers, lastReceivedAt }: Traffic): number[] => [
         ...numbers,
-        heardAt === undefined ? -1 : now - heardAt,
+        lastReceivedAt === undefined ? -1 : now - lastReceivedAt,
       ]
       if (slot !== undefined) return Float64Array.from(trafficBySlot[slot] ? rowOf(trafficBySlot[slot]) : [])
       const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
@@ -354,9 +355,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     },
     drops: (after) => dropLog.read(after),
     threads: () => ({}),
-    takeStrangers() {
-      const taken = [...strangers.values()]
-      strangers.clear()
+    takeUnknownSenders() {
+      const taken = [...unknownSenders.values()]
+      unknownSenders.clear()
       return taken
     },
     async stop() {

@@ -27,7 +27,7 @@ interface DropLog {
  * engines.
  */
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
-  const ways = ['tx_', 'rx_'].map((prefix) => ({
+  const directions = ['tx_', 'rx_'].map((prefix) => ({
     prefix,
     next: firstNumber,
     kept: [] as DroppedPacket[],
@@ -35,18 +35,18 @@ export function createDropLog(nowUs: () => number, firstNumber: number): DropLog
   }))
   return {
     add(reason, bytes, { peer = 0, encapBytes = 0 } = {}) {
-      const way = ways.find(({ prefix }) => reason.startsWith(prefix))
+      const direction = directions.find(({ prefix }) => reason.startsWith(prefix))
       const atUs = nowUs()
-      if (!way?.mayKeep(atUs)) return
+      if (!direction?.mayKeep(atUs)) return
       const headers = Buffer.from(bytes.subarray(0, HEADER_BYTES))
       const about = { reason, packets: 1, length: bytes.length, peer, encapBytes: Math.min(encapBytes, headers.length) }
-      way.kept.push({ ...about, atUs, headers })
-      if (way.kept.length > KEPT) way.kept.shift()
-      way.next++
+      direction.kept.push({ ...about, atUs, headers })
+      if (direction.kept.length > KEPT) direction.kept.shift()
+      direction.next++
     },
     read: (after = []) => ({
-      next: ways.map(({ next }) => next),
-      packets: ways.flatMap(({ next, kept }, at) => {
+      next: directions.map(({ next }) => next),
+      packets: directions.flatMap(({ next, kept }, at) => {
         const fresh = Math.min(kept.length, next - (after[at] ?? 0))
         return kept.slice(kept.length - fresh)
       }),

@@ -151,7 +151,7 @@ export function clampMss(packet: Buffer, mtu: number): void {
       tcp.writeUInt16BE(most, at + 2)
       // At an odd offset the value spans two words of the checksum, with its bytes swapped.
       const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
-      tcp.writeUInt16BE(mendedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
+      tcp.writeUInt16BE(updatedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
       return
     }
     at += kind === OPTION_NOTHING ? 1 : size
@@ -159,7 +159,7 @@ export function clampMss(packet: Buffer, mtu: number): void {
 }
 
 /** Returns the checksum after one word has changed (RFC 1624, equation 3). */
-function mendedChecksum(checksum: number, before: number, now: number): number {
+function updatedChecksum(checksum: number, before: number, now: number): number {
   let sum = (~checksum & 0xffff) + (~before & 0xffff) + now
   sum = (sum & 0xffff) + (sum >>> 16)
   sum = (sum & 0xffff) + (sum >>> 16)
@@ -206,7 +206,7 @@ export function decrementTtl(bytes: Buffer): boolean {
   if (ttl <= 1) return false
   const before = bytes.readUInt16BE(8)
   bytes.writeUInt8(ttl - 1, 8)
-  bytes.writeUInt16BE(mendedChecksum(bytes.readUInt16BE(10), before, bytes.readUInt16BE(8)), 10)
+  bytes.writeUInt16BE(updatedChecksum(bytes.readUInt16BE(10), before, bytes.readUInt16BE(8)), 10)
   return true
 }
 

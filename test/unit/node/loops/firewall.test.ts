@@ -1,4 +1,4 @@
-// firewall.test.ts - when the rules are looked at, and what becomes of what was mended and what could not be.
+// firewall.test.ts - when the rules are looked at, and what becomes of what was repaired and what could not be.
 
 import { existsSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
@@ -39,7 +39,7 @@ it('mends the rules at a pace of their own: however many they were, the device i
   let raised = 0
   const rules = {
     raise: async () => void raised++,
-    ensure: async () => ({ mended: Array.from({ length: 100 }, () => 'rules of FLANNEL-FWD'), failures: [] }),
+    ensure: async () => ({ repaired: Array.from({ length: 100 }, () => 'rules of FLANNEL-FWD'), failures: [] }),
   }
   const doubt = createBell()
   start({ firewall: { rules, resyncMs: 1000 } }, doubt)
@@ -55,9 +55,9 @@ it('mends the rules at a pace of their own: however many they were, the device i
   }
 })
 
-it('counts what was mended of one family beside what cannot be had of the other, which is said once', async () => {
+it('counts what was repaired of one family beside what cannot be had of the other, which is said once', async () => {
   const failures = [new WeftError('COMMAND', 'no nat', { remedy: 'load it' })]
-  const rules = { raise: async () => {}, ensure: async () => ({ mended: ['rules of FLANNEL-FWD'], failures }) }
+  const rules = { raise: async () => {}, ensure: async () => ({ repaired: ['rules of FLANNEL-FWD'], failures }) }
   start({ firewall: { rules, resyncMs: 1000 } })
   await ready()
   await vi.advanceTimersByTimeAsync(2000)
@@ -67,7 +67,7 @@ it('counts what was mended of one family beside what cannot be had of the other,
 
 it('hands over what there is of each family: the networks, those of an earlier run, and the subnets of the lease', async () => {
   const raise = vi.fn<(subnet: Nets) => Promise<void>>(async () => {})
-  vi.mocked(createFirewall).mockReturnValue({ raise, ensure: async () => ({ mended: [], failures: [] }) })
+  vi.mocked(createFirewall).mockReturnValue({ raise, ensure: async () => ({ repaired: [], failures: [] }) })
   const defaults = Object.fromEntries(Object.entries(FLAGS).map(([name, flag]) => [name, flag.default])) as unknown
   const options = { ...(defaults as DaemonOptions), 'ip-masq': true, 'ip-blackhole-route': true }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -99,7 +99,7 @@ it("leaves the rules to a successor, but not for ever to one that waits, and loo
   let [ensured, again] = [0, 0]
   const rules = {
     raise: async () => {},
-    ensure: async () => (ensured++, { mended: [], failures: [] }),
+    ensure: async () => (ensured++, { repaired: [], failures: [] }),
     lookAgain: () => void again++,
   }
   let setFree!: () => void
@@ -127,7 +127,7 @@ it('delays nothing while the rules cannot be set: peers, subnet.env and readines
   let set!: () => void
   const rules = {
     raise: () => new Promise<void>((resolve) => (set = resolve)),
-    ensure: async () => ({ mended: [], failures: [] }),
+    ensure: async () => ({ repaired: [], failures: [] }),
   }
   start({ firewall: { rules, resyncMs: 1000 } })
   await until(() => logged(/Running backend/), 15_000)
@@ -146,7 +146,7 @@ it('ends a node that starts, and no node that forwards already, if the rules can
   const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
   const failures = [failure]
   let canBeSet = false
-  const ensure = async () => ({ mended: [], failures: canBeSet ? [] : failures })
+  const ensure = async () => ({ repaired: [], failures: canBeSet ? [] : failures })
   const raise = async (): Promise<never> => {
     throw failure
   }
@@ -174,7 +174,7 @@ it.each([true, false])('a node that forwards as last known (%s) is as patient as
   const raise = async (): Promise<never> => {
     throw failure
   }
-  const rules = { raise, ensure: async () => ({ mended: [], failures: [failure] }) }
+  const rules = { raise, ensure: async () => ({ repaired: [], failures: [failure] }) }
   const node = {
     firewall: { rules, resyncMs: 1000 },
     lease: { subnet: {} },
@@ -188,7 +188,7 @@ it.each([true, false])('a node that forwards as last known (%s) is as patient as
 })
 
 it('ends with the daemon though the rules are never set', async () => {
-  const rules = { ensure: async () => ({ mended: [], failures: [] }) }
+  const rules = { ensure: async () => ({ repaired: [], failures: [] }) }
   const reason = new Error('enough')
   const firewall = { rules: { ...rules, raise: () => rejectsWith(stopping.signal) }, resyncMs: 1000 }
   start({ firewall })

@@ -65,7 +65,7 @@ it.each(['while the lease is written', 'between the lease and the wait for its r
     }
     const rules = {
       raise: async () => (when.startsWith('while') ? undefined : setBack()),
-      ensure: async () => ({ mended: [], failures: [] }),
+      ensure: async () => ({ repaired: [], failures: [] }),
     }
     start({ firewall: { rules, resyncMs: 60_000 } })
     await ready()
@@ -83,7 +83,7 @@ it('renews its lease in time though the clock was ahead by hours only while the 
     return create(...args)
   }
   const raise = async (): Promise<void> => void vi.setSystemTime(Date.now() - 8 * 3_600_000)
-  start({ firewall: { rules: { raise, ensure: async () => ({ mended: [], failures: [] }) }, resyncMs: 60_000 } })
+  start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 60_000 } })
   await ready()
   const { revision } = store.entries.get(own())!
   // The store gave it a day, by whichever clock.

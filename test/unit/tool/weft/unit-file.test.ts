@@ -1,4 +1,4 @@
-// unit-file.test.ts - deploy/weftd.service names flags that exist and grants what docs/operating.md says.
+// unit-file.test.ts - deploy/weftd.service names flags that exist and grants what docs/running.md says.
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -48,10 +48,10 @@ describe('weftd.service', () => {
     expect(values('#ExecStartPost')).toEqual(['+/usr/bin/weft docker-opts'])
   })
 
-  it('reads /etc/default/weftd, of which docs/operating.md has an example that names flags that there are', () => {
+  it('reads /etc/default/weftd, of which docs/running.md has an example that names flags that there are', () => {
     expect(values('EnvironmentFile')).toEqual(['-/etc/default/weftd'])
-    const operating = readFileSync(new URL('../../../../docs/operating.md', import.meta.url), 'utf8')
-    const [, example = ''] = /^# \/etc\/default\/weftd\n(.*?)\n\n/ms.exec(operating) ?? []
+    const running = readFileSync(new URL('../../../../docs/running.md', import.meta.url), 'utf8')
+    const [, example = ''] = /^# \/etc\/default\/weftd\n(.*?)\n\n/ms.exec(running) ?? []
     const environment = parseEnv(example)
     const names = Object.keys(FLAGS).map((name) => `FLANNELD_${name.toUpperCase().replaceAll('-', '_')}`)
     expect(Object.keys(environment).length).toBeGreaterThan(3)

@@ -1,0 +1,205 @@
+// messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy. It also writes the
+// table of findings in docs/weft-network.md.
+//
+// scripts/messages.txt has one entry for each message: the line as it is printed, its cause, and what to do if the code does not say it.
+// The remedies that the code has are read from its syntax tree, so the page repeats them to the letter.
+
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { parseAst } from 'rolldown/parseAst'
+
+const root = dirname(dirname(fileURLToPath(import.meta.url)))
+
+/** Functions that take a message, and after it the remedy. */
+const MAKERS = new Set(['fail', 'invalid'])
+
+/** Stands for a value that the code fills in. */
+const hole = (name) => `\uE000${name}\uE001`
+const HOLE = /\uE000([^\uE001]*)\uE001/g
+/** A name in camel case as words: `listenPort` becomes `listen port`. A constant's name says nothing to an operator. */
+const words = (name) => (/[a-z]/.test(name) ? name.replaceAll(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`) : '...')
+
+/** Returns the text of a string expression, with holes in it; undefined for any other expression.
+ * @param {any} node @param {ReadonlyMap<string, any>} constants @returns {string | undefined} */
+function textOf(node, constants) {
+  if (node?.type === 'Literal' && typeof node.value === 'string') return node.value
+  if (node?.type === 'Identifier' && constants.has(node.name)) return textOf(constants.get(node.name), new Map())
+  if (node?.type === 'TemplateLiteral')
+    return node.quasis.map(({ value }, at) => value.cooked + filledIn(node.expressions[at], constants)).join('')
+  if (node?.type !== 'BinaryExpression' || node.operator !== '+') return undefined
+  const [left, right] = [textOf(node.left, constants), textOf(node.right, constants)]
+  return left === undefined && right === undefined ? undefined : (left ?? hole('...')) + (right ?? hole('...'))
+}
+
+/** Returns what the page shows for an expression inside a template. */
+function filledIn(node, constants) {
+  if (node === undefined) return ''
+  const constant = node.type === 'Identifier' ? textOf(node, constants) : undefined
+  if (constant !== undefined) return constant
+  if (node.type === 'Identifier') return hole(words(node.name))
+  return hole(node.type === 'MemberExpression' && !node.computed ? words(node.property.name) : '...')
+}
+
+/** Returns the remedies that an expression can be: of a conditional expression both. */
+function remediesOf(node, constants) {
+  if (node?.type === 'ConditionalExpression')
+    return [...remediesOf(node.consequent, constants), ...remediesOf(node.alternate, constants)]
+  if (node?.type === 'Identifier' && constants.get(node.name)?.type === 'ConditionalExpression')
+    return remediesOf(constants.get(node.name), new Map())
+  const text = textOf(node, constants)
+  return text === undefined ? [] : [text]
+}
+
+/** Calls `visit` for a node of a syntax tree and for all nodes below it. */
+function walk(node, visit) {
+  if (Array.isArray(node)) for (const child of node) walk(child, visit)
+  else if (node !== null && typeof node === 'object') {
+    visit(node)
+    for (const [name, child] of Object.entries(node)) if (name !== 'type') walk(child, visit)
+  }
+}
+
+/** Returns the message and the remedies of a call or a `new WeftError`; undefined for any other node. */
+function messageOf(node, constants) {
+  if (node.type === 'NewExpression' && node.callee.name === 'WeftError') {
+    const remedy = node.arguments[2]?.properties?.find(({ key }) => key?.name === 'remedy')?.value
+    return { text: textOf(node.arguments[1], constants), remedies: remediesOf(remedy, constants) }
+  }
+  if (node.type !== 'CallExpression') return undefined
+  if (!MAKERS.has(node.callee.name)) return undefined
+  const isCode = /^[A-Z_]+$/.test(textOf(node.arguments[0], constants) ?? '')
+  const [message, remedy] = node.arguments.slice(isCode ? 1 : 0)
+  return { text: textOf(message, constants), remedies: remediesOf(remedy, constants) }
+}
+
+/** Returns each message of `src` whose words the code has in one place, with the remedies in the same call.
+ * @returns {{ text: string, remedies: string[] }[]} */
+function codeMessages() {
+  const found = []
+  for (const path of readdirSync(join(root, 'src'), { recursive: true, encoding: 'utf8' }).toSorted()) {
+    if (!path.endsWith('.ts')) continue
+    const tree = parseAst(readFileSync(join(root, 'src', path), 'utf8'), { lang: 'ts' })
+    const constants = new Map()
+    const twice = new Set()
+    walk(tree, ({ type, id, init }) => {
+      if (type !== 'VariableDeclarator' || id.type !== 'Identifier' || init === null) return
+      if (constants.has(id.name)) twice.add(id.name)
+      constants.set(id.name, init)
+    })
+    for (const name of twice) constants.delete(name)
+    walk(tree, (node) => {
+      const message = messageOf(node, constants)
+      if (message?.text !== undefined) found.push(message)
+    })
+  }
+  return found
+}
+
+/** The words between the holes. A short part, such as a preposition, is in many lines and identifies none. */
+const fixedParts = (text, gap) =>
+  text
+    .split(gap)
+    .map((part) => part.trim())
+    .filter((part) => /[a-z]{3}/.test(part))
+
+/** True if `text` has all the parts, one after another. */
+function hasInOrder(text, parts) {
+  let from = 0
+  for (const part of parts) {
+    const at = text.indexOf(part, from)
+    if (at < 0) return false
+    from = at + part.length
+  }
+  return parts.length > 0
+}
+
+/** True if an entry is that of a message. A line that the table shortens, by three dots, lacks some words of the message. */
+const isLineOf = (line, text) =>
+  hasInOrder(line, fixedParts(text, /\uE000[^\uE001]*\uE001/)) ||
+  (line.includes('...') && hasInOrder(text, fixedParts(line, /<[^<>]+>|\.\.\./)))
+
+/** Reads the table. @returns {{ title: string, entries: { line: string, cause: string, remedy: string }[] }[]} */
+function sections() {
+  const found = []
+  for (const block of readFileSync(join(root, 'scripts/messages.txt'), 'utf8').split(/\n{2,}/)) {
+    const [line = '', ...more] = block.trim().split('\n')
+    if (line.startsWith('## ')) found.push({ title: line.slice(3), entries: [] })
+    else if (line !== '' && !line.startsWith('# ')) {
+      const value = (name) => (more.find((text) => text.startsWith(`  ${name}: `)) ?? '').slice(name.length + 4)
+      found.at(-1).entries.push({ line, cause: value('cause'), remedy: value('do') })
+    }
+  }
+  return found
+}
+
+/** Writes a hole: in code as `<name>`, elsewhere in italics, because Markdown takes `<name>` for an element. */
+const showHoles = (text) =>
+  text
+    .split(/(`[^`]*`)/)
+    .map((part) => part.replaceAll(HOLE, part.startsWith('`') ? '<$1>' : '*$1*').replaceAll('*...*', '…'))
+    .join('')
+
+/** A remedy of the code, which is a clause, as a sentence. */
+const sentence = (clause) =>
+  /^ip6?tables\b/.test(clause) ? `${clause}.` : `${clause[0].toUpperCase()}${clause.slice(1)}.`
+const code = (line) => (line.includes('`') ? `\`\` ${line} \`\`` : `\`${line}\``)
+const cell = (text) => text.replaceAll('|', String.raw`\|`)
+
+/** Returns the entries by section, with the remedies of the code in front of those of the table. */
+export function messages() {
+  const all = sections()
+  const entries = all.flatMap((section) => section.entries)
+  const remedies = new Map(entries.map((entry) => [entry, new Set()]))
+  for (const message of codeMessages()) {
+    if (message.remedies.length === 0) continue
+    const fitting = entries.filter(({ line }) => isLineOf(line, message.text))
+    const entry = fitting.toSorted((a, b) => a.line.length - b.line.length)[0]
+    if (entry) for (const remedy of message.remedies) remedies.get(entry).add(sentence(showHoles(remedy)))
+  }
+  const whole = (entry) => ({
+    ...entry,
+    remedy: [[...remedies.get(entry)].join(' Or: '), entry.remedy].filter(Boolean).join(' '),
+  })
+  return all.map((section) => ({ ...section, entries: section.entries.map(whole) }))
+}
+
+/** Returns the text of docs/messages.md. */
+export function page(all = messages()) {
+  const tables = all.map(({ title, entries }) => {
+    const rows = entries.map(({ line, cause, remedy }) => `| ${code(line)} | ${cell(cause)} | ${cell(remedy)} |`)
+    return `## ${title}\n\n| line | cause | what to do |\n|---|---|---|\n${rows.join('\n')}\n`
+  })
+  return `${INTRODUCTION}\n${tables.join('\n')}`
+}
+
+const INTRODUCTION = `<!-- Written by scripts/messages.mjs from scripts/messages.txt and the sources. Do not edit it by hand. -->
+
+# Messages
+
+This page lists every error and every warning that weft can print, with its cause and what to do. \`<...>\` stands for a value that weft fills
+in. Search the page for a few words of the line that you see.
+
+- In the log, a line that begins with \`E\` is an error and one that begins with \`W\` is a warning.
+- An error ends a weftd that is starting, unless the line says that weftd waits or tries again. It never ends a weftd that forwards packets.
+- A remedy that the program knows follows the message after \`; \`. The last column repeats it.
+- A line that repeats is logged rarely. One line may stand for many attempts.
+`
+
+/** Returns docs/weft-network.md with the table of findings as the code has them. */
+function networkPage() {
+  const rows = []
+  walk(parseAst(readFileSync(join(root, 'src/report/network-findings.ts'), 'utf8'), { lang: 'ts' }), (node) => {
+    if (node.type !== 'Property' || node.key.type !== 'Literal') return
+    const value = (name) => node.value.properties?.find(({ key }) => key.name === name)?.value.value
+    if (value('level'))
+      rows.push(`| \`${node.key.value}\` | ${value('level')} | ${value('means')} | ${value('fix')} |\n`)
+  })
+  const text = readFileSync(join(root, 'docs/weft-network.md'), 'utf8')
+  return text.replace(/(?<=\n\| finding .*\n\|[-|]+\n)(?:\|.*\n)*/, () => rows.join(''))
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  writeFileSync(join(root, 'docs/messages.md'), page())
+  writeFileSync(join(root, 'docs/weft-network.md'), networkPage())
+}
