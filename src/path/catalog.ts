@@ -13,7 +13,6 @@ export type Option = {
 } & (
   | { readonly kind: 'flag' }
   | { readonly kind: 'number'; readonly default: number; readonly most: number }
-  /** One of the given words. */
   | {
       readonly kind: 'word'
       readonly words: readonly string[]
@@ -40,7 +39,6 @@ type Value<O> = O extends { readonly kind: 'flag' }
         ? Secret
         : Values<O>
 
-/** The type of the values that options yield. */
 type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
 
 export interface Kind {
@@ -67,7 +65,6 @@ export interface Kind {
    * The address that answers probes for a peer: its overlay address, its host's public address, or none that is known.
    */
   readonly probe: 'overlay' | 'host' | 'nobody'
-  /** True if it does not carry IPv6. */
   readonly isIpv4Alone?: true
   /**
    * True if one outer family per peer carries the packets of both inner families (see `outersOf`). Otherwise the outer
@@ -97,7 +94,6 @@ const MOST_MTU = 65_535
 
 /** The options of a tunnel that weftd carries itself. The engine gets them as one object. */
 const TUNNEL = {
-  /** Which packets from peers the engine accepts. */
   verifySource: { name: 'VerifySource', kind: 'word', words: ['strict', 'inner', 'off'], default: 'strict' },
   /** Lowers the MSS of new TCP connections to what fits into the tunnel. */
   clampMss: { name: 'ClampMSS', kind: 'flag' },
@@ -237,7 +233,6 @@ export const KINDS = {
 } as const satisfies Readonly<Record<string, Kind>>
 
 export type BackendType = keyof typeof KINDS
-/** The settings of one backend. */
 export type Settings<T extends BackendType> = { readonly [K in BackendType]: Values<(typeof KINDS)[K]['options']> }[T]
 
 /** The bytes by which an IPv6 header (RFC 8200, section 3) is longer than an IPv4 header. */
@@ -277,7 +272,6 @@ export function underlaysOf(
   return underlay === 'ipv6' ? ['ipv6', 'ipv4'] : ['ipv4', 'ipv6']
 }
 
-/** True if the backend does not carry IPv6. */
 export const isIpv4Alone = (type: BackendType): boolean => (KINDS[type] as Kind).isIpv4Alone === true
 
 export const isBackendType = (type: string): type is BackendType => Object.hasOwn(KINDS, type)

@@ -17,7 +17,6 @@ import type { OpenPath } from './engine/engine.ts'
 /** The parts that a backend is made of. */
 export interface BackendParts<T extends BackendType = BackendType> {
   readonly config: NetworkConfig
-  /** The backend's options from the network configuration. */
   readonly settings: Settings<T>
   readonly external: ExternalInterface
   readonly run: Run
@@ -67,7 +66,6 @@ export interface Backend {
   ): Promise<DataPath>
 }
 
-/** How packets of one family reach a peer. */
 export interface PathSide {
   /** The destination of datagrams: `192.0.2.1:8285`, or only the address if there is no port. */
   readonly endpoint: string
@@ -80,15 +78,12 @@ export interface PathSide {
   readonly way?: 'direct' | 'tunnel' | 'kernel'
 }
 
-/** A peer that can be reached in at least one family. */
 export interface PathPeer extends ByFamily<PathSide> {
-  /** The key of its lease. */
   readonly key: string
 }
 
 /** The session with a peer, if packets are encrypted with negotiated keys. Unknown members are undefined. */
 export interface PeerSession {
-  /** The peer's public key in base64. */
   readonly publicKey: string
   /** The time of the last handshake that gave keys, in ms since 1970; undefined if there was none. */
   readonly handshakeAt: number | undefined
@@ -125,7 +120,6 @@ export interface UnknownKey {
   readonly at: number
 }
 
-/** The carrier that moves the packets: an engine of weft, or the kernel. */
 interface Carrier {
   /** The device of the first family; left out if the backend has no device of its own. */
   readonly device?: string
@@ -164,17 +158,13 @@ export interface Underlays {
   /** The family that is used by default, and the other one. */
   readonly first: Family
   readonly other: Family
-  /** The lease keys of the peers for which the other family is chosen. */
   others(): readonly string[]
   /** True if the peer with this lease key can be reached over both families. */
   has(key: string): boolean
-  /** Sends packets to a peer over this family from now on. */
   choose(key: string, by: Family): void
-  /** Sends one packet to a peer over this family, regardless of the choice. */
   send(key: string, by: Family, packet: Uint8Array): void
 }
 
-/** An open data path. */
 export interface DataPath {
   /** The longest packet that containers may send, in bytes; written to subnet.env. */
   readonly mtu: number
@@ -260,8 +250,6 @@ export interface DataPath {
    * in which packets wait meanwhile, if they can be lent. Left out if `close` leaves the same.
    */
   leave?(): Promise<readonly OpenPath[]>
-  /** Forwards again after `leave`; left out if it cannot. */
   takeBack?(): Promise<void>
-  /** Closes the data path. */
   close(): Promise<void>
 }

@@ -2,7 +2,6 @@
 
 /** Remains that are removed in one step. */
 export interface Remains {
-  /** One line for each thing that is removed. */
   readonly things: readonly string[]
   /** One line for each thing that must stay, with the reason. */
   readonly stays: readonly string[]

@@ -17,7 +17,6 @@ import { inTurn } from '../in-turn.ts'
 import { createPeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'extension'
-/** The time after which a command that still runs is logged. */
 const LOG_AFTER_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
@@ -98,7 +97,6 @@ export function createExtensionBackend({
       }
     },
     async open(own, signal): Promise<DataPath> {
-      // Missing values are written as Go prints them.
       const { ipv4, ipv6 } = own.attrs.publicIp
       const start = {
         NETWORK: config.ipv4 ? formatNet(config.ipv4.network) : '0.0.0.0/0',
@@ -123,7 +121,6 @@ export function createExtensionBackend({
       const watch = watchExternal(run, external)
       let known: ReadonlyMap<string, Lease> = new Map()
       let failures = 0
-      /** Aborts the running command when the data path is closed. */
       const closing = new AbortController()
 
       async function runFor(name: Command, peer: Lease): Promise<void> {

@@ -10,18 +10,15 @@ import type { DataPath } from '../contract.ts'
 export const TYPE = 'vxlan'
 
 const [[, NAME], , [, NAME_V6]] = KINDS.vxlan.devices
-/** Returns the names of the devices, such as `flannel.1` and `flannel-v6.1`. */
 export const namesOf = (vni: number): Readonly<Record<Family, string>> => ({
   ipv4: NAME.replace('%d', String(vni)),
   ipv6: NAME_V6.replace('%d', String(vni)),
 })
 
-/** The values that both carriers need. */
 export interface VxlanSetup {
   /** The names of the devices, `flannel.1` and `flannel-v6.1`, of the network's families. */
   readonly names: ByFamily<string>
   readonly options: Settings<'vxlan'>
-  /** The UDP port of both ends. */
   readonly port: number
   /**
    * The longest packet that fits into a datagram of each family, in bytes. Containers may send the smaller of the two
@@ -35,7 +32,6 @@ export interface VxlanSetup {
 
 /** A carrier of the packets (the kernel or weftd), prepared before there is a lease. */
 export interface VxlanCarrier {
-  /** The names of the TUN devices (Backend.tunNames). */
   readonly tunNames?: readonly string[]
   open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
@@ -52,7 +48,6 @@ export function vtepMacOf(attrs: LeaseAttrs, family: Family): string | undefined
   return isOneHosts ? mac.toLowerCase() : undefined
 }
 
-/** Returns the filter options that accept the peers of this family. */
 export const peersOf = (family: Family) => ({
   type: TYPE,
   alsoUnusable: ({ attrs }: Lease): string | undefined =>

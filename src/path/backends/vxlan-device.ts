@@ -19,7 +19,6 @@ import { deviceState, type DeviceState } from '../device/device-state.ts'
 interface VxlanOptions {
   readonly name: string
   readonly vni: number
-  /** The UDP port of both ends. */
   readonly port: number
   readonly learning: boolean
   readonly gbp: boolean
@@ -28,24 +27,20 @@ interface VxlanOptions {
   readonly underlay: string
   /** The kernel's index of the external interface, to which the device is bound; left out if it is not known. */
   readonly underlayIndex?: number | undefined
-  /** The MTU of the device, in bytes. */
   readonly mtu: number
 }
 
-/** A peer, as the device needs it. */
 export interface VxlanPeer {
   /** The first address of the peer's subnet. */
   readonly address: string
   /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
   readonly mac: string
-  /** The address of the peer's host. */
   readonly host: string
 }
 
 interface VxlanDevice {
   /** Sets the device's address and MTU and brings it up; repeating it changes nothing. */
   configure(address: Address, network: Net): Promise<void>
-  /** Adds the missing entries of these peers. */
   add(peers: readonly VxlanPeer[]): Promise<void>
   /**
    * Sets the entries of these peers without reading existing ones. Resolves with true if the kernel accepted all of
@@ -54,17 +49,13 @@ interface VxlanDevice {
   put(peers: readonly VxlanPeer[]): Promise<boolean>
   /** Removes these entries. Resolves with true if the kernel had all of them. */
   remove(gone: VxlanEntries): Promise<boolean>
-  /** Removes all entries that belong to none of these peers. */
   keepOnly(peers: readonly VxlanPeer[]): Promise<void>
   /** Repairs the device and the entries, and returns the repairs in words. */
   resync(peers: readonly VxlanPeer[]): Promise<readonly string[]>
 }
 
-/** The entries of several peers. */
 export interface VxlanEntries {
-  /** The MAC of each address. */
   readonly addresses: ReadonlyMap<string, string>
-  /** The host behind each MAC. */
   readonly macs: ReadonlyMap<string, string>
 }
 

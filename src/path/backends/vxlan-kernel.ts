@@ -38,7 +38,6 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
   await checkVxlan(run, first)
   return {
     open(lease) {
-      /** The wanted entries of each family. */
       const entries: { [F in Family]?: () => VxlanEntries } = {}
       const watched = entriesOf(...devices)
       // Changes by this process are reported too, and must not cause a check of all entries.
@@ -101,7 +100,6 @@ async function openFamily(
   ): Promise<void> => {
     const before = tunnelled
     const [nextHops, next] = [new Map(changed && hops), new Map(changed && tunnelled)]
-    /** The subnets whose assignment may have changed. */
     const subnets = new Set<string>()
     for (const [key, was] of changed ?? [])
       for (const peer of [was, peers.get(key)]) if (peer) subnets.add(subnetOf(peer))

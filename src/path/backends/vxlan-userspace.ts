@@ -76,7 +76,6 @@ async function openFamily(
   return openTunnel({ ...options, external }, kind, lease, leases)
 }
 
-/** Removes the TUN of an earlier process for a family that the network no longer has. */
 async function removeOthers(
   { options: { vni } }: VxlanSetup,
   families: readonly Family[],

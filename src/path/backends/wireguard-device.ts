@@ -15,7 +15,6 @@ import type { PeerSession } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 
-/** The maximum number of peers that one call of `wg` sets. */
 const PEERS_AT_ONCE = 500
 
 export interface WireguardPeer {
@@ -23,7 +22,6 @@ export interface WireguardPeer {
   readonly publicKey: string
   /** Address and port, such as `192.0.2.1:51820`. */
   readonly endpoint: string
-  /** The subnets of the peer, such as `10.5.2.0/24`. */
   readonly allowedIps: readonly string[]
 }
 
@@ -66,7 +64,6 @@ export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
 const FOLDER = '.weft-'
 
-/** The folders that contain a key now. */
 const inUse = new Set<string>()
 
 /**

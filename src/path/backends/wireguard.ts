@@ -43,7 +43,6 @@ const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
 /** The default port of the second device, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
-/** The remedy for a Node.js that lacks ciphers. */
 const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode)'
 /** An unused device name, to test whether the kernel supports WireGuard. */
 const TRIED = 'weft-wg-try'
@@ -102,7 +101,6 @@ function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Po
   return address === undefined || !published ? undefined : { ...published, address }
 }
 
-/** Returns the peer in the form for `wg`, with its subnets. */
 export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
   const found = endpointIn(lease, outer, isOneDevice, ports)
   if (!found) return undefined
@@ -294,7 +292,6 @@ export function createWireguardBackend(options: Parts): Backend {
     }
   }
 
-  /** Returns the options of a family's filter that accept WireGuard peers. */
   function peersIn(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
     return {
       type: TYPE,

@@ -13,7 +13,6 @@ export type Counters = Readonly<Record<string, bigint>>
 
 /** The traffic between this host and a peer. Members that are not counted are undefined. */
 export interface PeerTraffic {
-  /** The number and the bytes of inner packets. */
   readonly txPackets: number | undefined
   readonly txBytes: number | undefined
   /** Only accepted packets count. */
@@ -24,13 +23,11 @@ export interface PeerTraffic {
 }
 
 export interface EngineConfig {
-  /** The encapsulation of inner packets. */
   readonly encapsulation: EncapsulationName
   /**
    * The encapsulation's facts about this host, in the layout of its file in native/encap; left out if it needs none.
    */
   readonly ownEnd?: Uint8Array
-  /** An interface name, or a pattern such as `flannel%d`. */
   readonly tunName: string
   /** The address of the external interface, of either family, as text. */
   readonly bindAddress: string
@@ -40,7 +37,6 @@ export interface EngineConfig {
    */
   readonly otherAddress?: string | undefined
   readonly port: number
-  /** The MTU of the TUN, in bytes. */
   readonly mtu: number
   /** The source addresses of ICMP errors to peers: the TUN's own addresses. */
   readonly tunAddress: Addresses
@@ -50,9 +46,7 @@ export interface EngineConfig {
    */
   readonly networkAddress: Addresses
   readonly network: Nets
-  /** This node's subnets of the network. */
   readonly subnet: Nets
-  /** The tunnel's options in the network configuration. */
   readonly settings: TunnelSettings
   /**
    * Returns the encoded peer table (peers.ts) for the start, and for each restart after `takeBack`; left out if there
@@ -94,7 +88,6 @@ export interface EngineSessions {
 /** The open descriptors of an engine with their options, with which another process can continue. */
 export interface OpenPath extends Descriptors {
   readonly bindAddress: string
-  /** The address of the sockets of the other family; left out if there are none. */
   readonly otherAddress?: string | undefined
   readonly port: number
   /** The kernel features that were not requested, from `addon.featureNames`. */
@@ -104,7 +97,6 @@ export interface OpenPath extends Descriptors {
 export interface Engine {
   readonly kind: 'native' | 'dgram'
   readonly tunName: string
-  /** The kernel features that are in use now. */
   readonly offloads: readonly string[]
   /** Facts about the start that the operator should know, such as a smaller buffer or a refused feature. */
   readonly notes: readonly string[]
@@ -144,7 +136,6 @@ export interface Engine {
    * live thread soon goes round once more. Empty if the event loop forwards.
    */
   threads(): Readonly<Record<string, number>>
-  /** Left out if the encapsulation has no keys. */
   readonly sessions?: EngineSessions
   /** Returns the senders of packets that were refused since the last call; a few dozen are kept. */
   takeUnknownSenders(): readonly UnknownSender[]
@@ -155,7 +146,6 @@ export interface Engine {
    * stopped, or could not be taken back. Left out if another process cannot continue.
    */
   lend?(head?: Uint8Array): Promise<OpenPath | undefined>
-  /** Forwards again after `lend`. */
   takeBack?(): void
   /** Stops forwarding and closes the TUN and the sockets. Idempotent. */
   stop(): Promise<void>

@@ -11,9 +11,7 @@ export interface FilterOptions {
    * from any address. `off`: all packets enter, as in flanneld.
    */
   readonly verifySource: TunnelSettings['verifySource']
-  /** The networks of the cluster. */
   readonly network: Nets
-  /** The subnets of this node. */
   readonly subnet: Nets
   /**
    * True if the sender has proved its identity by a key. Such a peer may send only from its own subnet, as with WireGuard's AllowedIPs
@@ -23,20 +21,15 @@ export interface FilterOptions {
 }
 
 export interface PacketAddresses {
-  /** The datagram's source address. */
   readonly from: Address
-  /** The packet's source address. */
   readonly source: Address
   readonly destination: Address
 }
 
-/** A sender whose packet was refused. */
 export interface UnknownSender extends PacketAddresses {
-  /** The counter of the refusal. */
   readonly reason: string
 }
 
-/** True if the nets contain the address; false if they have no net of its family. */
 const isOf = (nets: Nets, address: Address): boolean => {
   const net = nets[familyOf(address)]
   return net !== undefined && netContains(net, address)

@@ -14,7 +14,6 @@ interface NativeOptions {
   readonly nice?: number
   /** How long an idle thread polls before it sleeps, in microseconds. */
   readonly pollUs?: number
-  /** The kernel features that must not be used, from `addon.featureNames`. */
   readonly without?: readonly string[]
 }
 

@@ -86,7 +86,6 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
   return records
 }
 
-/** Decodes records, for the dgram engine and for tests. */
 export function decodePeers(records: Uint8Array): Peer[] {
   if (records.byteLength % PEER_RECORD_BYTES !== 0) throw new RangeError('peer records: not a whole number of records')
   const view = new DataView(records.buffer, records.byteOffset, records.byteLength)
@@ -111,11 +110,9 @@ export function decodePeers(records: Uint8Array): Peer[] {
 
 /** Finds peers by address, like native/core/peers.h. */
 export interface PeerTable {
-  /** Returns the peer whose subnet contains the address; if there are several, the one with the longest prefix. */
   find(address: Address): Peer | undefined
   /** True if any peer with a subnet of this family has the address as its endpoint or as its other address. */
   hasEndpointAt(address: Address, family: Family): boolean
-  /** Adds, changes or removes these peers; all others stay. */
   change(peers: readonly Peer[]): void
 }
 
@@ -126,9 +123,7 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
     readonly bits: number
     readonly subnets: Map<Address, Peer>
   }
-  /** The subnets grouped by prefix length, the longest first. */
   let lengths: readonly Length[] = []
-  /** The number of peers at each address, by the family of their subnets. */
   const endpoints = { ipv4: new Map<Address, number>(), ipv6: new Map<Address, number>() }
   function subnetsOf({ subnet }: Peer): Map<Address, Peer> {
     const [family, bits] = [familyOf(subnet), subnet.prefixLength]

@@ -5,7 +5,6 @@ import type { EngineConfig } from './engine.ts'
 
 const isRoot = (): boolean => process.getuid?.() === 0
 
-/** Makes the error for a failure to open /dev/net/tun. */
 export function noTun(error: NodeJS.ErrnoException): WeftError {
   const { code } = error
   const isForbidden = code === 'EPERM' || code === 'EACCES'

@@ -15,7 +15,6 @@ export const SLOT_NUMBERS = 5
  * counted.
  */
 const MAX_SLOTS = 1 << 24
-/** The numbers of a slot that was never used. */
 const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
 /**
@@ -40,9 +39,7 @@ const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 export interface TrafficSlots {
   /** Gives each of these peers, by lease key, a slot. All other peers lose theirs. */
   keep(keys: Iterable<string>): void
-  /** Gives this peer a slot, unless it has one. */
   add(key: string): void
-  /** Frees the peer's slot for another peer. */
   remove(key: string): void
   /** Returns the slot of a peer; 0 if it has none, because all slots are used. */
   slotOf(key: string): number

@@ -43,7 +43,6 @@ interface FamilyPaths {
   readonly isUnbound?: boolean
   /** True if no device or route was made by the name of the external interface, so that a rename has no effect. */
   readonly isUnnamed?: boolean
-  /** The kernel objects to watch (DataPath.watched). */
   readonly watched?: Watched
   /** Aborts when the daemon stops. Failures after that are not logged. */
   readonly signal?: AbortSignal
@@ -53,16 +52,12 @@ interface FamilyPaths {
 
 type Drops = ReturnType<Engine['drops']>
 
-/** The state of one carried family. */
 interface Side {
   readonly path: DataPath
-  /** The external interface for which the path was opened. */
   readonly external: ExternalInterface
   /** The check of the path that is running, or whose result was not yet returned. */
   check?: Work<readonly string[]> | undefined
-  /** The running transfer of peers to the path. */
   transfer?: Promise<void> | undefined
-  /** The changes that the path has not been given. */
   pending?: Pending | undefined
 }
 
@@ -160,7 +155,6 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     }
   }
 
-  /** Opens the data path of a family with the current peers. */
   async function openSide(family: Family): Promise<void> {
     if (!isUnbound && external().address[family] === undefined)
       throw new WeftError('ADDRESS', `${external().name} has no ${FAMILY_NAMES[family]} address`, {
@@ -413,7 +407,6 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
 }
 
-/** The results and the failures. */
 interface Tried<T> {
   readonly values: readonly T[]
   readonly failures: readonly unknown[]

@@ -16,13 +16,11 @@ export type PeerChanges = ReadonlyMap<string, Lease | undefined>
  */
 export interface FallbackCarrier {
   readonly name: NonNullable<PathSide['way']>
-  /** The destination of packets to a peer. */
   endpointOf(peer: Lease): string
   /**
    * The counted traffic by lease key, which may include peers of other carriers; left out if it is not counted by peer.
    */
   traffic?(): ReadonlyMap<string, PeerTraffic>
-  /** The path MTU to a peer (DataPath.pathMtu). */
   pathMtu?(peer: Lease): number | undefined
 }
 
@@ -60,7 +58,6 @@ export function createCarriers(
     async apply(changed: PeerChanges | undefined): Promise<void> {
       for (const carrier of lastFirst) await carrier.apply(peers(), changed)
     },
-    /** Returns the traffic of each peer, as its current carrier counted it. */
     traffic(): ReadonlyMap<string, PeerTraffic> {
       const counted = [...carriers, last].flatMap((carrier) =>
         [...(carrier.traffic?.() ?? [])].filter(([key]) => {

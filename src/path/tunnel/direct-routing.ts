@@ -13,7 +13,6 @@ import type { Carrier } from './choose-carrier.ts'
 interface DirectHops {
   /** Looks up the kernel's routes to peers' hosts: of all peers, or only of those in `changed`. */
   lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
-  /** The next hops to peers that need no tunnel, by subnet. */
   hops(): NextHops
   has(peer: Lease): boolean
   /**
@@ -23,12 +22,10 @@ interface DirectHops {
   lookUpAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }
 
-/** Returns the next hops to peers of one family. */
 export function createDirectHops(run: Run, family: Family): DirectHops {
   const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
   let hops: NextHops = new Map()
-  /** The peers whose direct route was refused, by key. */
   const refused = new Set<string>()
   async function hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
     const routes = await routesFor(run, family, peers.map(hostOf))

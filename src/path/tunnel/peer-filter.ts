@@ -37,7 +37,6 @@ export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family):
   return undefined
 }
 
-/** Returns the families over which a peer's host can be reached. */
 export const reachedBy = (peer: Lease, own: OwnLease, outers: readonly Family[]): readonly Family[] =>
   outers.filter((outer) => unusableReason(peer, own, outer) === undefined)
 
@@ -84,9 +83,7 @@ export interface PeerFilter<L extends Lease = Lease> {
     ownKey: string,
     touched?: Iterable<string>,
   ): ReadonlyMap<string, L | undefined> | undefined
-  /** The leases of peers, by key. */
   peers(): ReadonlyMap<string, L>
-  /** Takes over all leases, and returns the peers. */
   usable(leases: ReadonlyMap<string, Lease>, ownKey: string): readonly L[]
   /** The number of leases that were not usable at the last call. */
   skipped(): number
@@ -104,7 +101,6 @@ function isNewer(a: Lease, b: Lease): boolean {
 /** Groups of leases that conflict because they share a name. The newest of a group wins. */
 function createConflicts<Name, L extends Lease>() {
   const newest = new Map<Name, L>()
-  /** The leases of a group except the newest. Groups rarely have more than one lease. */
   const others = new Map<Name, readonly L[]>()
   function all(name: Name): readonly L[] {
     const first = newest.get(name)
@@ -148,7 +144,6 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   const ownSubnet = own.subnet[family]
   let ownKey: string | undefined
   let peers = new Map<string, L>()
-  /** Valid leases that lose against another lease. */
   let losing = new Map<string, L>()
   /** The valid leases of each subnet, including those that lose. */
   let bySubnet = createConflicts<number | bigint, L>()
@@ -205,12 +200,10 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     if (first && first.key !== lease.key) return reasonFor(`subnet ${formatNet(subnetOf(lease))}`, first, '')
     const name = identity?.of(lease)
     const newest = name === undefined ? undefined : byIdentity.newest(name)
-    // Leases of the same host do not conflict.
     if (!identity || !newest || isOfOneNode(newest.attrs, lease.attrs)) return undefined
     return reasonFor(`${identity.name} ${name}`, newest, `; ${identity.remedy}`)
   }
 
-  /** Adds or removes a peer. Logs the reason unless it was already logged. */
   function decide(key: string, lease: L | undefined, reason: string | undefined, logged: ReadonlySet<string>): void {
     if (reason && !logged.has(key)) log.warn(reason)
     if (reason) skipped.add(key)

@@ -71,7 +71,6 @@ const JOINING = [
   ['coalesce-udp', 'UDP'],
 ] as const
 
-/** The backends whose settings contain the settings of a tunnel. */
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
 export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
@@ -79,7 +78,6 @@ export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends 
   readonly persistence: Persistence
 }
 
-/** The options of `openTunnel` that all backends have. */
 interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
@@ -101,12 +99,10 @@ export interface Persistence {
   ): Promise<OpenPath | undefined>
 }
 
-/** The properties in which one tunnel differs from others. */
 interface TunnelKind {
   readonly encapsulation: EncapsulationName
   /** The families of inner packets. The tunnel carries those of which the node has a subnet. */
   readonly families: readonly Family[]
-  /** The family of the datagrams. */
   readonly outer: Family
   /**
    * The family of datagrams to peers that do not answer over `outer`, or have no address of it; left out if all
@@ -122,9 +118,7 @@ interface TunnelKind {
   /** The encapsulation's facts about this host, and about a peer; left out if it needs none. */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
-  /** The name of the TUN, or a pattern such as `flannel%d`. */
   readonly tunName: string
-  /** The UDP port of all hosts. */
   readonly port: number
   /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
@@ -142,7 +136,6 @@ interface TunnelKind {
   readonly directRouting?: boolean
 }
 
-/** Agrees with peers on the keys of their sessions. */
 export interface SessionKeeper {
   /**
    * Continues the sessions of another keeper from the bytes that its `pause` returned. Returns false if they are
@@ -186,7 +179,6 @@ function networkAddressFor(network: Net, subnet: Net): Address {
   return isIpv4Net(subnet) ? subnet.address + Number(netSize(subnet)) : subnet.address + netSize(subnet)
 }
 
-/** Warns if the network contains this host's own address. */
 export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): void {
   for (const family of familiesOf(config)) {
     const [range, address] = [config[family], own[family]]
@@ -202,7 +194,6 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
   }
 }
 
-/** The tunnel's state for one family of inner packets. */
 interface Side {
   readonly family: Family
   readonly network: Net
@@ -309,7 +300,6 @@ export async function openTunnel(
   const subnets = netsOf(sides.map(({ subnet }) => subnet))
 
   const calm = seldom(log)
-  /** The families that cannot be carried now, each with the reason. */
   const lacking: { [F in Family]?: string } = {}
   const carried = (): readonly Side[] => sides.filter(({ family }) => lacking[family] === undefined)
   function lack(family: Family, error: unknown): void {
@@ -413,7 +403,6 @@ export async function openTunnel(
     log,
   )
   unknownSenders.setPeers(ends)
-  /** Sends the packets of a peer to its current destination. */
   function redirect(key: string): void {
     const its = sides.flatMap((side) => {
       const peer = side.filter.peers().get(key)
@@ -532,7 +521,6 @@ export async function openTunnel(
       },
     }
   }
-  /** Binds the sockets of the other family to the host's current address. */
   async function bindOther({ address }: ExternalInterface): Promise<void> {
     const { other } = kind
     const local = other && address[other]

@@ -5,7 +5,6 @@ import { formatAddress, netsText } from '../../net/address.ts'
 import { reasonToDrop, type FilterOptions, type UnknownSender } from '../engine/filter.ts'
 import { createPeerTable, type Peer, type PeerTable } from '../engine/peers.ts'
 
-/** The maximum number of senders that are remembered as logged. */
 const MAX_REMEMBERED = 1024
 /**
  * The maximum number of warnings per minute, because one host can forge many senders. Other senders are logged later if
@@ -16,7 +15,6 @@ const MAX_PER_MINUTE = 8
 export interface UnknownSenderLog {
   /** Sets the function that returns all peers. It is called when there are unknown senders. */
   setPeers(peers: () => readonly Peer[]): void
-  /** Updates the peers after a change. */
   changePeers(peers: readonly Peer[]): void
   /**
    * Logs the senders of the previous call that are still refused. The delay allows for a lease that arrives after its

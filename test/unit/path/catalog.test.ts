@@ -21,14 +21,14 @@ const NAMES = new RegExp(`'(${Object.keys(KINDS).join('|')})'`)
 
 /** The files in which these words have another meaning. */
 const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
-  ['path/engine/encapsulation.ts', 'encapsulations, of which each stands before a packet in a datagram'],
-  ['tool/weft/packet-text.ts', 'a protocol of IP'],
-  ['tool/doctor/chain-walk.ts', 'a protocol of IP'],
-  ['tool/doctor/filter-walk.ts', 'a protocol of IP'],
-  ['tool/doctor/nft-walk.ts', 'a protocol of IP'],
-  ['tool/measure/conversation.ts', 'a protocol of IP'],
-  ['tool/measure/listener.ts', 'a protocol of IP'],
-  ['tool/measure/run.ts', 'a protocol of IP'],
+  ['path/engine/encapsulation.ts', 'names of encapsulations'],
+  ['tool/weft/packet-text.ts', 'an IP protocol'],
+  ['tool/doctor/chain-walk.ts', 'an IP protocol'],
+  ['tool/doctor/filter-walk.ts', 'an IP protocol'],
+  ['tool/doctor/nft-walk.ts', 'an IP protocol'],
+  ['tool/measure/conversation.ts', 'an IP protocol'],
+  ['tool/measure/listener.ts', 'an IP protocol'],
+  ['tool/measure/run.ts', 'an IP protocol'],
 ])
 
 describe('a backend', () => {

@@ -9,7 +9,6 @@ import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
 import { KEY_BYTES } from './x25519.ts'
 
-/** The address and port of a sender or receiver. */
 export interface Endpoint {
   readonly address: Address
   readonly port: number
@@ -66,9 +65,7 @@ export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Arr
   openX(from.cookie, reply.subarray(8, 8 + XNONCE_BYTES), reply.subarray(8 + XNONCE_BYTES), mac1)
 
 export interface Cookies {
-  /** True if mac2 was made with this sender's cookie. */
   isProved(message: Uint8Array, from: Endpoint, now: number): boolean
-  /** Returns the datagram that sends this message's sender its cookie. */
   reply(message: Uint8Array, from: Endpoint, now: number): Buffer
 }
 

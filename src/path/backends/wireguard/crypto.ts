@@ -12,10 +12,8 @@ export const TAG_BYTES = 16
 export const MAC_BYTES = 16
 export const XNONCE_BYTES = 24
 
-/** A source of randomness. */
 export interface Randomness {
   bytes(length: number): Uint8Array
-  /** Returns an ephemeral key pair. */
   keyPair(): KeyPair
 }
 

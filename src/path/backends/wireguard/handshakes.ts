@@ -68,7 +68,6 @@ export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BY
  */
 export const REKEY_TIMEOUT_MS = 5_000
 const JITTER_MS = 333
-/** How long an initiation is repeated. */
 const REKEY_ATTEMPT_MS = 90_000
 /** The minimum interval between accepted initiations of one peer. */
 const ACCEPT_EVERY_MS = 20
@@ -81,18 +80,15 @@ export const INITIATIONS = { perSecond: 250, burst: 50 } as const
 const TURN_MS = 20
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
-/** The operations of the engine that handshakes need. */
 export interface SessionEngine {
   send(to: Endpoint, datagram: Uint8Array): void
   /** Installs keys. The caller wipes them afterwards. */
   setKeys(peer: number, keys: SessionKeys): void
 }
 
-/** A peer from the leases. */
 export interface HandshakePeer {
   /** A number below MOST_PEERS. A public key keeps its number while the process runs. */
   readonly number: number
-  /** The public key, 32 bytes. */
   readonly publicKey: Uint8Array
   readonly psk?: SecretBytes | undefined
   /** The peer's new endpoint; if it is undefined, the known endpoint stays. */
@@ -122,7 +118,6 @@ export interface HandshakeMemory {
 export interface HandshakeState {
   /** When the last handshake gave keys that are in use, in ms since 1970; undefined if none did. */
   readonly at: number | undefined
-  /** The number of initiations that were sent since then. */
   readonly attempts: number
   readonly failure: Failure | undefined
   /**
@@ -153,7 +148,6 @@ interface HandshakeParts {
   readonly random: Randomness
   /** The time in ms since 1970, for timestamps. */
   readonly wall: () => number
-  /** The arguments of createStamps. */
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
   /** Called when an authenticated peer sends from a new endpoint, to which its datagrams go from now on. */
@@ -195,19 +189,15 @@ export interface Handshakes {
   passed(tick: number): void
   /** The greatest tick that may have been used. */
   readonly lastTick: number
-  /** Reports that the engine has found a new endpoint of a peer. */
   moved(peer: number, to: Endpoint): void
   /** Processes a datagram of type 1, 2 or 3; drops any other. */
   message(from: Endpoint, datagram: Uint8Array, now: number): void
-  /** Does the due work. */
   tick(now: number): void
   /** Returns when `tick` must be called next; Infinity if nothing will be due. Any call may change it. */
   nextAt(): number
   /** Returns the state of the handshakes with a peer; undefined for an unknown peer. */
   stateOf(peer: number): HandshakeState | undefined
-  /** Returns the latest public keys of initiations that belong to no peer. */
   unknownKeys(): readonly UnknownKey[]
-  /** The numbers of dropped messages and of sent cookies since the start. */
   readonly counters: Readonly<Counters>
   /** Wipes all secrets. No function may be called afterwards. */
   close(): void
@@ -224,7 +214,6 @@ interface Counters {
   cookiesSent: number
 }
 
-/** An initiation of ours that was not answered yet. */
 interface Pending extends Sent {
   readonly index: number
   readonly at: number
@@ -325,7 +314,6 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
   const peerOf = (index: number): Peer | undefined => peers.get(indices.peerOf(index))
 
-  /** Adds the MACs to a message and sends it. */
   function send(peer: Peer, to: Endpoint, index: number, message: Buffer, now: number): void {
     const cookie = now < peer.cookieUntil ? peer.cookie?.reveal() : undefined
     peer.sentMac1 = writeMacs(message, peer.macKeys, cookie)
@@ -355,7 +343,6 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     send(peer, endpoint, index, message, now)
   }
 
-  /** Marks the keys of a handshake as in use, so that no others are wanted. */
   function complete(peer: Peer, now: number): void {
     waiting.delete(peer)
     peer.wantedAt = undefined

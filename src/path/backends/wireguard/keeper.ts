@@ -61,7 +61,6 @@ const PROOF_BYTES = 32
 
 /** A peer's key and endpoint from its lease. */
 export interface KeeperPeer extends UdpEndpoint {
-  /** The public key in base64. */
   readonly publicKey: string
   /** True if the peer sends from any of its ports. It receives only on its published port. */
   readonly anyPort: boolean
@@ -85,7 +84,6 @@ interface KeeperOptions {
 }
 
 export interface Keeper extends SessionKeeper {
-  /** The encapsulation's facts about this host, and about a peer. */
   readonly ownEnd: Uint8Array
   endOf(peer: Lease): Uint8Array
 }
@@ -121,7 +119,6 @@ interface Session {
   anyPort: boolean
   /** Until when the engine has keys that the peer is known to have used. */
   keyedUntil: number
-  /** The keys of the peer's leases. */
   leases: readonly string[]
 }
 
@@ -187,7 +184,6 @@ export function createKeeper(options: KeeperOptions): Keeper {
     for (const key of session.leases) moved(key)
   }
 
-  /** Sets the timer for the next due work: handshakes, or messages after a pause. */
   function schedule(): void {
     clearTimeout(timer)
     if (isStopped || !engine) return
@@ -445,7 +441,6 @@ export function createKeeper(options: KeeperOptions): Keeper {
  */
 const clockOffset = (): number => Number(process.hrtime.bigint() / 1_000n) / 1_000 - performance.now()
 
-/** Returns a memory with its times moved to another clock. */
 const shifted = <M extends Pick<HandshakeMemory, 'completedAt' | 'askedAt'>>(memory: M, byMs: number): M => ({
   ...memory,
   completedAt: memory.completedAt === undefined ? undefined : memory.completedAt + byMs,

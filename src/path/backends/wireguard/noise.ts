@@ -22,7 +22,6 @@ const NOTHING = new Uint8Array(0)
 const NO_PSK = new SecretBytes(new Uint8Array(KEY_BYTES))
 const [ONE, TWO, THREE] = [Uint8Array.of(1), Uint8Array.of(2), Uint8Array.of(3)]
 
-/** The state before the first message, which everyone knows. */
 interface Start {
   readonly ck: Uint8Array
   readonly h: Uint8Array

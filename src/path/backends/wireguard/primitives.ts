@@ -24,7 +24,6 @@ const USES: readonly (readonly [name: string, use: Use])[] = [
   ],
 ]
 
-/** Returns the names of the missing primitives. */
 export const lackingPrimitives = (crypto: Crypto = nodeCrypto): readonly string[] =>
   USES.filter(([, use]) => {
     try {

@@ -12,7 +12,6 @@ import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
 import { createKeeper, type KeeperPeer } from './keeper.ts'
 
 interface UserspaceOptions {
-  /** The options of the tunnel without settings, which WireGuard fixes. */
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string
   /** The families of inner packets, and those of the datagrams. */

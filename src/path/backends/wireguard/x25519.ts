@@ -31,7 +31,6 @@ function pairOf(privateKey: KeyObject): KeyPair {
   return { privateKey, publicKey: diffieHellman({ privateKey, publicKey: basePoint }) }
 }
 
-/** Returns an ephemeral key pair. */
 export const newKeyPair = (): KeyPair => pairOf(generateKeyPairSync('x25519').privateKey)
 
 /** The PKCS #8 header of an X25519 private key (RFC 8410, section 7). */

@@ -37,15 +37,12 @@ import {
   type IcmpError,
 } from './packet.ts'
 
-/** The number of destinations whose peer is cached. */
 const FLOW_CACHE_ENTRIES = 4096
 /** The number of packets that are read from the TUN before the event loop gets its turn. */
 const READS_PER_TURN = 64
 /** The requested size of the receive buffer. The kernel grants at most net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
-/** The number of unknown senders that are kept until they are read. */
 const UNKNOWN_SENDERS = 64
-/** The number of paths whose MTU is cached. */
 const PATHS = 4096
 /**
  * How long a path MTU is cached, in ms; the packet size that always fits; the smallest plausible path MTU, below which
@@ -61,14 +58,12 @@ const {
 interface Endpoint {
   readonly address: string
   readonly port: number
-  /** The limit of the peer's record, in bytes. */
   readonly limit: number
   /** True if the address is in a peer's subnet, so that the kernel routes datagrams to it back into the TUN. */
   readonly leadsInside: boolean
   readonly traffic: Traffic
 }
 
-/** The counts of one slot. */
 interface Traffic {
   readonly numbers: [txPackets: number, txBytes: number, rxPackets: number, rxBytes: number]
   lastReceivedAt: number | undefined
@@ -83,7 +78,6 @@ function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
 
 const readIpv6 = (bytes: Buffer, at: number): Ipv6 => (bytes.readBigUInt64BE(at) << 64n) | bytes.readBigUInt64BE(at + 8)
 
-/** The configuration of IPv4, which is all that this engine carries. */
 interface OwnIpv4 {
   readonly tunAddress: Ipv4
   readonly networkAddress: Ipv4
@@ -172,7 +166,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     }
   }
 
-  // Each kind of ICMP error has its own limits.
   const [mayAnswer, mayReportSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
   function answer(about: IcmpError, packet: Buffer, counter: string, may = mayAnswer): void {
     const error = icmpError(about, ipv4.networkAddress, packet)
@@ -261,7 +254,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const bytes = encapsulation.open(datagram)
     const size = bytes && ipv4PacketBytes(bytes)
     const from = parseIpv4(address) ?? 0
-    // This engine has no IPv6 peers.
     if (bytes && filter.verifySource !== 'off' && isIpv6Packet(bytes)) {
       const [source, destination] = [readIpv6(bytes, 8), readIpv6(bytes, 24)]
       return void isRefused(bytes, { from, source, destination }, 'rx_drop_unknown_sender')

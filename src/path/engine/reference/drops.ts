@@ -9,7 +9,6 @@ const KEPT = 256
 const EVERY_US = 1_000
 const HEADER_BYTES = 128
 
-/** Facts about a dropped packet that its bytes do not show. */
 export interface DropDetails {
   /** The other host; 0 if it is not known. */
   readonly peer?: Address

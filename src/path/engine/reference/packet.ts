@@ -29,7 +29,6 @@ const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
 const ICMP_SENDER_BURST = 50
 const ICMP_SENDER_EVERY_MS = 10
-/** The number of senders whose ICMP errors are counted. */
 const ICMP_SENDERS = 1024
 
 /** Returns the length of the IPv4 packet at the start of `bytes`; undefined if there is none. */
@@ -78,7 +77,6 @@ function areSoundOptions(options: Buffer): boolean {
   return true
 }
 
-/** True if an IPv4 packet may be fragmented. */
 export const mayFragment = (packet: Buffer): boolean => (packet.readUInt16BE(6) & DONT_FRAGMENT) === 0
 
 /** True for an unfragmented IPv4 packet that is an ICMP echo request from this address. */
@@ -166,7 +164,6 @@ function updatedChecksum(checksum: number, before: number, now: number): number 
   return ~sum & 0xffff
 }
 
-/** True if `bytes` start with a complete IPv6 packet. */
 export function isIpv6Packet(bytes: Buffer): boolean {
   return (
     bytes.length >= IPV6_HEADER_BYTES &&
