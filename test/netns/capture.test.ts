@@ -113,7 +113,7 @@ it('shows what was dropped, and why', async () => {
         `${when} in {2}10.5.1.254:1234 > ${own}:80 udp, 228 bytes, from ${other.address}: .*unknown_sender\\)$`,
       ),
     ),
-    expect.stringMatching(/ no IP packet: 68656c6c6f, 5 bytes, .*\(rx_drop_malformed\)$/),
+    expect.stringMatching(/ not an IP packet: 68656c6c6f, 5 bytes, .*\(rx_drop_malformed\)$/),
     'shown: 4 of the 4 packets dropped since the data path was opened',
     '',
   ])

@@ -198,7 +198,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
       if (code === 'EAGAIN') return undefined // it listens, and is behind
-      throw new WeftError('DEVICE', `cannot ask the weftd that runs on this host: ${(error as Error).message}`, {
+      throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${(error as Error).message}`, {
         remedy: 'run weftd as the user that runs the other one',
         cause: error,
       })

@@ -5,7 +5,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import type { ByFamily, Family } from '../../net/address.ts'
 import { KINDS, type Settings } from '../catalog.ts'
-import type { DataPath } from '../contract.ts'
+import type { DataPath, NeededPart } from '../contract.ts'
 
 export const TYPE = 'vxlan'
 
@@ -33,6 +33,8 @@ export interface VxlanSetup {
 /** A carrier of the packets (the kernel or weftd), prepared before there is a lease. */
 export interface VxlanCarrier {
   readonly tunNames?: readonly string[]
+  /** The part of the host that one family needs. */
+  needs(family: Family): NeededPart
   open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 

@@ -21,6 +21,8 @@ const NAMES = new RegExp(`'(${Object.keys(KINDS).join('|')})'`)
 
 /** The files in which these words have another meaning. */
 const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
+  ['host/udp-ports.ts', 'a table of the kernel'],
+  ['node/needs.ts', "the kernel's types of devices"],
   ['path/engine/encapsulation.ts', 'names of encapsulations'],
   ['tool/weft/packet-text.ts', 'an IP protocol'],
   ['tool/doctor/chain-walk.ts', 'an IP protocol'],

@@ -112,7 +112,7 @@ export interface HandshakeMemory {
   /** The same time in ms since 1970. */
   readonly at: number | undefined
   /** When an initiation was sent that the peer has not answered yet. */
-  readonly askedAt: number | undefined
+  readonly requestedAt: number | undefined
 }
 
 export interface HandshakeState {
@@ -578,7 +578,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       if (!peer) return undefined
       const { greatest, low, at, pending } = peer
       const completedAt = peer.completedAt === -Infinity ? undefined : peer.completedAt
-      return { greatest, low, completedAt, at, askedAt: pending?.at }
+      return { greatest, low, completedAt, at, requestedAt: pending?.at }
     },
     resume(secret, all, key) {
       indices = createIndices(secret, key)
@@ -586,12 +586,12 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       for (const { number, memory } of all) {
         const peer = peers.get(number)
         if (!peer) continue
-        const { greatest, low, completedAt = -Infinity, at, askedAt } = memory
+        const { greatest, low, completedAt = -Infinity, at, requestedAt } = memory
         Object.assign(peer, { greatest, low, completedAt, at })
-        if (askedAt === undefined) continue
+        if (requestedAt === undefined) continue
         // The initiation is repeated as soon as the peer would accept it, because the state that decrypts its response
         // is lost with the other process.
-        peer.dueAt = askedAt + 2 * ACCEPT_EVERY_MS
+        peer.dueAt = requestedAt + 2 * ACCEPT_EVERY_MS
         deadlines.add(peer, peer.dueAt)
       }
     },

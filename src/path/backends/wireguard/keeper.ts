@@ -441,10 +441,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
  */
 const clockOffset = (): number => Number(process.hrtime.bigint() / 1_000n) / 1_000 - performance.now()
 
-const shifted = <M extends Pick<HandshakeMemory, 'completedAt' | 'askedAt'>>(memory: M, byMs: number): M => ({
+const shifted = <M extends Pick<HandshakeMemory, 'completedAt' | 'requestedAt'>>(memory: M, byMs: number): M => ({
   ...memory,
   completedAt: memory.completedAt === undefined ? undefined : memory.completedAt + byMs,
-  askedAt: memory.askedAt === undefined ? undefined : memory.askedAt + byMs,
+  requestedAt: memory.requestedAt === undefined ? undefined : memory.requestedAt + byMs,
 })
 
 const textOf = ({ address, port }: UdpEndpoint): [string, number] => [formatAddress(address), port]
