@@ -47,7 +47,7 @@ async function removeKernelDevice(name: string, run: Run, log: Log): Promise<voi
   if (!(await findLink(run, name))) return
   const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])
   if (link?.linkinfo?.info_kind !== 'wireguard') return
-  log.info(`Deleting the kernel's device ${name}, whose place weftd takes`)
+  log.info(`Deleting the kernel's device ${name}, which weftd replaces`)
   await run('ip', ['link', 'del', name])
 }
 
