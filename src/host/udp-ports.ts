@@ -5,7 +5,7 @@ import { readdir, readFile, readlink } from 'node:fs/promises'
 import { parseAddress, type Family } from '../net/address.ts'
 
 /** A socket of this network namespace. */
-export interface UdpSocket {
+interface UdpSocket {
   /** The local address as text, `*` for any address. */
   readonly address: string
   /** The inode of the socket. No process has a socket of the kernel's own open, such as that of a vxlan device. */

@@ -268,7 +268,9 @@ it('publishes another IPv4 address with udp over IPv6, and loses no packet', asy
   await a.output(['ip', 'address', 'add', '192.168.77.99/24', 'dev', 'eth0'])
   await a.output(['ip', 'address', 'del', `${a.address}/24`, 'dev', 'eth0'])
   await a.output(['ip', 'route', 'replace', 'default', 'via', '192.168.77.254'])
-  await daemon!.line(/Peers are told that the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.99$/)
+  await daemon!.line(
+    /Publishing a change to the peers: the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.99$/,
+  )
   await eventually(() => expect(publicAddresses()).toContainEqual(['192.168.77.99', 'fd77::1']))
   expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
   expect(daemon!.lines.filter((line) => line.includes('The data path stopped'))).toEqual([])

@@ -171,7 +171,7 @@ it.each(CASES)(
     expect(received).toBe(`listening\nlistening\n${peers}\n`)
 
     // Each refused sender is logged once.
-    await daemon.line(/Packets from 192\.168\.77\.3 are not let in: no lease says that /)
+    await daemon.line(/Packets from 192\.168\.77\.3 are not let in: no lease assigns /)
     await daemon.line(
       new RegExp(
         `Packets from 192\\.168\\.77\\.3 are not let in: (they claim to be from |${peers}|${tunAddress(peer)} belongs to the node at 192\\.168\\.77\\.2)`,
@@ -318,7 +318,7 @@ it.each(OF_BOTH)(
     if (isUdp) {
       await send(old, sent([], whole), 10 * whole.length)
       await daemon.line(
-        /Packets from 192\.168\.77\.3 are not let in: no lease says that 2001:db8::7 is there|Packets from 192\.168\.77\.3 are not let in: fd00:5:/,
+        /Packets from 192\.168\.77\.3 are not let in: no lease assigns 2001:db8::7 to this sender|Packets from 192\.168\.77\.3 are not let in: fd00:5:/,
       )
     }
     await send(attacker, sent([...ipv4, ...damaged4], [...whole, ...damaged6]), FORGED_OF_BOTH)

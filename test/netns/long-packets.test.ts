@@ -108,7 +108,7 @@ it.concurrent.each(BACKENDS)(
     expect([here.code, here.names, here.details]).toEqual([
       3,
       ['mtu-shrunk'],
-      [`${least} bytes since eth0 takes 1400, and ${whole} when weftd started`],
+      [`${least} bytes because the MTU of eth0 is 1400; it was ${whole} when weftd started`],
     ])
     await third.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
     await areWhole()

@@ -222,7 +222,9 @@ it('a pre-shared key is only in the store and in the device', async ({ skip }) =
   chmodSync(key, 0o600)
   writeFileSync(key, `${CANARY.repeat(4).slice(0, 42)}!=`)
   await host.output([...inside, 'wg', 'set', 'flannel-wg', 'listen-port', '1'])
-  await device.line(/^W.*goes on with the key of its start, and the key file .*wgkey holds no WireGuard key/)
+  await device.line(
+    /^W.*continues with the key that it read at its start, although the key file .*wgkey holds no WireGuard key/,
+  )
   await device.line(/Repaired: 1 settings of flannel-wg/)
   writeFileSync(key, '')
   await search()

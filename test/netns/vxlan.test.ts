@@ -476,7 +476,7 @@ describe('a dual-stack cluster of both', () => {
     ])
     const script = `require('node:dgram').createSocket('udp6').send(Buffer.from('${packet.toString('hex')}', 'hex'), 8472, 'fd77::2', () => process.exit())`
     await lab.hosts[0]!.output([process.execPath, '-e', script])
-    await daemons[1].line(/Packets from fd77::1 are not let in: no lease says that fd00:5:0:1::9 is there/)
+    await daemons[1].line(/Packets from fd77::1 are not let in: no lease assigns fd00:5:0:1::9 to this sender/)
     // A thread that hangs is named with its family.
     const thaw = await freezeThread(b, pid, loops[0]!)
     await daemons[1].line(new RegExp(`The thread IPv[46]: ${loops[0]} hangs`))

@@ -177,7 +177,9 @@ it('keeps the key that peers know if its file changes, logs that, and uses the n
   writeFileSync(file, 'dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=', { mode: 0o400 })
   await a.output(['ip', 'link', 'set', 'flannel-wg', 'down']) // which makes weftd check immediately
   await first.line(/Repaired: flannel-wg was down/)
-  await first.line(/This node goes on with the key of its start, and the key file .*wgkey holds another key: restart/)
+  await first.line(
+    /This node continues with the key that it read at its start, although the key file .*wgkey holds another key: restart/,
+  )
   await reach(podB.namespace, podA.address)
   const again = await start(a, { PSK })
   await ended(first.process)

@@ -123,7 +123,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
       code: 1,
       out: '',
       err: expect.stringMatching(
-        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will reopen their data path when weftd restarts there; .*  do not reach each other; give --force/,
+        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will reopen their data path when weftd restarts there; .* do not reach each other; give --force/,
       ),
     })
     expect(await run('config', 'get')).toMatchObject({ out: `${CONFIG}\n` })
@@ -176,8 +176,8 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     for (const [words, problem] of [
       [['reserve', '10.5.7.0/24', '192.0.2.8'], 'is leased by 192.0.2.7'],
       [['reserve', '10.5.8.0/24'], 'the subnet is free'],
-      [['reserve', '10.5.8.0/24', 'host'], 'is no address'],
-      [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is no address'],
+      [['reserve', '10.5.8.0/24', 'host'], 'is not an address'],
+      [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is not an address'],
       [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], 'the network configuration does not allow the subnet'],
       [['reserve', '10.5.8.0/24,10.5.9.0/24', '192.0.2.8'], 'is not a subnet'],
       [['show', '10.5.8.1/24'], 'is not a subnet'],

@@ -185,7 +185,7 @@ async function main(kind: string): Promise<void> {
   const rounds = Object.entries(engine.threads())
   while (rounds.some(([name, gone]) => (engine.threads()[name] ?? 0) < gone + 2)) await turn()
   const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
-  const unknownSenders = engine.takeStrangers().map(({ reason, from }) => ({ reason, from: formatAddress(from) }))
+  const unknownSenders = engine.takeUnknownSenders().map(({ reason, from }) => ({ reason, from: formatAddress(from) }))
   const [silentMs = -1, ...counted] = [...engine.traffic().subarray(SLOT * SLOT_NUMBERS)].toReversed()
   const traffic = [...counted.toReversed(), Number(silentMs >= 0)]
   const drops = engine.drops().packets.map(({ reason, packets, length, encapBytes, ...rest }) => {
