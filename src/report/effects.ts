@@ -2,7 +2,7 @@
 
 import { FAMILY_NAMES, listed } from '../net/address.ts'
 import { CAUSES, readingOf, type Impairment } from './states.ts'
-import { conditionOf, sidesOf, titleOf, type Condition, type Status } from './status.ts'
+import { conditionOf, isSendingOnly, sidesOf, titleOf, type Condition, type PeerStatus, type Status } from './status.ts'
 
 /** The maximum number of peers that a line names. */
 const NAMED = 3
@@ -21,16 +21,20 @@ export function packetsText(status: Pick<Status, 'state' | 'impairments' | 'peer
 }
 
 function peersEffect({ peers }: Pick<Status, 'peers'>): string | undefined {
-  const of = (...conditions: readonly Condition[]): string => {
-    const all = (peers?.list ?? []).filter((peer) =>
-      listed(sidesOf(peer)).some((side) => conditions.includes(conditionOf(side))),
-    )
+  const having = (peer: PeerStatus, ...conditions: readonly Condition[]): boolean =>
+    listed(sidesOf(peer)).some((side) => conditions.includes(conditionOf(side)))
+  const of = (is: (peer: PeerStatus) => boolean): string => {
+    const all = (peers?.list ?? []).filter(is)
     const names = all.slice(0, NAMED).map(titleOf).join(', ')
     return all.length > NAMED ? `${names} and ${all.length - NAMED} more` : names
   }
-  const [lost, cut] = [of('silent', 'stored'), of('narrow')]
+  const isDoubtful = (peer: PeerStatus): boolean =>
+    !having(peer, 'stored') && having(peer, 'silent') && isSendingOnly(peer, peers?.probeSeconds ?? null)
+  const lost = of((peer) => having(peer, 'silent', 'stored') && !isDoubtful(peer))
+  const [doubtful, cut] = [of(isDoubtful), of((peer) => having(peer, 'narrow'))]
   const parts = [
     ...(lost === '' ? [] : [`packets to ${lost} are lost`]),
+    ...(doubtful === '' ? [] : [`packets to ${doubtful} may be lost, or the firewall there drops the echo requests`]),
     ...(cut === '' ? [] : [`long packets to ${cut} are lost, short ones pass`]),
   ]
   return parts.length === 0 ? undefined : parts.join('; ')

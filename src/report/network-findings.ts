@@ -71,7 +71,7 @@ export const NETWORK_FINDINGS = {
   'node-dead': {
     level: 'failure',
     means: 'a node answers neither status queries nor the probes of any other node',
-    fix: 'check that the host runs and is connected, then that weftd runs there: `systemctl status weftd`, `weft doctor`',
+    fix: 'check that the host runs and is connected, then that weftd runs there: `systemctl status weftd`; run `weft doctor` there, because its firewall may drop only the queries and the probes',
   },
   'node-cut-off': {
     level: 'failure',

@@ -324,6 +324,31 @@ export function placeIn(
   return { subnet: parseIpv4Net(subnet), publicIp: parseIpv4(publicIp) }
 }
 
+/** The default of --probe-interval, in seconds. */
+const PROBE_SECONDS = 10
+/**
+ * A peer that probes this node sends a packet per probe interval. The interval is the larger of the default and this node's. A peer is
+ * said to send if its last packet is younger than this number of intervals, so two probes may be lost.
+ */
+const RECENT_INTERVALS = 3
+
+/**
+ * True if packets of a peer arrive although it does not answer: one came recently, and after the first probe that was lost. Then the peer
+ * runs. Either packets to it are lost, or the firewall of its host drops the echo requests. `probeSeconds` is that of PeersStatus.
+ */
+export function isSendingOnly(
+  { state, heardSecondsAgo, unansweredSeconds }: PeerStatus,
+  probeSeconds: number | null,
+): boolean {
+  return (
+    state !== 'answering' &&
+    heardSecondsAgo !== null &&
+    heardSecondsAgo < RECENT_INTERVALS * Math.max(probeSeconds ?? 0, PROBE_SECONDS) &&
+    unansweredSeconds !== null &&
+    heardSecondsAgo + 1 < unansweredSeconds
+  )
+}
+
 /** Describes the condition of a peer. If its families differ, describes each family that does not answer. */
 export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) => string): string {
   const { ipv4, ipv6 } = sidesOf(peer)

@@ -278,7 +278,7 @@ export const FINDINGS = {
     check: 'peers',
     level: 'failure',
     means: 'a peer does not answer through the data path',
-    fix: "run `weft doctor` on the peer's host: check that weftd runs there, and that all firewalls on both hosts and between them accept packets to the backend's port, both ways and from any source port",
+    fix: "run `weft doctor` on the peer's host: if it finds `probes-dropped`, only the echo requests are lost; check that weftd runs there, and that all firewalls on both hosts and between them accept packets to the backend's port, both ways and from any source port",
   },
   'family-broken': {
     check: 'peers',

@@ -11,7 +11,7 @@ import {
   type Family,
 } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
-import { placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
+import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
@@ -19,13 +19,6 @@ import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
 /** A loss of probes above which a peer is reported as lossy. */
 const LOSSY_PERCENT = 20
-/**
- * A peer that probes this node sends a packet per probe interval. The interval is the larger of the default and this node's. A peer is
- * said to send if its last packet is younger than this number of intervals, so two probes may be lost.
- */
-const RECENT_INTERVALS = 3
-/** The default of --probe-interval. */
-const PROBE_SECONDS = 10
 /** The findings that prove that handshake messages arrive from the peer. */
 const HANDSHAKES_ARRIVE = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
 
@@ -94,15 +87,7 @@ export function checkPeers(
   /** Selects peers that no family reaches. A peer that matches in both families is reported once, for IPv4. */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
-  // If a packet came from the peer recently, and after its first lost probe, the peer runs and only one direction works. A status in
-  // which the peer still answers is too old to show that.
-  const recentSeconds = RECENT_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
-  const isOneWay = ({ state, heardSecondsAgo, unansweredSeconds }: PeerStatus): boolean =>
-    state !== 'answering' &&
-    heardSecondsAgo !== null &&
-    heardSecondsAgo < recentSeconds &&
-    unansweredSeconds !== null &&
-    heardSecondsAgo + 1 < unansweredSeconds
+  const { probeSeconds } = status.peers
   // If the facts do not show who drops the packets to such a peer, the usual cause is a firewall on the peer's host.
   const whereLost = (reach: Reach | undefined): string =>
     isSendingWrong
@@ -113,8 +98,8 @@ export function checkPeers(
   const silentText = (side: SeenSide): string => {
     const { peer } = side
     const reach = reaches.get(peer.lease)
-    const onItsWay = isOneWay(peer)
-      ? `; packets from it arrive, but packets to it are lost${whereLost(reach)}`
+    const onItsWay = isSendingOnly(peer, probeSeconds)
+      ? `; packets from it arrive, so packets to it are lost, or its firewall drops the echo requests${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
     // An ICMP error from the peer's host is proof. No reaction is not, if handshake messages arrive.
     const why =
@@ -176,7 +161,7 @@ function silentFix(status: Status, side: SeenSide): string {
   // Each lane of weftd sends from a source port of its own.
   const from = isUdp && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
   const nat = kind?.provesSender ? '; if one of the hosts is behind NAT, set `PersistentKeepaliveInterval`' : ''
-  return `run \`weft doctor\` on that host, and check that weftd runs there; ${way}${from}, in the firewalls of both hosts and of the network${nat}`
+  return `run \`weft doctor\` on that host (look for \`probes-dropped\`); check that weftd runs there; ${way}${from}, in the firewalls of both hosts and of the network${nat}`
 }
 
 /** `40 s ago`, `5 min ago`, `3 h ago`. */

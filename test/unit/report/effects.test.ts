@@ -17,6 +17,12 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
   ['nothing', [], [peer('a')], 'all packets pass'],
   ['a silent peer', [byPeers], [peer('a', silent), peer('b')], 'packets to a (10.5.2.0/24) are lost'],
   [
+    'a silent peer whose packets arrive',
+    [byPeers],
+    [peer('a', { ...silent, heardSecondsAgo: 3, unansweredSeconds: 9 }), peer('b')],
+    'packets to a (10.5.2.0/24) may be lost, or the firewall there drops the echo requests',
+  ],
+  [
     'a peer that only short packets reach',
     [byPeers],
     [peer('a', narrow), peer('b')],

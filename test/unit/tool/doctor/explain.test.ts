@@ -289,6 +289,14 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
   ],
   [
     'peer',
+    withPeer({ state: 'programmed', lossPercent: 100, heardSecondsAgo: 3, unansweredSeconds: 9 }),
+    OUT,
+    [
+      'peer ?: packets from its host arrive, but it does not answer echo requests, 100% lost: packets to it may be lost, or its firewall drops the echo requests',
+    ],
+  ],
+  [
+    'peer',
     withPeer({ state: 'programmed', lossPercent: 0 }),
     OUT,
     ['peer false: its host does not answer through the data path'],
