@@ -41,6 +41,8 @@ export class Superseded extends Error {
   readonly how: 'end' | 'leave'
   /** Tells the other process that this one has nothing open any more. */
   readonly tell: () => void
+  /** `leave`: true if the store took the lease back, false if not; undefined if the lease cannot be given back. */
+  isLeaseBack: boolean | undefined
 
   constructor(how: 'end' | 'leave', tell: () => void) {
     super(how === 'end' ? 'another weftd has taken over' : 'weftd --leave')
@@ -195,14 +197,16 @@ async function answer(
 }
 
 function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
-  return new Superseded(how, () => {
+  const reason = new Superseded(how, () => {
     try {
-      connection.send(messageFor({ ended: true }))
+      const { isLeaseBack } = reason
+      connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
     } catch {
       // The other one has gone.
     }
     connection.close()
   })
+  return reason
 }
 
 /** A message that a killed process had sent before is not its end. */

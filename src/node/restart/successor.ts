@@ -20,8 +20,11 @@ export interface Predecessor {
   release(): Promise<number | undefined>
   /** Has it end and leave all as it is: this process is the node. */
   end(): void
-  /** Has it leave the network. Rejects with WeftError DEVICE when it does not. */
-  leave(): Promise<void>
+  /**
+   * Has it leave the network. Resolves with Superseded.isLeaseBack; undefined also for older versions of weftd. Rejects with WeftError
+   * DEVICE if it does not leave.
+   */
+  leave(): Promise<boolean | undefined>
   /** Resolves when it said that it has ended. */
   readonly ended: Promise<void>
   /** Resolves when it forwards again, since this process was not heard: only then is there an end to what that one lent. */
@@ -171,7 +174,8 @@ export function predecessorAt(connection: Connection): Predecessor {
     },
     async leave() {
       const parcel = await ask('leave', LEAVE_MS)
-      if (parse(parcel?.text ?? '{}')['ended'] === true) return
+      const { ended: hasEnded, isLeaseBack } = parse(parcel?.text ?? '{}')
+      if (hasEnded === true) return typeof isLeaseBack === 'boolean' ? isLeaseBack : undefined
       throw new WeftError(
         'DEVICE',
         `another weftd that runs on this host (pid ${pid}) did not say that it has left the network`,

@@ -11,7 +11,7 @@ import {
   type Family,
 } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
-import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
+import { isSendingOnly, placeIn, titleOf, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
