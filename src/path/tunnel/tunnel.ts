@@ -285,7 +285,8 @@ export async function openTunnel(
       lease: own,
       network,
       outers,
-      isOneOfTwo: kind.families.length > 1,
+      // A device may carry one family of a dual-stack network.
+      isOneOfTwo: familiesOf(config).length > 1,
       log,
     })
     // Loaded only if it is needed, because packets wait for the start.
