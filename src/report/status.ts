@@ -389,9 +389,9 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
   }
 }
 
-/** Returns `whole`; undefined if there are no peers, or if none was probed yet. */
-export const knownWhole = ({ whole, stored, answering, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
-  whole === 1 && (stored === 0 || (answering !== null && probed === 0)) ? undefined : whole
+/** Returns `whole`; undefined if there are no peers, or if no probe shows whether the programmed peers answer. */
+export const knownWhole = ({ whole, stored, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
+  whole === 1 && (stored === 0 || !probed) ? undefined : whole
 
 /** Lists the devices of a data path, each once; null if it has none of its own. */
 export function devicesText({

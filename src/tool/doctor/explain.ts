@@ -6,6 +6,7 @@ import {
   FAMILY_NAMES,
   formatAddress,
   formatNet,
+  netAround,
   netContains,
   parseAddress,
   parseNet,
@@ -71,6 +72,22 @@ export function sideOf(address: Address, { node, config, peers }: Status, facts:
     .toSorted((a, b) => (b.subnet?.prefixLength ?? 0) - (a.subnet?.prefixLength ?? 0))
   if (peer) return { kind: 'peer', peer }
   return { kind: has(config ? networksOf(config)[family] : undefined) ? 'unassigned' : 'outside' }
+}
+
+/**
+ * True if an address is one of this host, of its containers, or in a network to which the host is connected, such as one of other
+ * containers.
+ */
+export function isOnHost(address: Address, status: Status, facts: Pick<Facts, 'links'>): boolean {
+  const { kind } = sideOf(address, status, facts)
+  if (kind === 'here' || kind === 'host') return true
+  const family = familyOf(address)
+  const isConnected = facts.links.some(({ addresses }) =>
+    addresses[family].some(
+      (own) => own.prefixLength > 0 && netContains(netAround(own.address, own.prefixLength), address),
+    ),
+  )
+  return kind === 'outside' && isConnected
 }
 
 export function explain(question: Question): readonly Step[] {

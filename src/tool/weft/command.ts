@@ -18,7 +18,7 @@ export const EXIT = {
 /** The meaning of each exit code; the index is the code. */
 export const EXIT_MEANINGS = [
   'The command succeeded and found no problem.',
-  'The command failed: a daemon, a store or a program does not answer, or permission is missing.',
+  'The command failed: a daemon, a store or a program does not answer, permission is missing, or weft config set refused a configuration.',
   'The command line cannot be read, or names something that does not exist.',
   'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
 ] as const

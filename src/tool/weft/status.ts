@@ -184,9 +184,14 @@ function peersText(status: Status, colour: Colour): string {
   if (!peers) return ''
   const { stored, programmed, answering, probed, narrow } = peers
   if (stored === 0) return 'no other node has a lease'
+  const whole = knownWhole(peers)
+  if (whole === 1 && !narrow && answering !== null) {
+    const isLong = peers.list.every((peer) => listed(sidesOf(peer)).every(({ path }) => path === 'whole'))
+    const all = `${answering} of ${probed} answer${probed === 1 ? 's' : ''}${isLong ? ', also to long packets' : ''}`
+    return `${stored} stored, ${programmed} programmed, ${colour('good', all)}${narrowText(status, colour)}`
+  }
   const probing =
     answering === null ? 'not probed' : probed === 0 ? 'not probed yet' : `${answering} of ${probed} probed answer`
-  const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
   const forShort = narrow ? ' for short packets' : ''
   const part = whole === undefined ? '' : `: ${colour(tone, `${percent(whole)} whole${forShort}`)}`

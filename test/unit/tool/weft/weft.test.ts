@@ -339,6 +339,12 @@ describe('weft status', () => {
     expect(await peers(unasked, { ...unasked, state: 'stored' })).toBe(
       '2 stored, 1 programmed, not probed yet: 50% whole',
     )
+    const long = { ...soundPeer, path: 'whole' } as const
+    expect(await peers(long)).toBe('1 stored, 1 programmed, 1 of 1 answers, also to long packets')
+    expect(await peers(long, soundPeer)).toBe('2 stored, 2 programmed, 2 of 2 answer')
+    // With --probe-interval 0 it is not known whether peers answer.
+    status = { ...status, peers: countPeers([unasked], null) }
+    expect((await weft(['status', ...socket()])).out).toContain('1 stored, 1 programmed, not probed\n')
   })
 
   it('shows one state if both families have the same, else the family with its state', async () => {
@@ -398,7 +404,7 @@ describe('weft status', () => {
     const well = await weft(['status', ...socket()])
     expect([well.code, well.out.includes('answering')]).toEqual([0, true])
     expect(well.out).toContain(
-      'whole; packets of more than 1372 of 1472 bytes are fragmented, or their senders get an ICMP error\n',
+      '1 of 1 answers; packets of more than 1372 of 1472 bytes are fragmented, or their senders get an ICMP error\n',
     )
   })
 
