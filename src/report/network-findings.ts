@@ -126,8 +126,9 @@ export const NETWORK_FINDINGS = {
   },
   'node-refuses': {
     level: 'warning',
-    means: 'a node refuses to send its status to this node, or sends one that cannot be parsed',
-    fix: 'use the same token in --status-token-file and the same version of weft on all nodes',
+    means:
+      'other nodes reach a node, but it does not answer the query for its status, refuses it, or sends a status that cannot be parsed',
+    fix: 'accept the TCP port of --status-network from the network in the firewall of that host (`iptables -I INPUT -p tcp --dport 8287 -s NETWORK -j ACCEPT`); use the same token in --status-token-file and the same version of weft on all nodes',
   },
   'not-told': {
     level: 'note',

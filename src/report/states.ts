@@ -98,7 +98,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     words: 'its data path',
     ...CONTINUES,
     working: 0,
-    packets: 'no packets pass; weftd tries to open the data path again every five seconds',
+    packets: 'no packets pass; weftd tries to open the data path again every second',
     findings: ['data-path-down'],
   },
   bypass: {
