@@ -149,6 +149,7 @@ function heading(status: Status, colour: Colour): string {
     `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, words)} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
     ...(trouble === null ? [] : [`  ${colour(tone, trouble)}\n`]),
     ...(state === 'working' ? [] : [`  ${colour('dim', `effect: ${packetsText(status)}`)}\n`]),
+    ...(state === 'impaired' ? [`  ${colour('dim', 'remedy: `weft doctor` says what to do')}\n`] : []),
     ...lines.map(([name, text]) => `  ${colour('dim', name.padEnd(11))}${text}\n`),
     ...(troubles.length > 0 ? [`\n${colour('dim', 'LAST WARNINGS')}\n`] : []),
     ...troubles.map(

@@ -4,7 +4,7 @@ import { expect, it } from 'vitest'
 import { packetsText } from '../../../src/report/effects.ts'
 import type { Impairment } from '../../../src/report/states.ts'
 import { countPeers, type PeerStatus } from '../../../src/report/status.ts'
-import { soundPeer } from '../../support/facts.ts'
+import { soundPeer, soundStatus } from '../../support/facts.ts'
 
 const said = (impairments: readonly Impairment[], ...list: readonly PeerStatus[]): string =>
   packetsText({ state: impairments.length === 0 ? 'working' : 'impaired', impairments, peers: countPeers(list, 10) })
@@ -77,3 +77,17 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'packets to a (10.5.2.0/24) are lost; packets to known nodes pass; new nodes are not known, and the lease is not renewed',
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))
+
+it('says that a peer with another backend is the cause', () => {
+  const stored = { state: 'stored', type: 'vxlan' } as const
+  const list = [
+    peer('op-b', stored),
+    peer('c', { state: 'stored', type: 'wireguard' }),
+    peer('d', { type: 'wireguard' }),
+  ]
+  const config = { ...soundStatus.config!, backendType: 'wireguard' }
+  const peers = countPeers(list, 10)
+  expect(packetsText({ state: 'impaired', impairments: [byPeers], peers, config })).toBe(
+    'packets to op-b (10.5.2.0/24), c (10.5.2.0/24) are lost; op-b (10.5.2.0/24) runs vxlan, this node runs wireguard',
+  )
+})

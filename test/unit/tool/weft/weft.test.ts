@@ -278,6 +278,7 @@ describe('weft status', () => {
         'weftd 1.2 on a, impaired by its peers (up 3 h, pid 7)',
         '  1 of 2 peers does not answer',
         '  effect: packets to 10.5.3.0/24 are lost',
+        '  remedy: `weft doctor` says what to do',
         '  node       10.5.1.0/24 of 10.5.0.0/16, reached at 192.0.2.1 by eth0',
         '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
         '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
