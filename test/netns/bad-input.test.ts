@@ -107,7 +107,7 @@ describe('an error of one line', () => {
       result,
       1,
       'Failed to find interface',
-      'lo:[127.0.0.1] (loopback), eth0:[192.168.77.1] (not asked for)',
+      'name one with --iface: eth0:[192.168.77.1] (not asked for)',
     )
   })
 

@@ -69,6 +69,14 @@ describe('the command line', () => {
     if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: the socket does not exist')
   })
 
+  it('describes the flags for the store once in the help of a group', async () => {
+    const { out } = await weft(['config', '--help'])
+    expect(out.match(/--lease-dir/g)).toHaveLength(1)
+    expect(out).toContain('\nOptions of config get, config set, config check:\n\n')
+    expect(out).toContain('Usage: weft config check [OPTION]... [FILE]\n')
+    expect((await weft(['config', 'get', '--help'])).out).toContain('--lease-dir TEXT')
+  })
+
   it('prints the version for people, and with the platform for programs', async () => {
     const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
     expect((await weft(['version'])).out).toBe(`${version}\n`)
