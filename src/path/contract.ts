@@ -186,7 +186,7 @@ interface Carrier {
   readonly devices?: ByFamily<string>
   /** What moves the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) something that weftd does not know. */
   readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
-  /** The kernel features in use now, of those that the engine requested. */
+  /** The kernel features (offloads) that the engine requested and that are in use now. */
   readonly features: readonly string[]
 }
 
