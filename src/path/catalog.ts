@@ -140,7 +140,7 @@ export const KINDS = {
       gbp: { name: 'GBP', kind: 'flag', isShared: true },
       learning: { name: 'Learning', kind: 'flag' },
       directRouting: { name: 'DirectRouting', kind: 'flag' },
-      /** What carries the packets: the kernel or weftd. If it is left out, the kernel carries them if it can. */
+      /** The carrier of the packets: the kernel or weftd. If it is left out, the kernel carries them if it can. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       tunnel: TUNNEL,
     },
@@ -190,7 +190,7 @@ export const KINDS = {
         remedy: 'give it a key as `wg genpsk` makes it',
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
-      /** What carries the packets: the kernel or weftd. If it is left out, the kernel carries them if it can, otherwise weftd. */
+      /** The carrier of the packets: the kernel or weftd. If it is left out, the kernel carries them if it can, otherwise weftd. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /**
        * `separate` creates one device for each family. All other modes create one device for both families: with `ipv4` or `ipv6` its

@@ -184,7 +184,7 @@ interface Carrier {
   readonly device?: string
   /** The device's name for each family; left out if all families share one device. */
   readonly devices?: ByFamily<string>
-  /** What moves the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) something that weftd does not know. */
+  /** The mover of the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another program that weftd does not know. */
   readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
   /** The kernel features (offloads) that the engine requested and that are in use now. */
   readonly features: readonly string[]

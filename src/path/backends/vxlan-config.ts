@@ -30,7 +30,7 @@ export interface VxlanSetup {
   readonly external: ExternalInterface
 }
 
-/** What carries the packets, the kernel or weftd. It is created before the node has a lease. */
+/** The carrier of the packets, which is the kernel or weftd. It is created before the node has a lease. */
 export interface VxlanCarrier {
   readonly tunNames?: readonly string[]
   /** Returns the port, the device and the MTU that this family's data path needs. */

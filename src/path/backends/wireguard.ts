@@ -256,7 +256,7 @@ export function createWireguardBackend(options: Parts): Backend {
           const address = external.address[family]
           return address === undefined ? [] : [[family, formatAddress(address)] as const]
         })
-      : // The kernel opens the port for all addresses of both families.
+      : // The kernel binds the port on all addresses of both families.
         ([
           ['ipv4', '0.0.0.0'],
           ['ipv6', '::'],

@@ -239,7 +239,7 @@ function ownerOf(
 
 /**
  * Returns a running daemon that may have made the route to a host; undefined if there is none. A daemon whose networks are unknown counts
- * only if the destination is no subnet of this network's leases.
+ * only if no lease of this network has the destination as its subnet.
  */
 function routeOwnerOf(
   { destination }: Route,
@@ -269,7 +269,8 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   for (const family of familiesOf(surroundings.networks)) {
     if (!(await hasPolicyRules(run, family))) continue
     const side = sideOf(family, surroundings)
-    // A lease outside the network, such as an old lease after the network was changed, is no peer, so packets to it may take any route.
+    // Leases outside the network, such as old leases after a change of the network, do not count as peers, so packets to their subnets may
+    // take any route.
     const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, MAX_PEERS)
     const lookups = await lookupArguments(run, side, isOwn)
     for (const lookup of lookups) {
@@ -364,9 +365,9 @@ const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family
 const ONE_BY_ONE = 20
 
 /**
- * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, it returns all of them, and
- * the caller must check which routes still exist. `removed` is called with the text of what was removed. It stops when `mayGo` returns
- * false, because this process may then no longer change the host.
+ * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, it returns all of these
+ * routes, and the caller must check which of them still exist. It calls `removed` with a description of each removed leftover. It stops
+ * when `mayGo` returns false, because this process may then no longer change the host.
  */
 export async function removeLeftovers(
   run: Run,

@@ -17,8 +17,8 @@ interface DirectHops {
   has(peer: Lease): boolean
   /**
    * Looks up again the next hops of peers whose direct route the kernel refused, according to `routes`, because their host may now be
-   * behind a router. Returns by lease key the peers whose next hop has changed; the caller must set their routes. A peer is looked up in
-   * each call until the kernel accepts its route.
+   * behind a router. Each call repeats this for a peer until the kernel accepts the peer's route. Returns by lease key the peers whose next
+   * hop has changed; the caller must set their routes.
    */
   lookUpAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }

@@ -168,7 +168,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     `Lease ${key} is not used${isOneOfTwo ? ` for ${FAMILY_NAMES[family]}` : ''}`
   /**
    * Returns the lease if it is valid by itself, that is, apart from conflicts; otherwise the reason as text. Returns undefined if the lease
-   * is to be skipped silently, for example because the filter of the other family logs the reason.
+   * must be skipped silently, for example because the filter of the other family logs the reason.
    */
   function judgeAlone(lease: Lease): L | string | undefined {
     const { subnet, attrs } = lease

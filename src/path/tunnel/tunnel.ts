@@ -82,7 +82,7 @@ interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** What survives when the daemon is restarted: the parts that this process leaves, and those that an earlier process left. */
+/** The state that survives a restart of the daemon: the parts that this process leaves, and those that an earlier process left. */
 export interface Persistence {
   /** True if the TUN device must stay when this process ends, even if it is killed. */
   readonly persist: boolean
@@ -134,7 +134,7 @@ interface TunnelKind {
   /** Checks objects that only the backend knows. It is called with each check of the device. */
   readonly check?: () => Promise<void>
   /**
-   * Removes a device of the kernel's carrier that would stand in for the TUN device. It is called only when no other process forwards,
+   * Removes a device of the kernel's carrier that has the name or the place of the TUN device. It is called only when no other process forwards,
    * because that process would create the device again.
    */
   readonly clear?: () => Promise<void>
