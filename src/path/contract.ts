@@ -47,14 +47,13 @@ export interface Backend {
   /** The external interface as the last `prepare` found it; left out if it is not known. */
   readonly external?: ExternalInterface | undefined
   /**
-   * Return the log lines for a peer's lease that is added or removed. Left out by backends that log flanneld's lines, such as `Subnet
-   * added: ...`.
+   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log flanneld's lines,
+   * such as `Subnet added: ...`.
    */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**
    * Returns the attributes that this node publishes in its lease, for the current state of the host. The daemon calls `prepare` again each
-   * time before it opens the data path. `prepare` must not change anything on the host, because an earlier process may still forward with
-   * it.
+   * time before it opens the data path. `prepare` must not change a device or route with which an earlier process may still forward.
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
@@ -145,8 +144,8 @@ export interface PeerSession {
   /** The age of the current keys in ms; undefined if the session has no valid keys. */
   readonly ageMs: number | undefined
   /**
-   * The number of handshake initiations sent to the peer since the last handshake that made keys. This member and those below are undefined
-   * if the kernel carries the packets.
+   * The number of handshake initiations sent to the peer since the last handshake that made keys. This member, `failure`, `stale` and
+   * `unconfirmed` are undefined if the kernel carries the packets.
    */
   readonly attempts?: number | undefined
   /**
@@ -184,7 +183,9 @@ interface Carrier {
   readonly device?: string
   /** The device's name for each family; left out if all families share one device. */
   readonly devices?: ByFamily<string>
-  /** The mover of the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another program that weftd does not know. */
+  /**
+   * The carrier of the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another program that weftd does not know.
+   */
   readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
   /** The kernel features (offloads) that the engine requested and that are in use now. */
   readonly features: readonly string[]

@@ -1,4 +1,4 @@
-// in-turn.ts - serialises the operations of a data path.
+// in-turn.ts - runs the operations of a data path one after another.
 
 import { createTurn } from '../host/turn.ts'
 import type { DataPath } from './contract.ts'

@@ -86,7 +86,8 @@ export function createExtensionBackend({
 
   return {
     name: TYPE,
-    // No route or device counts as a leftover after the first start, because the commands may have made any of them.
+    // True because the commands make all routes. After the commands have run once, no route or device counts as a leftover, because a
+    // command may have made it.
     routesByOthers: true,
     get external() {
       return external

@@ -141,7 +141,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
           return wrong.length > 0 ? wrong : routed
         },
         carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
-        // There is no `traffic`, because the kernel counts the packets of the device and not those of each peer.
+        // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
         probeSource: { ipv4: address },
         families: ['ipv4'],
         peers: () =>

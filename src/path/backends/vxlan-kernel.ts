@@ -27,7 +27,7 @@ import {
 type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
 
 /**
- * Checks that the kernel supports vxlan, and returns the carrier. It changes nothing on the host, because weftd may still carry the packets
+ * Checks that the kernel supports vxlan, and returns the carrier. It changes no device in use, because weftd may still carry the packets
  * itself. `setup` returns the result of the last `prepare`. Throws WeftError NO_DEVICE_TYPE if the kernel does not support vxlan.
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
@@ -176,7 +176,7 @@ async function openFamily(
       return repaired.length > 0 ? repaired : routed
     },
     carrier: () => ({ device: name, engine: 'kernel', features: [] }),
-    // There is no `traffic`, because the kernel counts the packets of the device and not those of each peer.
+    // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
     probeSource: { [family]: subnet.address },
     peers: () =>
       [...filter.peers().values()]

@@ -53,7 +53,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   const calm = seldom(log)
 
   /**
-   * Chooses what carries the packets: what the configuration names; if it names nothing, the kernel if it supports vxlan, otherwise weftd.
+   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports vxlan, otherwise
+   * weftd.
    */
   async function choose(): Promise<VxlanCarrier> {
     const logOnce = (line: string): void => {

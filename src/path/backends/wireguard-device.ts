@@ -57,8 +57,8 @@ interface WireguardDevice {
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
 /**
- * Returns the directories in which a directory for key files may be created, in order of preference: first one in memory, which a reboot
- * clears, then that of the key file.
+ * Returns the directories in which a directory for key files may be created, in order of preference: /dev/shm, which is in memory and so
+ * cleared by a reboot; the key file's directory; and the system's directory for temporary files.
  */
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
 const FOLDER = '.weft-'

@@ -146,8 +146,8 @@ export function createWireguardBackend(options: Parts): Backend {
     isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
     endOf(peer, outerOf(peer, family), isOneDevice, ports)
-  // True if datagrams may leave from any local port (lanes, one for each forwarding thread). Behind NAT they must all leave from the
-  // published port, because a NAT lets packets in only to a port that has sent.
+  // True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
+  // NAT lets packets in only to a port that has sent.
   const hasLanes = (): boolean =>
     keepalive === 0 &&
     FAMILIES.every(
@@ -304,8 +304,8 @@ export function createWireguardBackend(options: Parts): Backend {
   }
 
   /**
-   * Chooses what carries the packets: what the configuration names; if it names nothing, the kernel if it supports WireGuard, otherwise
-   * weftd.
+   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
+   * otherwise weftd.
    */
   async function choose(): Promise<Carrier> {
     const { name: option } = OPTIONS.dataPath
@@ -412,7 +412,8 @@ export function createWireguardBackend(options: Parts): Backend {
         checkMtu(family, mtuNow(), external.name)
         return true
       } catch (error) {
-        // If the MTU is too small for IPv6, the device carries only IPv4. When the MTU grows, the device is opened again.
+        // If the MTU is too small for IPv6, the device carries only IPv4, or opening it fails if the node has no IPv4 subnet. When the MTU
+        // grows, the device is opened again.
         if (family === 'ipv4' || carried.every((each) => each === family || !lease.subnet[each])) throw error
         lacking[family] = messageOf(error)
         calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)

@@ -37,7 +37,8 @@ async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }
     !data.external &&
     (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
-  // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, the carrier flag shows that.
+  // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunOpen` finds out if a process has it
+  // open.
   const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
   return [{ name, kind, inUse }]
 }

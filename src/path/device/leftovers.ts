@@ -1,7 +1,8 @@
 // leftovers.ts - finds and removes what other backends of weft or flannel left on this host: devices, and routes to other nodes' subnets.
 //
-// The kernel prefers a left route to one node's subnet over the new route to the whole network. Packets would still use the old path, which
-// may be unencrypted. weftd removes what is certainly flannel's or its own, and reports every other route that bypasses the data path.
+// The kernel prefers a leftover route to one node's subnet over the new route to the whole network. Packets would still use the old path,
+// which may be unencrypted. weftd removes what is certainly flannel's or its own, and reports every other route that bypasses the data
+// path.
 
 import { readFile } from 'node:fs/promises'
 import { parseEnv } from 'node:util'

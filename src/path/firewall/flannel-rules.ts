@@ -152,7 +152,8 @@ export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean
 export function flannelNetworks(lines: readonly string[]): string[] {
   const rules = placed(lines)
   const sure = [...rules.filter(({ commented }) => commented), ...inSets(rules, MASQ_SETS)]
-  // In the chains of flannel 0.20 and later, only these rules begin with the network; the other rules begin with the node's subnet.
+  // In the chains of flannel 0.20 and later, the rules that this expression matches begin with the network; the other rules begin with the
+  // node's subnet.
   const own = lines.filter((line) => /^-A FLANNEL-(?:POSTRTG -s \S+ ! -d|FWD -[sd]) /.test(line))
   return [...new Set([...sure.map(({ network }) => network), ...own.flatMap((line) => networksIn(line).slice(0, 1))])]
 }

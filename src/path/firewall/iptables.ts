@@ -200,10 +200,10 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
 const NO_CHAIN = /No chain\/target\/match by that name|does not exist|is incompatible/
 
 /**
- * Reads with iptables-nft the chain of flannel and the built-in chain that jumps to it, and prints them in the notation of iptables-save;
- * with `isFirst` also the chain of flannel 0.5. Returns undefined if the tool failed for a chain that may exist, for example because the
- * built-in chain contains a rule from nft that this iptables cannot print. The caller then reads all rules, because a chain that is wrongly
- * considered missing would be rebuilt without the rules of other daemons.
+ * Reads with iptables-nft the chain of flannel and the built-in chain that jumps to it, and returns their lines in the notation of
+ * iptables-save; with `isFirst` also the chain of flannel 0.5. Returns undefined if the tool failed for a chain that may exist, for example
+ * because the built-in chain contains a rule from nft that this iptables cannot print. The caller then reads all rules, because a chain
+ * that is wrongly considered missing would be rebuilt without the rules of other daemons.
  */
 async function readChains(
   run: Run,

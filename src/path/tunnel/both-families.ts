@@ -102,7 +102,10 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const sides: { [K in Family]?: Side } = {}
   const lacking: { [K in Family]?: string } = {}
   let applied: readonly [leases: Parameters<DataPath['apply']>[0], ownKey: string] | undefined
-  /** True if the last check of a family failed or has not returned, so that its changes may be unnoticed. */
+  /**
+   * True if the last check of a family failed or has not returned. The daemon then checks more often, because changes of the family's
+   * device may be unnoticed.
+   */
   let isUnseen = false
   let gone: ByFamily<string> = {}
   let isClosed = false
@@ -337,8 +340,9 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       gone = onlyOf(familiesOf(parts.of), missing)
       // If the data path is closed or passed on, the successor may already have devices with these names, which a check would change.
       if (isClosed || isAway) return []
-      // Existing devices and routes refer to the external interface by its index and survive a renaming, but new ones would use the old
-      // name. So a new name, like a new MTU, requires that the data path is opened again.
+      // The data path must be opened again after a change of the MTU, a new name of the external interface, or its first address in a
+      // family that the node lacked. Existing devices and routes survive a new name, because they refer to the interface by its index, but
+      // new ones would use the old name.
       const came = familiesOf(parts.of).find(
         (family) => !families.includes(family) && openedFor.address[family] === undefined,
       )

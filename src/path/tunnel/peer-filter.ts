@@ -177,8 +177,8 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     // The text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
       return isLoggedByOther ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
-    // This node has another lease under a second key when its successor, about to take over, has more or fewer families than this process.
-    // It is skipped without a log line.
+    // This node has a second lease under another key while a successor with more or fewer families is about to take over. That lease is
+    // skipped without a log line.
     if (isOfOneNode(attrs, own.attrs) && ownSubnet && isWithin(lease, ownSubnet)) return undefined
     const reason =
       (reachedBy(lease, own, outers).length > 0 ? undefined : unusableReason(lease, own, outers[0] ?? family)) ??

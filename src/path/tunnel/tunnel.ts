@@ -190,8 +190,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Such a network works only if all peers are on links of this host, because a link's route has a longer prefix than the network's
-    // route.
+    // A network that contains this node's own address works only if all peers are on links of this host, because a link's route has a
+    // longer prefix than the network's route.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -233,7 +233,10 @@ export async function openTunnel(
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
   /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
   const chosen = new Map<string, Family>(kind.other ? overOther.map((key) => [key, kind.other as Family]) : [])
-  /** Returns the outer family of datagrams to a peer. One always exists, because the filter skips leases without a usable address. */
+  /**
+   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
+   * leases.
+   */
   function outerOf(peer: Lease): Family {
     if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
     const can = reachedBy(peer, own, outers)
@@ -520,7 +523,8 @@ export async function openTunnel(
       choose(key, family) {
         if (family === first) chosen.delete(key)
         else chosen.set(key, family)
-        // The longest packet was found over the earlier outer family, and the path of the new family may differ.
+        // Removes the limits of the peer's packets, because they were found over the earlier outer family, and the path of the new family
+        // may differ.
         for (const { family: inner } of sides)
           limits[inner] = new Map([...limits[inner]].filter(([each]) => each !== key))
         redirect(key)

@@ -2,8 +2,8 @@
 // depend on the number of items.
 //
 // Deadlines are grouped into slots of SLOT_MS; no item is returned before its deadline. If an item's deadline changes, the item is in two
-// slots, so the caller must check whether a returned item is really due. Deadlines should be at most some seconds ahead, because each slot
-// up to the last deadline is searched.
+// slots, so the caller must check whether a returned item is really due. Deadlines should be at most some seconds ahead, because `take`
+// searches all slots that are in use.
 
 const SLOT_MS = 32
 

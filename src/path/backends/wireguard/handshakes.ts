@@ -107,7 +107,7 @@ export interface HandshakeMemory {
   readonly low: number
   /** The time of the last handshake that made keys in use, in ms of the monotonic clock; undefined if none did. */
   readonly completedAt: number | undefined
-  /** The time of the same handshake in ms since 1970. */
+  /** The time, in ms since 1970, of the handshake whose time on the monotonic clock is `completedAt`; undefined if there was none. */
   readonly at: number | undefined
   /** The time, in ms of the monotonic clock, of an initiation that the peer has not answered yet; undefined if there is none. */
   readonly requestedAt: number | undefined
@@ -165,13 +165,16 @@ export interface Handshakes {
   /** Replaces the set of peers. The handshake state of peers that were in the old set too is kept. */
   setPeers(peers: readonly HandshakePeer[]): void
   /**
-   * Reports that the engine needs keys for a peer, because packets wait or the session is old. The engine may report this for each packet;
-   * repeated reports have no effect.
+   * Records that the engine needs keys for a peer, because packets wait or the session is old, and starts a handshake if none is running.
+   * The engine may need keys for each packet; repeated calls have no effect.
    */
   wanted(peer: number, now: number): void
-  /** Reports the first packet with keys of a handshake that the peer began, which proves that the peer has these keys. */
+  /**
+   * Records that a packet arrived with keys of a handshake that the peer began. The packet proves that the peer has these keys, so this
+   * node may use them too.
+   */
   confirmed(peer: number, now: number): void
-  /** Reports that a new engine without keys runs. Keys that the previous engine got a moment ago may therefore be wanted again. */
+  /** Records that a new engine without keys runs, so that a handshake may follow even if the last one was a moment ago. */
   lostKeys(): void
   /** Returns the state of a peer that the next process needs; undefined for an unknown peer. */
   memoryOf(peer: number): HandshakeMemory | undefined
@@ -181,7 +184,7 @@ export interface Handshakes {
     peers: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[],
     indexKey?: Uint8Array,
   ): void
-  /** Reports a timestamp, as tick, that another process used, so that only later timestamps are used from now on. */
+  /** Excludes timestamps up to this tick, because another process may have used them. From now on this node uses only later ones. */
   passed(tick: number): void
   /** The greatest tick that this or an earlier process may have used for a timestamp. */
   readonly lastTick: number
@@ -203,8 +206,8 @@ export interface Handshakes {
 
 interface Counters {
   /**
-   * The number of messages with a wrong length, type or mac1, from an unknown sender, without an initiation that they answer, or that
-   * cannot be decrypted.
+   * The number of messages that were dropped because their length, type or mac1 was wrong, because their sender was unknown, because they
+   * answered no initiation of this node, or because they could not be decrypted.
    */
   junk: number
   /**
@@ -386,7 +389,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     }
   }
 
-  /** True if the message must be processed. Otherwise the function counts it and, if that is right, sends a cookie reply. */
+  /**
+   * True if the message must be processed. Otherwise it is counted and, if its sender must first prove its address, answered with a cookie
+   * reply.
+   */
   function passes(kind: keyof typeof limiters, message: Uint8Array, from: Endpoint, now: number): boolean {
     if (!limiters[kind].mayReceive(now)) {
       counters.limited += 1
