@@ -46,7 +46,7 @@ const FOUR = [
   {
     of: ['wire', 'tcp', 'throughput'],
     what: 'One TCP stream over a link that carries no superpackets',
-    why: 'On such a link weft and kernel vxlan both split every superpacket.',
+    why: 'weft and kernel vxlan both split every superpacket before such a link.',
   },
   {
     of: ['containers', 'udp64', 'rate'],
