@@ -95,7 +95,7 @@ export const NETWORK_FINDINGS = {
   },
   'config-differs': {
     level: 'failure',
-    means: 'nodes run different network configurations, so their packets may not pass',
+    means: 'nodes run different network configurations, so packets between these nodes may be lost',
     fix: 'restart weftd on the nodes with the old configuration; `weft config get` prints the configuration in the store',
   },
   'node-lossy': {
