@@ -41,7 +41,7 @@ const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
     what: 'One TCP stream between containers on two hosts',
-    why: 'The link between the hosts carries superpackets. weft splits and copies each superpacket, and kernel vxlan does not.',
+    why: 'The link in this measurement carries superpackets. weft splits and copies each superpacket, and kernel vxlan does not.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
