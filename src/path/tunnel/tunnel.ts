@@ -134,8 +134,8 @@ interface TunnelKind {
   /** Checks objects that only the backend knows. It is called with each check of the device. */
   readonly check?: () => Promise<void>
   /**
-   * Removes a device of the kernel's carrier that has the name or the place of the TUN device. It is called only when no other process forwards,
-   * because that process would create the device again.
+   * Removes a device of the kernel that carried the packets under the name of the TUN device. It is called only when no other process
+   * forwards, because that process would create the device again.
    */
   readonly clear?: () => Promise<void>
   /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
