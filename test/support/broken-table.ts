@@ -57,7 +57,7 @@ function saidTable(all: readonly Heard[]): string {
       const { words } = heard[side]
       const reports = READERS.filter((each) => words[each].length > 0).map((each) => `${each}: ${shown(words[each])}`)
       const first = reader === undefined || seconds === undefined ? 'none' : `${reader}, after ${seconds.toFixed(1)} s`
-      return row([`\`${heard.name}\``, HOSTS[side], reports.join('; ') || NOTHING, first])
+      return row([`\`${heard.name}\` (${FAULTS[heard.name].title})`, HOSTS[side], reports.join('; ') || NOTHING, first])
     }),
   )
   return [header(COLUMNS), ...rows].join('\n')
@@ -86,7 +86,7 @@ export function withTables(page: string, all: readonly Heard[]): string {
 /** Parses the page's table of reports. */
 export function heardOf(page: string): { name: string; side: string; heard: SideHeard }[] {
   const table = between(MARK.said).exec(page)?.[0] ?? ''
-  return [...table.matchAll(/^\| `([\w-]+)` \| (\w+ host) \| (.*) \| (.*) \|$/gm)].map(
+  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (\w+ host) \| (.*) \| (.*) \|$/gm)].map(
     ([, name = '', host = '', reports = '', first = '']) => {
       const wordsOf = (reader: Reader): string[] => {
         const report = reports.split('; ').find((each) => each.startsWith(`${reader}: `)) ?? ''
