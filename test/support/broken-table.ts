@@ -2,7 +2,7 @@
 
 import { FAULTS, FAULT_NAMES, READERS, type Expected, type FaultName, type Reader } from '../../lab/broken.ts'
 
-/** The two hosts that report about a fault: `there` is the last host, on which the fault is made, and `here` is another host. */
+/** Faults are made on the last host. `there` is that host, `here` another one. */
 export const SIDES = ['there', 'here'] as const
 export type Side = (typeof SIDES)[number]
 
@@ -11,25 +11,25 @@ const HOSTS: Readonly<Record<Side, string>> = { there: 'faulty host', here: 'oth
 /** The text of a cell if no tool reports a fault. */
 const NOTHING = 'no tool reports a fault'
 
-/** The limit of the first true line. */
+/** The limit for the first true report, in seconds. */
 export const SOON_S = 15
 
-export interface SideHeard {
-  /** The words of each reader's report, as of the end of the observation. */
+export interface SideReports {
+  /** The words that each reader reported once all expected words had appeared. */
   readonly words: Readonly<Record<Reader, readonly string[]>>
-  /** The seconds from the fault to the first expected word, by reader. */
+  /** Per reader the seconds from the fault to the first expected word. */
   readonly seconds: Partial<Readonly<Record<Reader, number>>>
 }
-export interface Heard extends Readonly<Record<Side, SideHeard>> {
+export interface Reports extends Readonly<Record<Side, SideReports>> {
   readonly name: FaultName
-  /** The seconds from the repair until status and doctor found nothing wrong on either side. */
+  /** The seconds from the repair until status and doctor find nothing wrong on either side. */
   readonly greenSeconds: number
 }
 
 export const mustOf = (words = ''): string[] => words.split(' ').filter((word) => word !== '' && !word.endsWith('?'))
 const mayOf = (words = ''): string[] => words.split(' ').map((word) => word.replace('?', ''))
 
-/** Lists the words that are missing (`doctor: not path-mtu`) or unexpected (`page: though peer-lossy`). */
+/** Lists the differences from the expected words: `doctor: not path-mtu`, `page: though peer-lossy`. */
 export const wrongOf = (expected: Expected, words: Readonly<Record<Reader, readonly string[]>>): string[] =>
   READERS.flatMap((reader) => {
     const missing = mustOf(expected[reader]).filter((word) => !words[reader].includes(word))
@@ -37,8 +37,8 @@ export const wrongOf = (expected: Expected, words: Readonly<Record<Reader, reado
     return [...missing.map((word) => `${reader}: not ${word}`), ...extra.map((word) => `${reader}: though ${word}`)]
   })
 
-/** Returns the first reader with an expected word, and its seconds; undefined if no word is expected. */
-export function firstOf({ seconds }: SideHeard): readonly [Reader, number] | undefined {
+/** Returns the reader with the first true report and its time; undefined if no report was expected. */
+export function firstOf({ seconds }: SideReports): readonly [Reader, number] | undefined {
   const all = Object.entries(seconds) as [Reader, number][]
   return all.toSorted(([, a], [, b]) => a - b)[0]
 }
@@ -49,22 +49,23 @@ const shown = (words: readonly string[]): string => words.map((word) => `\`${wor
 
 const COLUMNS = ['fault', 'host', 'reports', 'first true report'] as const
 
-/** Returns the table of all reports, with one row for each fault and host. */
-function saidTable(all: readonly Heard[]): string {
-  const rows = all.flatMap((heard) =>
+/** Returns the table with one row for each fault and host; a row has the words of each reader that reports a fault. */
+function saidTable(all: readonly Reports[]): string {
+  const rows = all.flatMap((reports) =>
     SIDES.map((side) => {
-      const [reader, seconds] = firstOf(heard[side]) ?? []
-      const { words } = heard[side]
-      const reports = READERS.filter((each) => words[each].length > 0).map((each) => `${each}: ${shown(words[each])}`)
+      const [reader, seconds] = firstOf(reports[side]) ?? []
+      const { words } = reports[side]
+      const texts = READERS.filter((each) => words[each].length > 0).map((each) => `${each}: ${shown(words[each])}`)
       const first = reader === undefined || seconds === undefined ? 'none' : `${reader}, after ${seconds.toFixed(1)} s`
-      return row([`\`${heard.name}\` (${FAULTS[heard.name].title})`, HOSTS[side], reports.join('; ') || NOTHING, first])
+      const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
+      return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
     }),
   )
   return [header(COLUMNS), ...rows].join('\n')
 }
 
-/** Returns the table of how each fault is made, its remedy, and how soon no report finds a fault after the repair. */
-function madeTable(all: readonly Heard[]): string {
+/** Returns the table of how each fault is made and repaired. */
+function madeTable(all: readonly Reports[]): string {
   const rows = all.map(({ name, greenSeconds }) => {
     const { title, does, remedy } = FAULTS[name]
     return row([`\`${name}\``, title, does, remedy, `green after ${greenSeconds.toFixed(0)} s`])
@@ -75,29 +76,29 @@ function madeTable(all: readonly Heard[]): string {
 const MARK = { said: 'SAID', made: 'MADE' } as const
 const between = (mark: string): RegExp => new RegExp(`(<!-- ${mark} -->\\n)[^]*?(<!-- END -->)`)
 
-/** Returns the page with its tables replaced by those of these reports. */
-export function withTables(page: string, all: readonly Heard[]): string {
-  const sorted = FAULT_NAMES.flatMap((name) => all.filter((heard) => heard.name === name))
+/** Returns the page with tables of these reports. */
+export function withTables(page: string, all: readonly Reports[]): string {
+  const sorted = FAULT_NAMES.flatMap((name) => all.filter((reports) => reports.name === name))
   const put = (text: string, mark: string, table: string): string =>
     text.replace(between(mark), (_, before: string, after: string) => `${before}\n${table}\n\n${after}`)
   return put(put(page, MARK.said, saidTable(sorted)), MARK.made, madeTable(sorted))
 }
 
-/** Parses the page's table of reports. */
-export function heardOf(page: string): { name: string; side: string; heard: SideHeard }[] {
+/** Parses the reports from the page's tables. */
+export function reportsOf(page: string): { name: string; side: string; reports: SideReports }[] {
   const table = between(MARK.said).exec(page)?.[0] ?? ''
   return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (\w+ host) \| (.*) \| (.*) \|$/gm)].map(
-    ([, name = '', host = '', reports = '', first = '']) => {
+    ([, name = '', host = '', texts = '', first = '']) => {
       const wordsOf = (reader: Reader): string[] => {
-        const report = reports.split('; ').find((each) => each.startsWith(`${reader}: `)) ?? ''
-        return [...report.matchAll(/`([^`]+)`/g)].map(([, word = '']) => word)
+        const text = texts.split('; ').find((each) => each.startsWith(`${reader}: `)) ?? ''
+        return [...text.matchAll(/`([^`]+)`/g)].map(([, word = '']) => word)
       }
       const words = Object.fromEntries(
         READERS.map((reader) => [reader, wordsOf(reader)]),
-      ) as unknown as SideHeard['words']
+      ) as unknown as SideReports['words']
       const [, reader, seconds] = /^(\w+), after ([\d.]+) s$/.exec(first) ?? []
       const side = SIDES.find((each) => HOSTS[each] === host) ?? host
-      return { name, side, heard: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
+      return { name, side, reports: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
     },
   )
 }
