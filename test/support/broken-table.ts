@@ -56,7 +56,10 @@ function saidTable(all: readonly Reports[]): string {
       const [reader, seconds] = firstOf(reports[side]) ?? []
       const { words } = reports[side]
       const texts = READERS.filter((each) => words[each].length > 0).map((each) => `${each}: ${shown(words[each])}`)
-      const first = reader === undefined || seconds === undefined ? 'none' : `${reader}, after ${seconds.toFixed(1)} s`
+      const first =
+        reader === undefined || seconds === undefined
+          ? 'no report is expected'
+          : `${reader}, after ${seconds.toFixed(1)} s`
       const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
       return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
     }),

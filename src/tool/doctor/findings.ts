@@ -161,7 +161,7 @@ export const FINDINGS = {
     check: 'firewall',
     level: 'warning',
     means:
-      'iptables probably drops packets between this node and other nodes: a rule drops the packets, unless an earlier rule accepts them whose conditions weft cannot evaluate (a mark, a set)',
+      'iptables probably drops packets between this node and other nodes: a rule drops the packets, unless an earlier rule accepts them; weft cannot evaluate the conditions of that earlier rule (a mark, a set)',
     fix: "before the rule that this finding names, accept the network in FORWARD and the backend's port in INPUT and OUTPUT, or check that an earlier rule accepts both",
   },
   'nft-drops': {
