@@ -60,7 +60,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 1,
-    packets: 'packets to and from the last known nodes pass; later changes of the network are not known',
+    packets: 'packets to and from the last known nodes pass, but weftd does not learn of later changes of the network',
     findings: ['daemon-as-known'],
   },
   working: {
@@ -91,7 +91,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...CONTINUES,
     livez: 503,
     working: 0,
-    packets: 'packets that this thread carries do not pass',
+    packets: 'packets that the hanging thread would carry are lost',
     findings: ['data-path-down'],
   },
   path: {
@@ -130,7 +130,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     words: 'its firewall rules',
     ...CONTINUES,
     working: 0,
-    packets: 'packets of containers may be dropped, or leave the network without masquerading',
+    packets: 'packets of containers may be dropped, or may leave the network without masquerading',
     findings: ['rules-failing'],
   },
   peers: {
@@ -145,7 +145,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     words: 'its store',
     ...CONTINUES,
     working: 1,
-    packets: 'packets to known nodes pass; new nodes are not known, and the lease is not renewed',
+    packets: 'packets to known nodes pass, but weftd does not learn of new nodes and cannot renew its lease',
     findings: ['store-away', 'store-stale', 'peers-held', 'config-missing'],
   },
 }
