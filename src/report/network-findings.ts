@@ -195,8 +195,8 @@ export function findingsOf(
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
   /**
-   * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so its state is no finding of its
-   * own.
+   * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so its state is not
+   * reported separately.
    */
   const seesTrouble = new Set(
     [...edges.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored'), ...lossy, ...narrow].map(

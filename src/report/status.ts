@@ -162,7 +162,7 @@ export interface DaemonStatus {
   readonly startedAt: string
   readonly subnetFile: string
   /**
-   * Where the leases are stored: the endpoints of etcd with the prefix, the lease directory, or `nodes` in Kubernetes; without user name
+   * The location of the leases: the endpoints of etcd with the prefix, the lease directory, or `nodes` in Kubernetes; without user name
    * and password.
    */
   readonly leases: string

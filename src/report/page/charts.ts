@@ -109,8 +109,8 @@ const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
   16 + 7 * Math.max(...(labels ?? []).map(({ length }) => length), 3)
 
 /**
- * Half the width of the longest label of the time axis, in px. Labels are centred on their ticks, so the chart needs this much room to the
- * right of the last tick.
+ * Half the width of the longest label of the time axis, in px. Labels are centred on their ticks, so the chart needs
+ * room of this width to the right of the last tick.
  */
 const LABEL_HALF_PX = 30
 
