@@ -40,7 +40,6 @@ export function usage(program: string): string {
   return `Usage: ${program} [OPTION]...\n${describeFlags(FLANNEL_FLAGS)}\nweft's own:\n${describeFlags(WEFT_FLAGS)}\n`
 }
 
-/** Runs weftd with this command line and environment, and returns its exit code. */
 export async function main(program: string, args: readonly string[], environment: NodeJS.ProcessEnv): Promise<number> {
   let options: DaemonOptions
   let parsed: ParsedFlags<typeof FLAGS>
@@ -213,7 +212,7 @@ async function warnOfUnread(
 }
 
 /**
- * Waits for a signal that stops weftd. Meanwhile tells the service manager that the process is alive and why it is idle. Resolves with
+ * Waits for a signal that stops weftd. Meanwhile reports to the service manager that the process is alive and why it is idle. Resolves with
  * `alone` if `free` resolves first, because then no weftd forwards any more.
  */
 async function untilStopped(

@@ -124,7 +124,7 @@ export interface PeersStatus {
   readonly programmed: number
   /** The number of peers that answered their last probe. This field and the next two are null if weftd sends no probes. */
   readonly answering: number | null
-  /** The number of peers that weftd has probed and that answered or did not answer in time. */
+  /** The number of peers whose last probe was answered or timed out. */
   readonly probed: number | null
   /** The number of peers that long packets do not reach, while the senders get no ICMP error. */
   readonly narrow: number | null

@@ -31,7 +31,6 @@ export interface History {
   setHour(report: HistoryReport): void
   /** Returns the samples of traffic and drops, oldest first. */
   samples(): readonly Sample[]
-  /** Returns the daemon's history of the last hour, oldest step first. */
   hour(): readonly HourStep[]
   /** Returns the traffic rates of the peer with this lease key, between the last two statuses. */
   ratesOf(lease: string): Rates

@@ -120,8 +120,8 @@ function ledAway({ destination, status, facts, route }: Question): Step | undefi
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
-  // Ignore a default route. The kernel uses it only because no bridge of this host has the container's address, and no program made it for
-  // this packet.
+  // True if a route inside this node's subnet leads the packet to this gateway. A default route does not count, because no program made it
+  // for this packet.
   const isMadeForIt = facts.routes.some((each) => {
     const net = parseNet(each.destination)
     return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)

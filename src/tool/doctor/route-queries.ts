@@ -1,4 +1,4 @@
-// route-queries.ts - lists the packets to and from each peer for which weft doctor asks the kernel for its route. Pure.
+// route-queries.ts - lists the packets to and from each peer whose routes weft doctor queries from the kernel. Pure.
 
 import type { Link } from '../../host/links.ts'
 import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/route-lookup.ts'

@@ -1,4 +1,4 @@
-// bench-text.ts - the report of `weft bench`, and its text. Pure.
+// bench-text.ts - defines the report of `weft bench`, and formats it as text for a person. Pure.
 
 import { titleOf } from '../../report/status.ts'
 import type { Counts, InUse } from '../measure/conversation.ts'

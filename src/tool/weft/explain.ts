@@ -44,7 +44,7 @@ export const explainCommand = command({
       ])
       for (const { step, passes: one, says } of steps)
         screen.write(`${step.padEnd(12)} ${marks.get(one)}  ${printable(says)}\n`)
-      // True if only the MTU can stop the packet, so that short packets get through.
+      // True if no step except the MTU stops the packet, so that short packets get through.
       const isLength = steps.every(({ step, passes: one }) => one !== false || step === 'mtu')
       const verdict =
         passes === false

@@ -272,7 +272,6 @@ interface DaemonFlag {
   readonly placeholder?: string
 }
 
-/** Returns the manual page of weftd, with flanneld's flags and weft's own flags. */
 export function daemonManual(
   groups: readonly (readonly [title: string, flags: Readonly<Record<string, DaemonFlag>>])[],
   version: string,

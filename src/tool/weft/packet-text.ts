@@ -3,7 +3,6 @@
 import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
 
-/** The names of IP protocols by their IANA numbers. */
 const PROTOCOLS: ReadonlyMap<number, string> = new Map([
   [1, 'icmp'],
   [2, 'igmp'],

@@ -197,7 +197,7 @@ function peersText(status: Status, colour: Colour): string {
   return `${stored} stored, ${programmed} programmed, ${probing}${part}${broken}${narrowText(status, colour)}`
 }
 
-/** Says how long packets may be to reach the peers that long packets do not reach. */
+/** Describes the lengths of packets that do not reach some peers, or that are fragmented on the way to them. */
 function narrowText({ peers, dataPath }: Status, colour: Colour): string {
   const sides = (peers?.list ?? []).flatMap((peer) => listed(sidesOf(peer)).filter(({ path }) => path === 'narrow'))
   if (sides.length === 0) return ''

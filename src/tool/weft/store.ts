@@ -22,7 +22,6 @@ interface Opened {
   readonly signal: AbortSignal
 }
 
-/** True if the flags name a store, so that the command does not need the daemon's store. */
 export const isStoreGiven = (options: StoreOptions): boolean =>
   options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
 
