@@ -271,7 +271,7 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
   const first = { ...packet, state: 'new' } as const
   const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
-    // True if the firewall certainly drops the first packet of a connection, although it accepts later packets and answers.
+    // True if the firewall certainly drops the first packet of a connection, although it may accept later packets and answers.
     const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
     const unless = isFirstDropped
       ? ', unless it answers an earlier packet in the other direction'

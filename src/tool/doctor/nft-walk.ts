@@ -1,7 +1,7 @@
 // nft-walk.ts - decides from the output of `nft list ruleset` whether the chains of nftables would accept a packet. Pure.
 //
-// If this file cannot read a condition, the result of the condition is unknown. A chain with the policy accept whose last rule rejects is treated like
-// a chain with the policy drop.
+// If this file cannot read a condition, the result of the condition is unknown. A chain with the policy accept whose last rule rejects is
+// treated like a chain with the policy drop.
 
 import { familyOf } from '../../net/address.ts'
 import {

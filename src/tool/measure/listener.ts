@@ -297,7 +297,8 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
     async end(sent) {
       await new Promise<void>((resolve) => {
         let timer: NodeJS.Timeout | undefined
-        // A delayed timer may fire before Node.js has read datagrams that already arrived. setImmediate lets Node.js read them before the next check.
+        // A delayed timer may fire before Node.js has read datagrams that already arrived. setImmediate lets Node.js read them before
+        // the next check.
         const look = (before: number): void => {
           const now = datagrams
           if (now >= sent || now === before) resolve()
