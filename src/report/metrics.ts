@@ -1,7 +1,7 @@
 // metrics.ts - formats the status for Prometheus (text exposition format 0.0.4). docs/metrics.md lists all metrics.
 //
-// Each scrape computes the metrics from the status, which stays the only source of the values. With very many peers the metrics of single
-// peers are omitted, because their number over all nodes grows with the square of the number of hosts.
+// Each scrape computes all metrics from the status, so metrics and status never disagree. With very many peers the metrics of single peers
+// are omitted, because every node has a metric for every other node, and their total grows with the square of the number of nodes.
 
 import { Counter, Gauge, Registry } from 'prom-client'
 import { printable } from '../base/text.ts'
@@ -9,14 +9,14 @@ import { FAMILIES, type Family } from '../net/address.ts'
 import { CAUSES, readingOf, STATE_NAMES } from './states.ts'
 import { briefly, sidesOf, type PeerSide, type PeerStatus, type Status } from './status.ts'
 
-/** The maximum number of peers for which there are metrics of single peers. */
+/** The maximum number of peers up to which weftd exports metrics of single peers. */
 export const MOST_PEERS = 500
 
 interface Metric {
   readonly name: string
   readonly help: string
   readonly type: 'counter' | 'gauge'
-  /** Returns the samples with their labels; an empty list if the value is unknown. */
+  /** Returns the metric's samples with their labels; an empty list if the status does not have the value. */
   readonly samples: (status: Status) => readonly Sample[]
 }
 type Sample = readonly [value: number, labels?: Readonly<Record<string, string>>]
@@ -48,10 +48,12 @@ const ofPeers =
       return known === null ? [] : [[known, { peer: peer.subnet, ...(peer.name ? { name: briefly(peer.name) } : {}) }]]
     })
   }
-/** Returns both families in a dual-stack network, else none: there the metrics without a family suffice. */
+/**
+ * Returns both families in a dual-stack network. Returns none in other networks, because the metrics without a family label suffice there.
+ */
 const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families.length === FAMILIES.length ? FAMILIES : []
-/** Counts the peers of each family in a dual-stack network. */
+/** Makes a function that counts, in a dual-stack network, the peers of each family that match. */
 const byFamily =
   (isSo: (side: PeerSide) => boolean, isKnown: (status: Status) => boolean = () => true) =>
   (status: Status): readonly Sample[] =>
@@ -61,7 +63,7 @@ const byFamily =
           return [sides.filter(isSo).length, { family }]
         })
       : []
-/** Returns a value for each peer and family in a dual-stack network. */
+/** Makes a function that returns, in a dual-stack network, the value of each peer in each family. */
 const ofSides =
   (value: (side: PeerSide) => number | null) =>
   (status: Status): readonly Sample[] =>
@@ -317,7 +319,7 @@ export const METRICS: readonly Metric[] = [
   ),
 ]
 
-/** Removes control characters from labels, because others choose their text and a person may read it on a terminal. */
+/** Removes control characters from label values. Other hosts choose some of these texts, and a person may read them on a terminal. */
 const shown = (labels: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(labels).map(([name, value]) => [name, printable(value)]))
 
@@ -325,7 +327,7 @@ export async function formatMetrics(status: Status): Promise<{ readonly type: st
   const registry = new Registry()
   for (const { name, help, type, samples } of METRICS) {
     const all = samples(status)
-    // prom-client would report a metric without samples as 0.
+    // Skip a metric without samples, because prom-client would export it with the value 0.
     if (all.length === 0) continue
     const labelNames = [...new Set(all.flatMap(([, labels = {}]) => Object.keys(labels)))]
     const options = { name, help, labelNames, registers: [registry] }

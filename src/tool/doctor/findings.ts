@@ -1,12 +1,12 @@
-// findings.ts - the table of all findings of `weft doctor`. docs/findings-*.md have the same rows; a test compares them. Pure.
+// findings.ts - the table of all findings of `weft doctor`. docs/findings-*.md document the same findings; a test compares them. Pure.
 
 type Level = 'warning' | 'failure'
 
 interface Possible {
-  /** The name of a check in CHECKS (checks.ts). */
+  /** The name of the check that can report this finding (CHECKS in checks.ts). */
   readonly check: string
   readonly level: Level
-  /** The finding in words, and its effect on the network. */
+  /** The meaning of the finding in words, and its effect on the network. */
   readonly means: string
   readonly fix: string
 }
@@ -411,9 +411,9 @@ export type FindingName = keyof typeof FINDINGS
 
 export interface Finding {
   readonly name: FindingName
-  /** The peer, rule or value that has the fault. */
+  /** The place of the fault: the peer, rule or value that has it. */
   readonly detail: string
-  /** The remedy for this place; if it is left out, the remedy in the table FINDINGS applies. */
+  /** The remedy for this one fault; if it is left out, the remedy in the table FINDINGS applies. */
   readonly fix?: string | undefined
 }
 
@@ -422,10 +422,13 @@ export const fixOf = ({ name, fix }: Finding): string => fix ?? FINDINGS[name].f
 export const each = <T>(name: FindingName, all: readonly T[], detailOf: (one: T) => string): Finding[] =>
   all.map((one) => ({ name, detail: detailOf(one) }))
 
-/** The maximum number of places shown for one finding. */
+/** The maximum number of details that the doctor shows for one finding. */
 const NAMED = 5
 
-/** Groups equal findings, so that each is explained once. `details` has the first few places, and `more` counts the others. */
+/**
+ * Groups findings of one name, so that the doctor explains each name once. `details` has the first few details, and `more` is the number of
+ * the others.
+ */
 export function grouped(findings: readonly Finding[]): readonly {
   readonly name: FindingName
   readonly details: readonly string[]
