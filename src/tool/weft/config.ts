@@ -58,7 +58,10 @@ export const configGetCommand = command({
     }),
 })
 
-/** Hides the secrets. Throws WeftError CONFIG for text that is not JSON, because its secrets cannot be recognized. */
+/**
+ * Returns a configuration's text with its secrets hidden. Throws WeftError CONFIG if the text is not JSON, because its secrets cannot be
+ * recognized.
+ */
 function hidden(text: string): string {
   try {
     return withoutSecrets(text)
@@ -69,12 +72,12 @@ function hidden(text: string): string {
   }
 }
 
-/** The maximum number of keys that an error names. */
+/** The maximum number of unknown keys that an error names. */
 const NAMED = 5
 
 /**
- * Parses a configuration. Warnings name what daemons would ignore. Throws WeftError CONFIG if no daemon could start with it. The error also
- * names unknown keys, because one of them may be the cause.
+ * Parses a configuration. The warnings name the keys that daemons would ignore. Throws WeftError CONFIG if no daemon could start with the
+ * configuration. The error also names unknown keys, because one of them may be the cause.
  */
 function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
   try {
@@ -104,7 +107,7 @@ function keysError(text: string): WeftError | undefined {
   })
 }
 
-/** Reads a file; `-` is standard input. Throws WeftError USAGE. */
+/** Reads a file; `-` means standard input. Throws WeftError USAGE if the file cannot be read. */
 async function readText(path: string): Promise<string> {
   try {
     return path === '-' ? await textOf(process.stdin) : await readFile(path, 'utf8')
@@ -115,12 +118,18 @@ async function readText(path: string): Promise<string> {
   }
 }
 
-/** True if the subnets of a lease are allowed by the configuration. A family without a subnet is allowed: its node draws one. */
+/**
+ * True if the configuration allows the subnets of a lease. A lease without a subnet of one family is allowed, because its node will choose
+ * a subnet.
+ */
 const fits = ({ ipv4, ipv6 }: Nets, config: NetworkConfig): boolean =>
   (!ipv4 || (config.ipv4 !== undefined && isCompatible(ipv4, config.ipv4))) &&
   (!ipv6 || (config.ipv6 !== undefined && isCompatible(ipv6, config.ipv6)))
 
-/** Explains why leases do not fit: they only lose the subnet of a family, or their nodes get other subnets. `unfit` must not be empty. */
+/**
+ * Explains what happens to leases that the new configuration does not allow: their nodes lose the subnet of a family, or get other subnets.
+ * `unfit` must not be empty.
+ */
 function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
   const families = familiesOf(config)
   const isLossAlone = unfit.every(
