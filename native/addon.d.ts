@@ -184,7 +184,6 @@ export interface SessionKeys {
   readonly receiveKey: Uint8Array
 }
 
-/** An address and a UDP port. */
 export interface UdpEndpoint {
   readonly address: Address
   readonly port: number

@@ -20,7 +20,7 @@
 
 namespace weft {
 
-/// Applies the rule to the packets of one thread.
+/// Finds the packets of one thread that would loop forever, by the rule at the beginning of this file.
 class CircleGuard {
  public:
   void begin(const PeerTable& table) {
@@ -30,7 +30,7 @@ class CircleGuard {
 
   /// True if the packet at `bytes`, which would be sent to the peer at `endpoint`, must be dropped.
   bool stops(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) {
-    // The look-up is remembered, because most packets of a batch go to the same peer.
+    // The result for the last endpoint is remembered, because most packets of a batch go to the same peer.
     if (last_ != &endpoint) {
       last_ = &endpoint;
       leads_inside_ = table_->find(endpoint.address()) != nullptr;

@@ -16,7 +16,7 @@ namespace weft {
 
 // clang-format off
 #define WEFT_COUNTERS(X)                                                                             \
-  /* TUN to peers */                                                                                 \
+  /* counters of packets from the TUN to peers */                                                    \
   X(tx_packets,             "inner packets handed to the socket")                                    \
   X(tx_bytes,               "bytes of these packets, without UDP and outer headers")                 \
   X(tx_messages,            "messages that carried them: fewer than packets with udp-gso")           \
@@ -36,7 +36,7 @@ namespace weft {
   X(tx_time_exceeded_sent,  "ICMP time exceeded, sent into the TUN")                                 \
   X(tx_frag_needed_sent,    "ICMP fragmentation needed, sent into the TUN")                          \
   X(udp_gso_refusals,       "messages that had to be sent again as single datagrams")                \
-  /* peers to TUN */                                                                                 \
+  /* counters of packets from peers to the TUN */                                                    \
   X(rx_packets,             "inner packets written to the TUN")                                      \
   X(rx_bytes,               "bytes of these packets")                                                \
   X(rx_messages,            "messages read from the socket")                                         \

@@ -154,7 +154,8 @@ class Filter {
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;
   uint32_t session_ = 0;  // the session that the packets being checked provably came from; 0 without proof
-  // Results are remembered, because the next packet usually belongs to the same stream.
+  // The following fields remember the results of the last checks, because the next packet usually belongs to the same
+  // stream.
   uint64_t sender_ = 0;
   Address from_;
   uint64_t source_ = kNone;       // the inner source of the last accepted packet of this sender

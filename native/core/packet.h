@@ -28,7 +28,6 @@ constexpr uint16_t kDontFragment = 0x4000;
 /// TCP flags, the 14th byte of the header (RFC 9293 section 3.1, RFC 3168 section 6.1).
 enum TcpFlag : uint8_t { kFin = 1, kSyn = 2, kRst = 4, kPsh = 8, kAck = 16, kUrg = 32, kEce = 64, kCwr = 128 };
 
-/// The fields of a packet's IP header.
 struct Packet {
   uint8_t version = 0;   ///< 4 or 6
   uint8_t protocol = 0;  ///< the IPv4 protocol, or the first IPv6 next header

@@ -79,7 +79,8 @@ void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
   publish();
 }
 
-/// Sets the endpoint of a subnet. An equal endpoint stays as the same object, only its round is updated.
+/// Sets the endpoint of a subnet. If the subnet already has an equal endpoint, that object stays, and is only marked as
+/// part of the current set of records.
 template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& wanted) {
   Endpoint* before = subnets.find(prefix);

@@ -66,8 +66,8 @@ void each_record(std::span<const uint8_t> records, Each each) {
   }
 }
 
-/// Where datagrams to a peer go. A peer has one Endpoint object, which stays the same in later tables unless the peer
-/// changes. So two Endpoints are compared by their pointers.
+/// The destination of the datagrams to a peer. A peer has one Endpoint object, which stays the same in later tables
+/// unless the peer changes. So two Endpoints are compared by their pointers.
 struct Endpoint {
   SocketAddress to;
   /// The peer's address of the other IP family, which it may send from, and which weftd may switch to; :: for none.

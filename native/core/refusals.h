@@ -49,8 +49,8 @@ struct Consequence {
 
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// The memory of one sender or writer about refusals. Used by one thread at a time. If the kernel refuses a feature
-/// completely, the feature is turned off in the shared Features.
+/// Remembers which joined packets the kernel refused to one sender or writer. Used by one thread at a time. If the
+/// kernel refuses a feature completely, the feature is turned off in the shared Features.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}

@@ -131,7 +131,7 @@ void Session::load(SecretReader& in, const std::function<uint64_t()>& next_numbe
     *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
   }
   // accept() takes the pair with the higher number as the newer one. If both ends initiated at the same time, either
-  // pair may be newer.
+  // pair may be newer, so the two numbers may have to be swapped.
   if (current_ && next_ && current_->made_ms > next_->made_ms) std::swap(current_->number, next_->number);
   staged_.clear();
   in.get_all([&] {

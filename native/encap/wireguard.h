@@ -108,8 +108,8 @@ class Wireguard {
     const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
-    // At this moment JavaScript sets the peer's address to that of its handshake, which is older than this packet's. So
-    // moved() follows below.
+    // On confirmation JavaScript sets the peer's address to the source of its handshake, which is older than this
+    // packet. So moved() must be called after confirm().
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);

@@ -16,7 +16,7 @@ inline int64_t microseconds_of(clockid_t clock) {
 
 inline int64_t monotonic_us() { return microseconds_of(CLOCK_MONOTONIC); }
 
-/// Microseconds since 1970.
+/// The wall clock, in microseconds since 1970.
 inline int64_t day_us() { return microseconds_of(CLOCK_REALTIME); }
 
 inline int64_t now_ms() { return monotonic_us() / 1'000; }

@@ -57,9 +57,9 @@ Receiver::Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* d
       controls_(kMaxMessages * kControlBytes),
       senders_(kMaxMessages),
       whole_(kMaxMessages) {
-  // The option is set here and not when the socket is opened, because an older version of weftd may have opened the
-  // socket. IP_RECVTOS works on IPv4 sockets, IPV6_RECVTCLASS on IPv6 sockets. If the kernel refuses, outer ECN marks
-  // are not copied.
+  // IP_RECVTOS and IPV6_RECVTCLASS make the kernel report ECN marks; one of them fits the socket's family. They are set
+  // here and not when the socket is opened, because an older version of weftd may have opened the socket. If the kernel
+  // refuses, outer ECN marks are not copied.
   const int on = 1;
   setsockopt(socket_, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
   setsockopt(socket_, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);

@@ -99,7 +99,7 @@ class Sender {
   Learnt learnt_;
   bool waited_ = false;  // true if this batch has already waited for a full socket buffer
   size_t room_size_;
-  // Not written until used, so that an idle thread uses no memory.
+  // These buffers are not written until they are used, so that an idle thread uses no memory.
   std::unique_ptr<uint8_t[]> room_;
   size_t room_used_ = 0;
   std::unique_ptr<iovec[]> iovecs_;

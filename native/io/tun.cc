@@ -66,7 +66,8 @@ JoinSwitches join_switches(const std::string& device) {
   };
   JoinSwitches switches;
   const Fd socket_fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  // Kernels have features at different positions, so the position is found by the name of the feature.
+  // The number of an ethtool feature differs between kernel versions, so this code finds the number by the name of the
+  // feature.
   Question<ethtool_sset_info, uint32_t> size(ETHTOOL_GSSET_INFO, 1);
   size.head().sset_mask = uint64_t{1} << ETH_SS_FEATURES;
   if (!socket_fd || !size.ask(socket_fd.get(), device) || size.head().sset_mask == 0) return switches;

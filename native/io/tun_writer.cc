@@ -66,7 +66,7 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// True if the TUN accepts write `index` if it is a packet that another kernel left without a checksum or unsegmented.
+/// False if write `index` lacks its checksum or is an unsegmented superpacket, and the TUN cannot accept that.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);

@@ -22,7 +22,7 @@ class TunWriter {
   TunWriter(int tun, Features* features, CounterRow counters, Drops* drops);
 
   CoalesceLimits limits() const;
-  /// Writes all packets of the Coalescer in order, and clears it. Fails only if the TUN was deleted.
+  /// Writes all packets of a Coalescer in order, joined or singly, and clears it. Fails only if the TUN was deleted.
   Failure write(Coalescer& packets);
 
  private:

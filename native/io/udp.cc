@@ -16,8 +16,7 @@ bool set_option(int fd, int level, int name, int value) {
 }
 
 /// Sets the size of a socket buffer: beyond the sysctl limit if this process may (CAP_NET_ADMIN in the initial user
-/// namespace), else up to the limit. Returns the granted size, because the kernel itself reports twice the size
-/// (socket(7)).
+/// namespace), else up to the limit. Returns the granted size; the kernel itself reports twice that size (socket(7)).
 int set_buffer(int fd, int force, int ask, int bytes) {
   if (!set_option(fd, SOL_SOCKET, force, bytes)) set_option(fd, SOL_SOCKET, ask, bytes);
   int granted = 0;

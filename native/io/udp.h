@@ -37,7 +37,8 @@ constexpr int kSendBufferBytes = 4 << 20;
 /// Whether a socket shares its port with other sockets of this process (SO_REUSEPORT).
 enum class Share : uint8_t {
   kNo,
-  /// Later sockets may share the port. Fails if another process has the port, even if that process would share it.
+  /// The first socket of a group, whose port later sockets may share. Opening fails if another process has the port,
+  /// even if that process would share it.
   kBegin,
   kJoin,
 };
@@ -57,8 +58,9 @@ SocketAddress bound_address(int socket);
 
 sa_family_t family_of(int socket);
 
-/// Attaches the rule for receivers that is described above to the sockets that share `address`. All of them must be
-/// open, and `first` must have been bound first. Returns false if the kernel refuses.
+/// Makes the kernel choose the receiving socket of a datagram by its source port: among the sockets that share
+/// `address`, port P + k goes to socket k modulo `workers`. All sockets must be open, and `first` must have been bound
+/// first. Returns false if the kernel refuses.
 bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers);
 
 }  // namespace weft

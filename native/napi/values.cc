@@ -1,4 +1,4 @@
-// values.cc - converts each type of addon.d.ts, one member after another.
+// values.cc - converts between JavaScript objects and the C++ types that correspond to addon.d.ts.
 #include "values.h"
 
 #include <arpa/inet.h>

@@ -102,8 +102,8 @@ class Egress final : public Direction {
   /// superpacket of the smallest segments that weft carries (Segmenter::is_costly).
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
-  /// The maximum of one call of room(): the headers of a datagram. An encapsulation with sessions encrypts a datagram
-  /// in one piece, so it also needs a share of the bytes that a batch reads.
+  /// The maximum size of one call of room(), in bytes: the headers of a datagram. An encapsulation with sessions
+  /// encrypts a datagram in one piece, so it also needs a share of the bytes that a batch reads.
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
@@ -295,7 +295,8 @@ class Egress final : public Direction {
               k_tx_frag_needed_sent);
   }
 
-  /// in ns; the default of 50 us would double the interval kTickNs
+  /// True for an unfragmented echo request of this host, which probes whether a packet of its length arrives. No limit
+  /// from earlier probes applies to it, because it must find out if the limit has gone.
   bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
     const bool v4 = packet.version == 4;
     const uint8_t protocol = v4 ? uint8_t{IPPROTO_ICMP} : uint8_t{IPPROTO_ICMPV6},

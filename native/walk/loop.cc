@@ -47,7 +47,7 @@ Failure Loop::start() {
 }
 
 ThreadRounds Loop::ask_thread() const {
-  // The count is read before the wake-up, so a running thread increases it afterwards.
+  // The count must be read before the wake-up, because the woken thread increases it.
   ThreadRounds rounds{name_, rounds_.count()};
   wake_.signal();
   return rounds;
