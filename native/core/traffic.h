@@ -18,8 +18,8 @@ namespace weft {
 struct Traffic {
   uint64_t tx_packets = 0, tx_bytes = 0;
   uint64_t rx_packets = 0, rx_bytes = 0;  ///< the packets from the peer that the filter let in
-  uint64_t last_received_ms =
-      0;  ///< when the last packet from the peer arrived, in ms of the monotonic clock; 0 for never
+  /// When the last packet from the peer arrived, in ms of the monotonic clock; 0 for never.
+  uint64_t last_received_ms = 0;
 };
 
 /// How many numbers JavaScript gets for each slot: packets and bytes sent, packets and bytes received, and milliseconds
