@@ -154,7 +154,7 @@ const rrIdle: Case = {
 
 const crr: Case = {
   method:
-    'a new TCP connection for each request of one byte; the client closes it with a reset after the answer of one byte',
+    'a new TCP connection for each request of one byte; the client closes the connection with a reset after the answer of one byte',
   metrics: {
     rate: { title: 'connect, request, response', unit: 'k/s', better: 'more' },
     p50: latency('connect, request, response,', 50),
