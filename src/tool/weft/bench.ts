@@ -330,7 +330,7 @@ async function whyNotOutside({ outside, inside }: Paths, port: number, error: un
   }
   if (isRefused(error) || isRefused(insideError)) {
     return new WeftError('COMMAND', `no program listens on TCP port ${port} of ${to}`, {
-      remedy: 'run `weft bench --listen` there',
+      remedy: 'run `weft bench --listen` on that host',
       ...options,
     })
   }
