@@ -41,7 +41,7 @@ export const captureCommand = command({
       })
     if (write === '-' && screen.isTerminal)
       throw new WeftError('USAGE', 'a capture file is not for a terminal', {
-        remedy: 'name a file with --write, or pipe it into `tshark -r -`',
+        remedy: 'name a file with --write, or pipe the output into `tshark -r -`',
       })
     const first = await fetchDrops(socket, [], signal)
     if (first.engine === null || !OURS.has(first.engine)) throw notOurs(first)
