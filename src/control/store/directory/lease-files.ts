@@ -370,7 +370,7 @@ function directoryError(error: unknown, top: string): WeftError {
     case 'EACCES':
     case 'EPERM':
     case 'EROFS':
-      return new WeftError('STORE', message, { remedy: 'make it writable for this user', cause: error })
+      return new WeftError('STORE', message, { remedy: 'make the directory writable for this user', cause: error })
     case 'ENOTDIR':
     case 'EEXIST':
       return new WeftError('STORE', message, { remedy: 'name a directory with --lease-dir', cause: error })
@@ -382,8 +382,14 @@ function directoryError(error: unknown, top: string): WeftError {
       })
     case 'ENOSPC':
     case 'EDQUOT':
-      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'free space on its file system', cause: error })
+      return new WeftError('STORE_UNAVAILABLE', message, {
+        remedy: 'free space on the file system of the directory',
+        cause: error,
+      })
     default:
-      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'check that it is mounted', cause: error })
+      return new WeftError('STORE_UNAVAILABLE', message, {
+        remedy: 'check that the directory is mounted',
+        cause: error,
+      })
   }
 }
