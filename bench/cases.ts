@@ -48,7 +48,7 @@ function usual(): string {
 function tcp(streams: number, control: string, label = ''): Case {
   const name = `${streams === 1 ? '1 stream' : `${streams} streams`}${label}`
   return {
-    method: `iperf3, ${streams} ${streams === 1 ? 'stream' : 'streams'} in one direction, with ${control}`,
+    method: `iperf3 with ${streams} ${streams === 1 ? 'stream' : 'streams'} in one direction and ${control}`,
     metrics: {
       throughput: { title: `TCP ${name}`, unit: 'Gbit/s', better: 'more' },
       cpu: { title: `TCP ${name}, CPU`, unit: 's/GB', better: 'less' },
@@ -104,7 +104,7 @@ function udpClean(bytes: number, to: Receiver = 'udp'): Case {
   const polled = to === 'udp-polled'
   const label = polled ? ', polled' : ''
   return {
-    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%, by bisection with trials of ${TRIAL_S} s; the receiver ${polled ? 'looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}`,
+    method: `the highest rate of UDP packets with ${bytes} B of payload at which at most 1% are lost, by bisection with trials of ${TRIAL_S} s; the receiver ${polled ? 'checks for packets every 500 us, so that no datagram wakes the receiver' : 'waits in poll(2)'}`,
     metrics: {
       rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
       cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
@@ -125,7 +125,7 @@ const latency = (what: string, percentile: number): Metric => ({
 })
 
 const rr: Case = {
-  method: 'one TCP connection between two processes: one byte and its answer of one byte, without a pause in between',
+  method: 'requests of one byte and answers of one byte over one TCP connection, without pauses',
   metrics: {
     rate: { title: 'request/response', unit: 'k/s', better: 'more' },
     p50: latency('request/response', 50),
@@ -143,7 +143,7 @@ const rr: Case = {
 const PAUSE_MS = 10
 
 const rrIdle: Case = {
-  method: `like rr, with a pause of ${PAUSE_MS} ms before each request: all threads sleep, like on an idle host`,
+  method: `requests and answers as in the case rr, with a pause of ${PAUSE_MS} ms before each request, so that all threads sleep as on an idle host`,
   metrics: { p50: latency('request/response, idle,', 50), p99: latency('request/response, idle,', 99) },
   lasts: (seconds) => seconds + 0.1,
   async sample(path, seconds) {
@@ -153,7 +153,8 @@ const rrIdle: Case = {
 }
 
 const crr: Case = {
-  method: 'a new TCP connection for each request of one byte and its answer, closed by a reset',
+  method:
+    'a new TCP connection for each request of one byte; the client closes the connection with a reset after the answer of one byte',
   metrics: {
     rate: { title: 'connect, request, response', unit: 'k/s', better: 'more' },
     p50: latency('connect, request, response,', 50),
@@ -221,7 +222,7 @@ function pingLoaded(streams: number): Case {
 function rrLoaded(streams: number): Case {
   const what = `request/response, beside ${streamsOf(streams)}`
   return {
-    method: `like rr, for ${LOADED.seconds} s, beside ${streamsOf(streams)}`,
+    method: `requests of one byte and answers of one byte over one TCP connection, for ${LOADED.seconds} s, beside ${streamsOf(streams)}`,
     metrics: {
       rate: { title: what, unit: 'k/s', better: 'more' },
       p50: latency(`${what},`, 50),

@@ -62,8 +62,8 @@ function describePart(part: Part): string {
 
 export function describeRun({ machine, commit, date, parts }: Result): string {
   const { cpu, cores, kernel, congestionControl, node } = machine
-  const of = `${cpu}, ${cores} cores, Linux ${kernel}, ${congestionControl}, Node ${node}`
-  return `${date.slice(0, 10)}, commit ${commit}; ${of}; ${parts.map(describePart).join('; ')}`
+  const of = `${cpu} with ${cores} cores, Linux ${kernel}, TCP ${congestionControl}, Node.js ${node}`
+  return `Run of ${date.slice(0, 10)} at commit ${commit}; ${of}; ${parts.map(describePart).join('; ')}`
 }
 
 /** Returns a table as lines: the first column is left-aligned, the others right-aligned. */

@@ -181,9 +181,9 @@ This page lists every error and every warning that weft can print, with its caus
 in. Search the page for a few words of the line that you see.
 
 - In the log, a line that begins with \`E\` is an error and one that begins with \`W\` is a warning.
-- An error ends a weftd that is starting, unless the line or its cause says that weftd waits or tries again. It never ends a weftd that forwards packets.
-- A remedy that the program knows follows the message after \`; \`. The last column repeats it.
-- A line that repeats is logged rarely. One line may stand for many attempts.
+- An error ends a weftd that is starting, unless the line or its cause says that weftd waits or tries again. An error never ends a weftd that forwards packets.
+- A remedy that the program knows follows the message after \`; \`. The last column of the tables repeats the remedy.
+- If the same event repeats, weftd logs it only rarely, so one line may stand for many events.
 `
 
 /** Returns docs/weft-network.md with the table of findings as the code has them. */

@@ -169,7 +169,7 @@ export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefi
     'DEVICE',
     `the weftd that runs on this host has the public IP ${before.publicIp}, and this one has ${own}: the node would move to ` +
       'another subnet, and its containers be cut off',
-    { remedy: 'name the same one with --public-ip or --iface, or stop the other one first' },
+    { remedy: 'name the same address with --public-ip or --iface, or stop the running weftd first' },
   )
 }
 

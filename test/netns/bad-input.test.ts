@@ -84,7 +84,7 @@ describe('an error of one line', () => {
       "require('dgram').createSocket('udp4').bind(8285, () => console.log('bound'))",
     ])
     await new Promise((resolve) => blocker.stdout!.once('data', resolve))
-    expectOneError(await run(withLeases()), 1, 'UDP port 192.168.77.1:8285 is taken', 'Backend.Port')
+    expectOneError(await run(withLeases()), 1, 'UDP port 192.168.77.1:8285 is taken', '"Port" in Backend')
     expectOneError(await run([...withLeases(), '--engine', 'dgram']), 1, 'UDP port 192.168.77.1:8285 is taken')
   })
 

@@ -498,7 +498,7 @@ describe('on dual-stack hosts', () => {
       expect((await doctor(a)).names).toEqual([])
       // Only the address is removed. The data path of the family stays, and works again as soon as the address is back.
       await a.output(['ip', 'address', 'del', 'fd77::1/64', 'dev', 'eth0'])
-      await daemon.line(/eth0 has lost its address fd77::1: by IPv6 nothing passes/)
+      await daemon.line(/eth0 has lost its address fd77::1: no IPv6 packets pass between/)
       const { state, trouble } = await statusOf(a)
       expect([state, trouble]).toEqual(['impaired', expect.stringContaining('eth0 has lost its address fd77::1')])
       const { code, names, details } = await doctor(a)

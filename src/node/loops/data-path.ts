@@ -183,7 +183,9 @@ function createGoneLog(log: Log): GoneLog {
       const [was, is] = [before[family], gone[family]]
       const name = FAMILY_NAMES[family]
       if (is !== undefined && is !== was)
-        log.warn(`${is}: by ${name} nothing passes between this node and others until it is back, or there is another`)
+        log.warn(
+          `${is}: no ${name} packets pass between this node and others until the address is back or another is found`,
+        )
       if (is === undefined && was !== undefined) log.info(`The external interface has an address of ${name} again`)
     }
     before = gone

@@ -114,7 +114,7 @@ export async function clearEarlier(
   ]
   if (left.length > 0)
     throw new WeftError('DEVICE', `What another backend left cannot be removed: ${left.slice(0, NAMED).join(', ')}`, {
-      remedy: 'stop the process that uses it, or run `weft cleanup`',
+      remedy: 'stop the process that uses the device or route, or run `weft cleanup`',
     })
 }
 

@@ -169,7 +169,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
               'DEVICE',
               'the weftd that this one was to take over from forwards again, since this one did nothing for too long',
               {
-                remedy: 'start it again',
+                remedy: 'start the new weftd again',
               },
             ),
           )
@@ -182,7 +182,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
           'DEVICE',
           `another weftd runs on this host (pid ${pidOf(pid)}) and does not answer at ${rendezvous.path}`,
           {
-            remedy: `end it${pid ? ` (kill -9 ${pid})` : ''}, then start this one`,
+            remedy: `end the running weftd${pid ? ` (kill -9 ${pid})` : ''}, then start the new one`,
           },
         )
       }
@@ -273,7 +273,7 @@ export async function enterSuccession<Resumed>(parts: SuccessionParts<Resumed>):
       await pause(signal, MEET_RETRY_MS)
     if (!lock)
       throw new WeftError('DEVICE', 'another weftd took over before this one could', {
-        remedy: 'start this one again if it is to take over from that one',
+        remedy: 'start the new weftd again if it should still take over',
       })
   }
 

@@ -97,7 +97,10 @@ export function predecessorAt(connection: Connection): Predecessor {
         'DEVICE',
         `another weftd that runs on this host (pid ${pid}) does not let this one take over: ${textOf(why)}`,
         {
-          remedy: version === undefined ? 'see its log, or stop it first' : `stop weft ${textOf(version)} first`,
+          remedy:
+            version === undefined
+              ? 'read the log of the running weftd, or stop the running weftd first'
+              : `stop weft ${textOf(version)} first`,
         },
       )
     } catch (error) {
@@ -179,7 +182,7 @@ export function predecessorAt(connection: Connection): Predecessor {
       throw new WeftError(
         'DEVICE',
         `another weftd that runs on this host (pid ${pid}) did not say that it has left the network`,
-        { remedy: 'see its log' },
+        { remedy: 'read the log of the running weftd' },
       )
     },
     ended,

@@ -147,7 +147,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       const text = await files.doing(signal, () => files.config())
       if (text !== undefined) return text
       throw new WeftError('CONFIG_MISSING', `there is no network configuration in ${options.directory}`, {
-        remedy: `write one such as {"Network":"10.5.0.0/16"} to ${options.directory}/config, or correct --lease-dir`,
+        remedy: `write a configuration such as {"Network":"10.5.0.0/16"} to ${options.directory}/config, or correct --lease-dir`,
       })
     },
     setConfig: (text, signal) => files.changing(signal, () => files.setConfig(text)),

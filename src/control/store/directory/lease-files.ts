@@ -393,8 +393,8 @@ function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
 const isFull = (error: unknown): boolean => ['ENOSPC', 'EDQUOT'].includes((error as NodeJS.ErrnoException).code ?? '')
 
 const MAKE_WRITABLE = {
-  EACCES: 'make it writable for this user',
-  EPERM: 'make it writable for this user',
+  EACCES: 'make the directory writable for this user',
+  EPERM: 'make the directory writable for this user',
   EROFS: 'mount its file system read-write, or name another directory with --lease-dir',
 } as const
 
@@ -418,8 +418,14 @@ function directoryError(error: unknown, top: string): WeftError {
       })
     case 'ENOSPC':
     case 'EDQUOT':
-      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'free space on its file system', cause: error })
+      return new WeftError('STORE_UNAVAILABLE', message, {
+        remedy: 'free space on the file system of the directory',
+        cause: error,
+      })
     default:
-      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'check that it is mounted', cause: error })
+      return new WeftError('STORE_UNAVAILABLE', message, {
+        remedy: 'check that the directory is mounted',
+        cause: error,
+      })
   }
 }

@@ -224,7 +224,7 @@ it('says once that an address of the external interface is gone, and that there 
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said()).toEqual([
     expect.stringMatching(
-      /eth0 has lost its address fd77::1: by IPv6 nothing passes between this node and others until it is back, or there is another$/,
+      /eth0 has lost its address fd77::1: no IPv6 packets pass between this node and others until the address is back or another is found$/,
     ),
   ])
   dataPaths[0]!.gone = {}

@@ -285,7 +285,11 @@ describe('a daemon that runs', () => {
   })
 
   it.each([
-    [{ refused: 'no' }, 'does not let this one take over: no', 'see its log, or stop it first'],
+    [
+      { refused: 'no' },
+      'does not let this one take over: no',
+      'read the log of the running weftd, or stop the running weftd first',
+    ],
     [{ refused: 'weft 9 does not hand over to that version', version: '9' }, 'does not hand over', 'stop weft 9 first'],
   ])('that refuses is an error: %j', async (answer, message, remedy) => {
     await expect(enter(running({ meet: answer }))).rejects.toMatchObject({
