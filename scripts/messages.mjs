@@ -141,7 +141,7 @@ const showHoles = (text) =>
     .join('')
 
 /**
- * True if a reader of the page would not know what stands in a remedy of the code: a value outside code, or one without a name. Such a
+ * True if a reader of the page would not know what a remedy of the code means: it has a value outside code, or one without a name. Such a
  * remedy is not copied, and scripts/messages.txt must have one.
  */
 const hasUnnamedValue = (remedy) =>

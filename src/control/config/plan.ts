@@ -13,7 +13,7 @@ interface Plan {
   readonly changes: readonly string[]
   /** The number of nodes that cannot exchange packets with the other nodes until all nodes have restarted. */
   readonly cut: number
-  /** What an operator has to know besides: another MTU of the containers, another port to open. */
+  /** Further consequences for an operator: another MTU of the containers, another port to open. */
   readonly effects: readonly string[]
 }
 

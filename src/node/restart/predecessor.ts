@@ -41,7 +41,7 @@ export class Superseded extends Error {
   readonly how: 'end' | 'leave'
   /** Tells the other process that this one has nothing open any more. */
   readonly tell: () => void
-  /** `leave`: true if the store took the lease back, false if not; undefined if the lease cannot be given back. */
+  /** `leave`: true if the store took the lease back, false if not; undefined if the subnet manager cannot delete leases. */
   isLeaseBack: boolean | undefined
 
   constructor(how: 'end' | 'leave', tell: () => void) {

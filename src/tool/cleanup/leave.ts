@@ -13,7 +13,7 @@ import { giveLeaseBack } from './lease-back.ts'
 import { findDaemons, findRunning } from './running.ts'
 
 /**
- * Makes this node leave the network. Returns true if nothing of weft is left on the host, and the lease is given back. Throws WeftError
+ * Makes this node leave the network. Returns true if nothing of weft is left on the host, and the lease is deleted. Throws WeftError
  * DEVICE if the daemon hangs, or another daemon runs.
  */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {

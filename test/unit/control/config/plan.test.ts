@@ -144,7 +144,7 @@ it.each<[string, object, object, readonly string[]]>([
   expect(planOf(config(before), config(after), ['']).effects).toEqual(effects),
 )
 
-it('counts the longer header of IPv6', () => {
+it('counts the longer IPv6 header', () => {
   const dual = { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
   expect(planOf(config({ Type: 'vxlan' }), config({ Type: 'vxlan' }, dual), ['vxlan']).effects).toEqual([
     expect.stringContaining('from 1450 to 1430 bytes'),

@@ -485,7 +485,7 @@ describe('weftd itself, in the mode auto', () => {
     await path.close()
   })
 
-  it('with a device for each family, does not call a node without IPv6 unusable, nor its own lease of before IPv6', async () => {
+  it('with a device for each family, does not call a node without IPv6 unusable, nor its own IPv4 lease', async () => {
     const { path } = await opened('192.0.2.1 2001:db8::1', TWO, {}, { Mode: 'separate' })
     const attrsOf = (ip: string, end: number) => ({
       publicIp: addressesOf(ip),
