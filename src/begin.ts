@@ -1,7 +1,8 @@
-// begin.ts - the first of a daemon's start: it forwards as was last known, or finds who does, and loads all else then.
+// begin.ts - the first part of the daemon's start. It forwards packets with the last known state, or finds the weftd that already forwards.
+// Only then does it load the rest of the program.
 //
-// Packets wait, or are lost, until that is done. So this file imports what it takes, and nothing more: test/netns/quick-start.test.ts and
-// test/unit/begin.test.ts count it. The page to read first is daemon.ts.
+// Packets are delayed or lost until this part is done. So this file imports only the modules that forwarding needs:
+// test/netns/quick-start.test.ts and test/unit/begin.test.ts check that. Read daemon.ts first.
 
 import { setMaxListeners } from 'node:events'
 import { version } from './base/assets.ts'
@@ -31,8 +32,8 @@ import { createEvents, type Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
 /**
- * Runs until `stopping` is aborted, which it does itself when a loop cannot go on. Always rejects: with the reason of
- * the abort, or with what was in the way of starting (a WeftError when an operator can mend it).
+ * Runs until `stopping` is aborted; it aborts `stopping` itself if a loop fails. Always rejects: with the reason of the abort, or with the
+ * error that prevented the start (a WeftError if an operator can repair the cause).
  */
 export async function runDaemon(
   options: DaemonOptions,
@@ -42,8 +43,8 @@ export async function runDaemon(
   kept: readonly number[] = [],
   events: Events = createEvents(),
 ): Promise<never> {
-  setMaxListeners(0, stopping.signal) // each loop listens, and each command that it waits for
-  // A unit whose weftd was taken over goes on, with nothing to do: to stop is its manager's to say.
+  setMaxListeners(0, stopping.signal) // each loop adds a listener, and so does each command that it runs
+  // After a successor has taken over, the process stays and waits, because the service manager decides when its unit stops.
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
@@ -51,12 +52,12 @@ export async function runDaemon(
   const possession = createPossession(log)
   const start: Start = { options, log, stopping, notifier, events, possession, forwarding: undefined }
   const succession = await enterSuccession(successionParts(start, kept))
-  const { endDataPath } = await import('./node/end.ts') // not before packets pass
+  const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass
   try {
     const { startManager } = await import('./daemon.ts')
     return await startManager(start, succession)
   } catch (error) {
-    stopping.abort(error) // nobody is served any more
+    stopping.abort(error) // end the connections of successors
     throw error
   } finally {
     await endDataPath(start, stopping.signal.reason)
@@ -70,7 +71,7 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
   const calm = seldom(log)
   let left = kept
   let known: LastKnown | undefined
-  // The loop that keeps the file written reports why it cannot be written.
+  // Errors are ignored here, because the loop that maintains the file logs them.
   const write = async (): Promise<void> => {
     if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
   }
@@ -89,7 +90,7 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
       },
       attend(isThere) {
         possession.hasSuccessor = isThere
-        if (!isThere) start.forwarding?.leaseDoubt.ring() // it wrote a lease that this one does not know
+        if (!isThere) start.forwarding?.leaseDoubt.ring() // the successor may have written a lease that this process does not know
       },
       refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and leaves nothing to others'),
       async takeBack(why) {
@@ -121,9 +122,9 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
 }
 
 /**
- * Goes on as the daemon before did, before the store was asked: the same lease, peers and device. `nothing` where the store has to be
- * waited for: nothing is known, or it is of another store, host or time; `failed` where the host does not let it forward now. What is
- * in the way is said. Until a node has it the data path is kept right.
+ * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if it has to wait for
+ * the store, because no state is known, or the state has expired or is from another store or host. Returns `failed` if the host prevents
+ * forwarding at the moment. Logs the reason. Repairs the data path until the node takes it over.
  */
 async function resume(
   { options, stopping, possession, notifier }: Start,
@@ -132,7 +133,7 @@ async function resume(
   log: Log,
 ): Promise<Resumed | 'nothing' | 'failed'> {
   if (!known || known.store !== storeNameOf(options) || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
-  if (possession.state.is !== 'closed') return 'failed' // a successor has it
+  if (possession.state.is !== 'closed') return 'failed' // a successor has the data path
   let look: LookAhead | undefined
   const { signal } = stopping
   try {
@@ -150,7 +151,7 @@ async function resume(
     const view = new Map(known.leases.map((each) => [each.key, each]))
     const open = () => possession.open(() => backend.open(lease, signal, view, known.others))
     await open()
-    if (!possession.dataPath) return 'failed' // a successor came first
+    if (!possession.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
     notifier?.tell({ ready: false, status: 'forwarding as last known' })
@@ -184,12 +185,12 @@ async function resume(
     })
   } catch (error) {
     stopping.signal.throwIfAborted()
-    // A pre-shared key is no more than hidden in the file, and the backend takes no such one.
+    // The file has a placeholder in place of a pre-shared key, and the backend rejects the placeholder.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
       log.info('A secret of the network configuration is in the store alone: it is waited for before packets pass')
       return 'nothing'
     }
-    // Catches also what no version of weft should have written there.
+    // This also covers a file whose content is invalid.
     log.warn(`Cannot go on as the previous weftd did: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {
@@ -217,7 +218,7 @@ async function externalFor(
   return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
 }
 
-/** Keeps the data path right until the returned function is called or the process stops. */
+/** Checks and repairs the data path until the returned function is called or the process stops. */
 function lookAfter(forwarding: Forwarding, log: Log): () => Promise<void> {
   const ended = new AbortController()
   const until = AbortSignal.any([forwarding.signal, ended.signal])

@@ -1,13 +1,13 @@
-// daemon.ts - the page to read first: what weftd does from start to stop, and the loops in between.
+// daemon.ts - the start, the loops and the stop of weftd. Read this file first.
 //
-//   start   who forwards: nobody, then this process by what was last known, or another weftd, which goes on until this one is ready
-//           (begin.ts, which then loads this file) -> subnet manager -> network configuration -> external interface -> lease ->
-//           data path -> firewall, unless that takes long -> subnet.env -> ready: the other weftd ends
-//   loops   the table LOOPS: each keeps one thing right, in a file of src/node/ that has its name
-//   stop    one AbortController: a signal, a successor, a loop that cannot go on, or what nobody caught, aborts it; all loops end on
-//           it, then the data path is left to the next process, or closed, and the store is closed
+//   start   begin.ts forwards packets with the last known state, if there is any, and then loads this file. If another weftd forwards
+//           already, it continues to forward until this process is ready. The steps are: subnet manager -> network configuration ->
+//           external interface -> lease -> data path -> firewall (later, if it takes long) -> subnet.env -> ready; the other weftd ends
+//   loops   LOOPS lists them. Each loop maintains one thing, in the file of src/node/ that is named after it
+//   stop    one AbortController is aborted by a signal, a successor, the error of a loop or an uncaught error. All loops end. Then the
+//           data path is left to the next process or closed, and the store is closed
 //
-// The loops are the daemon's and nobody else's; stores and backends are told what to do and start no timer.
+// Only the daemon runs loops. Stores and backends start no timers; the loops call them.
 
 import { version } from './base/assets.ts'
 import { describeError, isWeftError, messageOf, prefixed } from './base/errors.ts'
@@ -68,54 +68,54 @@ import type { Notifier } from './report/notify.ts'
 import { readPage } from './report/page.ts'
 import { serveStatus } from './report/serve.ts'
 
-/** Started in this order; each goes on until the signal to stop, and ends by throwing. */
+/** The loops, in the order of their start. Each one runs until the signal to stop, and ends by throwing. */
 const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
-  keepPeers, // the subnet manager's reports become the data path's peer table
-  keepLease, // the own lease is renewed before it ends, and taken again when it was lost
-  watchForTwins, // another host that uses our public IP is noticed
-  keepNames, // the names of other hosts, which they write beside their leases
-  watchConfig, // a network configuration that is no longer the one in use is named
-  keepDataPath, // the device is kept right, and the data path opened again when it died or the node moved
-  keepFirewall, // sets the firewall's rules and repairs them
-  keepSubnetEnv, // subnet.env is kept right
-  watchForwarding, // a kernel that does not forward is noticed
-  keepReady, // the subnet manager hears that the node is in the network
-  watchThreads, // a hung thread is noticed
-  probePeers, // peers are asked whether they answer
-  chooseUnderlays, // each is reached by IPv4 or IPv6, where there are both, by which it answers
-  searchPaths, // the longest packet that reaches each peer is found
-  keepMemory, // what befalls the peers is remembered, and the last hour
-  tellManager, // the service manager hears how the node is
-  serveWatchdog, // and that it lives
-  tellNetwork, // other nodes may ask how this one is
-  keepLastKnown, // the next process finds what this one knew
-  giveBack, // the memory that the start alone needed is given back
+  keepPeers, // applies the subnet manager's reports to the data path's peer table
+  keepLease, // renews the node's own lease, and acquires it again if it was lost
+  watchForTwins, // reports another host that uses the same public IP
+  keepNames, // reads the names of other hosts, which they store next to their leases
+  watchConfig, // reports that the network configuration differs from the one in use
+  keepDataPath, // repairs the device, and reopens the data path if it failed or the node's address changed
+  keepFirewall, // sets the firewall rules and repairs them
+  keepSubnetEnv, // writes and repairs subnet.env
+  watchForwarding, // reports a kernel that does not forward packets
+  keepReady, // informs the subnet manager when the node is in the network
+  watchThreads, // reports a thread that hangs
+  probePeers, // probes the peers
+  chooseUnderlays, // chooses IPv4 or IPv6 for each dual-stack peer, by the probes' results
+  searchPaths, // finds the longest packet that reaches each peer
+  keepMemory, // records the events of the peers and the last hour
+  tellManager, // reports the node's status to the service manager
+  serveWatchdog, // sends the service manager's keep-alive messages
+  tellNetwork, // answers the status queries of other nodes
+  keepLastKnown, // writes the state that the next process starts with
+  giveBack, // returns memory to the kernel that only the start needed
 ]
 
-/** flanneld's words for a failure of the lease and of the device at the start. */
+/** flanneld's prefix for errors of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
 
 /**
- * The first and the longest pause before weftd tries a part of the start again. It does so while it forwards with the last known
- * configuration, if the failure is one that an operator or the host can repair.
+ * The first and the longest pause before weftd tries a part of the start again. weftd tries again only if it forwards with the last known
+ * state and an operator or the host can repair the cause.
  */
 const RETRY_MIN_MS = 1_000
 const RETRY_MAX_MS = 30_000
 
-/** The resources that the start has in hand. */
+/** The resources that the steps of the start share. */
 export interface Start {
   readonly options: DaemonOptions
   readonly log: Log
   readonly stopping: AbortController
   readonly notifier: Notifier | undefined
-  /** The last lines of the log. */
+  /** The most recent lines of the log. */
   readonly events: Events
   readonly possession: Possession
-  /** The node, or what forwards as last known until there is one. */
+  /** The node. Until it exists, the part that forwards with the last known state. */
   forwarding: Forwarding | undefined
 }
 
-/** The start from where the store is asked on, and all that follows. Always rejects, as `runDaemon` does. */
+/** Runs the rest of the start, from the first query of the store, and then the node. Always rejects, as `runDaemon` does. */
 export async function startManager(start: Start, succession: Succession<Resumed>): Promise<never> {
   const { options, log, stopping, events } = start
   ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
@@ -273,7 +273,7 @@ async function externalBefore(
   return (await resumeExternal(run, external)) ?? unnumbered
 }
 
-/** The node's life once it is known what it is made of: lease, data path, loops. As `runDaemon` for its end. */
+/** Acquires the lease, opens the data path and runs the loops. Always rejects, as `runDaemon` does. */
 export async function runNode(
   parts: NodeParts,
   previous: Nets,
@@ -289,7 +289,7 @@ export async function runNode(
   if (!predecessor && !possession.dataPath) await prefixed(REGISTERING, before.permit(backend))
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
-  // One that this backend does not go on with forwards through what would be in its way.
+  // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
   if (!succession.tunNames.some((left) => goesOnWith(backend, left))) await succession.release()
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
   before.onNode(node)
@@ -309,7 +309,7 @@ export async function runNode(
     log.info('Running backend.')
     return await runLoops(node, stopping)
   } catch (error) {
-    stopping.abort(error) // nobody is lent what is about to end
+    stopping.abort(error) // so that no successor borrows a data path that is about to end
     throw error
   } finally {
     if (succession.isOnLoan) await possession.release() // the predecessor forwards again

@@ -1,5 +1,5 @@
-// executable.ts - where the one-file executable begins: it is weftd, flanneld or weft by the name by which it is started, and weft by
-// any name when that is the first word.
+// executable.ts - the entry point of the single-file executable. It runs weftd, flanneld or weft, depending on the name by which it was
+// started. Under any name it runs weft if the first argument is `weft`.
 
 import { basename } from 'node:path'
 
@@ -9,12 +9,12 @@ const name = basename(process.argv0)
 async function run(): Promise<void> {
   process.noDeprecation = true // these warnings are for developers of Node.js programs; weftd's stderr contains klog lines
   if (name === 'weft' || words[0] === 'weft') {
-    process.title = 'weft' // not the name of a daemon
+    process.title = 'weft' // so that pidof does not take it for a daemon
     const { main } = await import('./tool/weft/weft.ts')
     process.exitCode = await main(name === 'weft' ? words : words.slice(1))
     return
   }
-  process.title = name === 'flanneld' ? name : 'weftd' // what pidof and pgrep look for
+  process.title = name === 'flanneld' ? name : 'weftd' // the name that pidof and pgrep look for
   const { main, end } = await import('./weftd.ts')
   end(await main(path, words, process.env))
 }

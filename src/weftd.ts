@@ -1,4 +1,4 @@
-// weftd.ts - from the command line to the daemon, and from its end to an exit code.
+// weftd.ts - parses the command line, runs the daemon, and turns the result into an exit code.
 
 import { version } from './base/assets.ts'
 import { describeError, isWeftError, messageOf } from './base/errors.ts'
@@ -33,10 +33,10 @@ const EXIT_FAILED = 1
  * manager.
  */
 const EXIT_USAGE = 2
-/** Stopping may take this long: less than service managers and Docker wait before they kill. */
+/** The time allowed for a stop. It is shorter than the time that service managers and Docker wait before they kill. */
 const STOP_MS = 5_000
 
-/** A call that still runs when all has ended hangs. */
+/** The time that Node.js has to end by itself. A system call that still runs after that hangs. */
 const LINGER_MS = 200
 
 export function usage(program: string): string {
@@ -84,36 +84,44 @@ export async function main(program: string, args: readonly string[], environment
     return EXIT_FAILED
   }
   log.info(`CLI flags config: ${formatOptions(options)}`)
-  const life: Life = { options, log, calm: seldom(log), events, environment, notifier: undefined, unlisten: () => {} }
+  const context: Context = {
+    options,
+    log,
+    calm: seldom(log),
+    events,
+    environment,
+    notifier: undefined,
+    unlisten: () => {},
+  }
   for (;;) {
-    const how = await live(life)
+    const how = await runOnce(context)
     if (how !== 'alone') return how
     log.warn('The weftd that had taken over has ended, and nobody forwards: this one goes on')
   }
 }
 
-/** The resources that a process has for one daemon after another. */
-interface Life {
+/** The state that consecutive runs of the daemon in one process share. */
+interface Context {
   readonly options: DaemonOptions
   readonly log: Log
-  /** For what may come again and again. */
+  /** Logs a repeated message only rarely. */
   readonly calm: Log
   readonly events: Events
   readonly environment: NodeJS.ProcessEnv
   notifier: Notifier | undefined
-  /** Has the daemon before hear no more signals. */
+  /** Removes the signal handlers of the previous run. */
   unlisten: () => void
 }
 
-/** Runs a daemon until it ends. Returns the exit code, or `alone` where the one that had taken over from it has ended since. */
-async function live(life: Life): Promise<number | 'alone'> {
-  const { options, log, calm, events, environment } = life
+/** Runs the daemon until it ends. Returns the exit code, or `alone` if a successor took over and has ended since. */
+async function runOnce(context: Context): Promise<number | 'alone'> {
+  const { options, log, calm, events, environment } = context
   const stopping = new AbortController()
   const stopped = new Error('stopped by a signal')
   let tellSignalled!: () => void
   const signalled = new Promise<void>((resolve) => (tellSignalled = resolve))
-  // Errors that nobody caught, rejections of promises too (Node.js, uncaughtException): the first ends the daemon as a
-  // loop's error does. Later ones are logged and change nothing: the stop has its time.
+  // Uncaught errors, including unhandled rejections (Node.js passes both to uncaughtException). The first one stops the daemon, as an error
+  // of a loop does. Later ones are only logged, so that the stop can complete.
   const uncaught = new Set<unknown>()
   const fail = (error: unknown): void => {
     uncaught.add(error)
@@ -125,41 +133,41 @@ async function live(life: Life): Promise<number | 'alone'> {
     const unlisten = (): void => void process.off('SIGINT', stop).off('SIGTERM', stop)
     const stop = (): void => {
       tellSignalled()
-      unlisten() // a second signal kills at once
+      unlisten() // without handlers, a second signal kills the process immediately
       log.info('shutdownHandler sent cancel signal...')
       stopping.abort(stopped)
-      log.info('Waiting for all goroutines to exit') // flanneld's words, which scripts look for
+      log.info('Waiting for all goroutines to exit') // flanneld's line, which scripts look for
     }
     let killing: NodeJS.Timeout | undefined
     const kill = (): void => {
       const reason = messageOf(stopping.signal.reason)
       log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed. It stops for this: ${reason}`)
-      // process.exit is not used: it joins libuv's threads, one of which may hang (a file lock on a dead server).
+      // process.exit would wait for libuv's threads, and one of them may hang (a file lock on a dead server).
       process.kill(process.pid, 'SIGKILL')
     }
     stopping.signal.addEventListener('abort', () => (killing = setTimeout(kill, STOP_MS).unref()))
     process.on('SIGINT', stop).on('SIGTERM', stop)
-    life.unlisten()
-    life.unlisten = unlisten
-    log.info('Installing signal handlers') // whoever reads it may send one
+    context.unlisten()
+    context.unlisten = unlisten
+    log.info('Installing signal handlers') // only after the handlers exist: a reader of this line may send a signal
     const { runDaemon } = await import('./begin.ts')
     const { takeNotifier } = await import('./report/notify.ts')
-    life.notifier ??= await takeNotifier(environment, process.pid, log, async () => {
+    context.notifier ??= await takeNotifier(environment, process.pid, log, async () => {
       const { addon } = await import('./host/addon.ts')
       return addon.notify
     })
     const { takeKept } = await import('./node/restart/kept.ts')
     const kept = takeKept(environment, process.pid)
-    await runDaemon(options, log, stopping, life.notifier, kept, events).finally(() => clearTimeout(killing))
+    await runDaemon(options, log, stopping, context.notifier, kept, events).finally(() => clearTimeout(killing))
   } catch (error) {
     const { Superseded } = await import('./node/restart/predecessor.ts')
     if (error instanceof Superseded) {
       log.info(`Ending: ${error.message}`)
       error.tell()
-      if (process.pid === 1 || life.notifier) {
+      if (process.pid === 1 || context.notifier) {
         log.info('Waiting to be stopped: whoever started this process would start it again')
         const free = error.how === 'end' ? untilFree(options, log) : new Promise<never>(() => {})
-        if ((await untilStopped(error.message, life.notifier, signalled, free)) === 'alone') return 'alone'
+        if ((await untilStopped(error.message, context.notifier, signalled, free)) === 'alone') return 'alone'
       }
     } else if (error !== stopped && !uncaught.has(error)) {
       log.error(describeError(error))
@@ -173,7 +181,7 @@ async function live(life: Life): Promise<number | 'alone'> {
   return 0
 }
 
-/** Warns of what was given and is not read, as flanneld reads none of it either: it would be missed. No value is shown, which may be secret. */
+/** Warns of flags and variables that were given but are not read; flanneld ignores them silently. Values may be secret, so they are not logged. */
 async function warnOfUnread(
   { rest, last }: ParsedFlags<typeof FLAGS>,
   environment: NodeJS.ProcessEnv,
@@ -194,15 +202,15 @@ async function warnOfUnread(
   const unknown = unknownVariables(FLAGS, 'FLANNELD', environment)
   if (unknown.length === 0) return
   const { meant } = await import('./base/nearest.ts')
-  // What all have at their heads tells none from another.
+  // Compare the names without the prefix, because all variables share it.
   const known = Object.keys(FLAGS).map((name) => variableOf('', name))
   for (const name of unknown)
     log.warn(`No flag has the variable ${name}${meant(name.slice('FLANNELD'.length), known, 'FLANNELD')}`)
 }
 
 /**
- * The service manager hears that the process lives, and why it has nothing to do. Resolves with `alone` when nobody forwards any more,
- * which `free` tells.
+ * Waits for a signal, and reports to the service manager that the process is alive and why it is idle. Resolves with `alone` when `free`
+ * resolves, that is, when no weftd forwards any more.
  */
 async function untilStopped(
   why: string,
@@ -211,7 +219,7 @@ async function untilStopped(
   free: Promise<void>,
 ): Promise<'stopped' | 'alone'> {
   notifier?.tell({ ready: true, status: `${why}; waiting to be stopped` })
-  // Signals alone do not keep a process.
+  // A signal handler does not keep Node.js running, but a timer does.
   const alive = setInterval(() => notifier?.alive(), notifier?.aliveMs ?? 86_400_000)
   const how = await Promise.race([signalled.then(() => 'stopped' as const), free.then(() => 'alone' as const)])
   clearInterval(alive)
@@ -219,7 +227,7 @@ async function untilStopped(
   return how
 }
 
-/** Resolves when no weftd forwards for this subnet file; never where that cannot be told. */
+/** Resolves when no weftd forwards for this subnet file. Never resolves if that cannot be determined. */
 async function untilFree(options: DaemonOptions, log: Log): Promise<void> {
   const { rendezvousAt } = await import('./node/restart/rendezvous.ts')
   await rendezvousAt(options, (message) => log.warn(message))
@@ -230,7 +238,7 @@ async function untilFree(options: DaemonOptions, log: Log): Promise<void> {
     })
 }
 
-/** `weftd --leave`: 0 when nothing of this node is left. */
+/** Runs `weftd --leave`. Returns 0 if everything that belongs to this node was removed. */
 async function leaveWith(options: DaemonOptions, log: Log): Promise<number> {
   const { leave } = await import('./tool/cleanup/leave.ts')
   try {
@@ -241,14 +249,14 @@ async function leaveWith(options: DaemonOptions, log: Log): Promise<number> {
   }
 }
 
-/** Ends the process with this code: by itself, or over a call to a file server that is gone, which nothing else can end. */
+/** Ends the process with this code, even if a call to a dead file server still blocks a thread. */
 export function end(code: number): void {
   process.exitCode = code
   const leave = async (): Promise<void> => (await import('./host/addon.ts')).addon.exitNow(code)
   setTimeout(() => void leave(), LINGER_MS).unref()
 }
 
-/** The options on one line. */
+/** Formats the options on one line, as flanneld logs them. */
 function formatOptions(options: DaemonOptions): string {
   return `{${Object.entries(options)
     .map(([name, value]) => `${name}:${String(value)}`)
