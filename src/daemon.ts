@@ -24,11 +24,10 @@ import { netText, type Nets } from './net/address.ts'
 import { networkAsking } from './node/ask-nodes.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
-import { earlierLife } from './node/earlier.ts'
 import { endNode } from './node/end.ts'
 import { watchConfig } from './node/loops/config.ts'
-import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
-import { watchForTwins } from './node/loops/duplicate-node.ts'
+import { keepDataPath, type ForwardingNode } from './node/loops/data-path.ts'
+import { watchForDuplicateNode } from './node/loops/duplicate-node.ts'
 import { firewallFor, keepFirewall, raiseOrLate } from './node/loops/firewall.ts'
 import { watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
@@ -48,9 +47,11 @@ import { keepSubnetEnv, publish } from './node/loops/subnet-env.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
 import type { Node, NodeParts } from './node/node.ts'
-import { fitsTo, goesOnWith, openNode, type Before, type Resumed } from './node/open.ts'
-import type { Possession } from './node/possession.ts'
+import { fitsTo, goesOnWith, openNode, type Before, type ResumedNode } from './node/open.ts'
+import { ownAddresses } from './node/own-addresses.ts'
+import type { Ownership } from './node/ownership.ts'
 import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
+import type { Handover } from './node/restart/handover.ts'
 import {
   lastKnownFile,
   readLastKnown,
@@ -58,7 +59,6 @@ import {
   storeNameOf,
   type LastKnown,
 } from './node/restart/last-known.ts'
-import type { Succession } from './node/restart/succession.ts'
 import { requireRights } from './node/rights.ts'
 import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
 import type { DaemonOptions } from './options.ts'
@@ -72,7 +72,7 @@ import { serveStatus } from './report/serve.ts'
 const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
   keepPeers, // applies the subnet manager's reports to the data path's peer table
   keepLease, // renews the node's own lease, and acquires it again if it was lost
-  watchForTwins, // reports another host that uses the same public IP
+  watchForDuplicateNode, // reports another host that uses the same public IP
   keepNames, // reads the names of other hosts, which they store next to their leases
   watchConfig, // reports that the network configuration differs from the one in use
   keepDataPath, // repairs the device, and reopens the data path if it failed or the node's address changed
@@ -110,13 +110,13 @@ export interface Start {
   readonly notifier: Notifier | undefined
   /** The most recent lines of the log. */
   readonly events: Events
-  readonly possession: Possession
+  readonly ownership: Ownership
   /** The node. Until it exists, the part that forwards with the last known state. */
-  forwarding: Forwarding | undefined
+  forwarding: ForwardingNode | undefined
 }
 
 /** Runs the rest of the start, from the first query of the store, and then the node. Always rejects, as `runDaemon` does. */
-export async function startManager(start: Start, succession: Succession<Resumed>): Promise<never> {
+export async function startManager(start: Start, handover: Handover<ResumedNode>): Promise<never> {
   const { options, log, stopping, events } = start
   ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
   const previous = await readPreviousNets(options['subnet-file'], log)
@@ -130,13 +130,13 @@ export async function startManager(start: Start, succession: Succession<Resumed>
     const page = options['status-page'] ? { page: () => readPage() } : {}
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
-    const served = await whileForwarding(start, () => serveStatus(options, health, succession, log, stopping))
+    const served = await whileForwarding(start, () => serveStatus(options, health, handover, log, stopping))
     // A repeated error is logged rarely.
     const calm = seldom(log)
     try {
       return await whileForwarding(
         start,
-        () => startNode(start, succession, manager, previous, health, calm),
+        () => startNode(start, handover, manager, previous, health, calm),
         (why) => tellOf(start, manager, health)(`cannot be a node: ${why}`),
       )
     } finally {
@@ -152,7 +152,7 @@ export async function startManager(start: Start, succession: Succession<Resumed>
  * packets would stop if it ended. A running node survives such errors too.
  */
 export async function whileForwarding<T>(
-  { possession, log, stopping: { signal } }: Pick<Start, 'possession' | 'log' | 'stopping'>,
+  { ownership, log, stopping: { signal } }: Pick<Start, 'ownership' | 'log' | 'stopping'>,
   work: () => Promise<T>,
   onFailure: (why: string) => void = () => {},
 ): Promise<T> {
@@ -162,7 +162,7 @@ export async function whileForwarding<T>(
       return await work()
     } catch (error) {
       signal.throwIfAborted()
-      if (!isWeftError(error) || !possession.dataPath) throw error
+      if (!isWeftError(error) || !ownership.dataPath) throw error
       calm.error(`This weftd goes on as last known, and tries again: ${describeError(error)}`)
       onFailure(messageOf(error))
     }
@@ -172,14 +172,14 @@ export async function whileForwarding<T>(
 
 /** Returns a function that reports the reason why this process waits; it is used until the node exists. */
 function tellOf(
-  { stopping, notifier, possession }: Start,
+  { stopping, notifier, ownership }: Start,
   manager: NodeParts['manager'],
   health: Health,
   standing: () => string = () => '',
 ): (waitsFor: string) => void {
   return (waitsFor) => {
-    const beginning = () => beginningOf((possession.dataPath ? '' : standing()) + waitsFor, possession, stopping.signal)
-    const report = () => startingReportOf(manager.name, beginning(), possession)
+    const beginning = () => beginningOf((ownership.dataPath ? '' : standing()) + waitsFor, ownership, stopping.signal)
+    const report = () => startingReportOf(manager.name, beginning(), ownership)
     Object.assign(health, { beginning, report: async () => report() })
     notifier?.tell({ ready: false, status: report().summary })
   }
@@ -187,37 +187,37 @@ function tellOf(
 
 async function startNode(
   start: Start,
-  succession: Succession<Resumed>,
+  handover: Handover<ResumedNode>,
   manager: NodeParts['manager'],
   previous: PreviousNets,
   health: Health,
   calm: Log,
 ): Promise<never> {
-  const { options, log, stopping, notifier, possession } = start
+  const { options, log, stopping, notifier, ownership } = start
   const { signal } = stopping
-  const pid = (await succession.predecessor())?.pid
+  const pid = (await handover.predecessor())?.pid
   let standing = pid === undefined ? '' : `another weftd${pid ? ` (pid ${pid})` : ''} forwards; `
-  void succession.free.then(() => (standing = ''))
+  void handover.free.then(() => (standing = ''))
   const tell = tellOf(start, manager, health, () => standing)
   const hostChanged = createBell()
   const changed = (): void => {
     hostChanged.ring()
-    possession.doubt.ring()
+    ownership.recheck.ring()
   }
   const watch = createHostWatch(changed, log, signal)
   try {
-    const leaseNow = async () => (await succession.predecessor())?.lease
+    const leaseNow = async () => (await handover.predecessor())?.lease
     const known = await knownOf(options)
-    const { earlier, isMine } = earlierLife({ manager, known, log, signal, subnet: previous.subnet })
-    const before = { earlier, known: () => externalBefore(succession.resumed, known, options) }
+    const { earlier, isMine } = ownAddresses({ manager, known, log, signal, subnet: previous.subnet })
+    const before = { earlier, known: () => externalBefore(handover.resumed, known, options) }
     const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, before, tell, log: calm, signal }
     const { config, configText, external } = await waitForNetwork(waiting)
     await warnOfRoutesLeft(previous.network, config, external, log)
     const fits = fitsTo(configText, external, manager)
-    const { resumed } = succession
+    const { resumed } = handover
     const made = fits(resumed)
       ? resumed.backend
-      : await createBackend(config, external, options, log, attrsBefore(manager, log), succession)
+      : await createBackend(config, external, options, log, attrsBefore(manager, log), handover)
     const amend = amendedOnce(manager, log)
     tell('waiting for a lease')
     const parts: NodeParts = {
@@ -230,9 +230,9 @@ async function startNode(
       openEcho,
       readSysctl: getSysctl,
       giveBackMemory: addon.giveBackMemory,
-      next: nextFor(options, configText, succession.free),
+      next: nextFor(options, configText, handover.free),
       leftovers: { earlier: previous.subnet, run },
-      firewall: firewallFor(config, options, previous, log, signal, succession.free),
+      firewall: firewallFor(config, options, previous, log, signal, handover.free),
       log,
       signal,
       health,
@@ -240,8 +240,8 @@ async function startNode(
     }
     const onNode = (node: Node): void => void (start.forwarding = node)
     return await runNode(parts, previous.subnet, stopping, {
-      possession,
-      succession,
+      ownership,
+      handover,
       store: storeNameOf(options),
       fits,
       amend,
@@ -262,7 +262,7 @@ async function knownOf(options: DaemonOptions): Promise<LastKnown | undefined> {
 
 /** Returns the external interface of the resumed data path. Without one, returns the last known interface, if the flags are the same. */
 async function externalBefore(
-  resumed: Resumed | undefined,
+  resumed: ResumedNode | undefined,
   known: LastKnown | undefined,
   options: DaemonOptions,
 ): Promise<ExternalInterface | undefined> {
@@ -281,16 +281,16 @@ export async function runNode(
   before: Before,
 ): Promise<never> {
   const { backend, health, log, signal } = parts
-  const { possession, succession } = before
+  const { ownership, handover } = before
   const attrs = await backend.prepare(signal)
-  const predecessor = await succession.predecessor()
+  const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
   // Check the rights before the lease is written, because other nodes send packets to every node with a lease.
-  if (!predecessor && !possession.dataPath) await prefixed(REGISTERING, before.permit(backend))
+  if (!predecessor && !ownership.dataPath) await prefixed(REGISTERING, before.permit(backend))
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
-  const resumed = await succession.opening()
+  const resumed = await handover.opening()
   // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
-  if (!succession.tunNames.some((left) => goesOnWith(backend, left))) await succession.release()
+  if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
   before.onNode(node)
   if (health) {
@@ -304,15 +304,15 @@ export async function runNode(
     await clearLeftovers(node)
     await raiseOrLate(node, resumed !== undefined)
     await publish(node)
-    succession.settle()
-    if (!parts.next && succession.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
+    handover.settle()
+    if (!parts.next && handover.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
     log.info('Running backend.')
     return await runLoops(node, stopping)
   } catch (error) {
     stopping.abort(error) // so that no successor borrows a data path that is about to end
     throw error
   } finally {
-    if (succession.isOnLoan) await possession.release() // the predecessor forwards again
+    if (handover.isOnLoan) await ownership.release() // the predecessor forwards again
     else await endNode(node, signal.reason)
   }
 }

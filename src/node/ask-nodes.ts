@@ -100,7 +100,7 @@ export async function askNetwork(
     view: viewOf(await own(), at),
     clock: { aheadMs: 0, uncertainMs: 0 },
   }
-  const peers = new Map(node.possession.dataPath?.peers().map((peer) => [peer.key, peer]))
+  const peers = new Map(node.ownership.dataPath?.peers().map((peer) => [peer.key, peer]))
   const all = [...view.values()].filter(({ key }) => key !== lease.key)
   const others = all.length > most ? chosen(all, node).slice(0, most) : all
   const leases = new Set([lease.key, ...others.map(({ key }) => key)])
@@ -180,7 +180,7 @@ function createTurns(): () => Promise<() => void> {
 }
 
 /** By a family that it answers by, else by the first that both have. */
-function targetOf({ possession: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
+function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
   const targets = FAMILIES.flatMap((family: Family) => {
     const [from, to] = [dataPath?.probeSource?.[family], peer?.[family]?.probe]
     const isAnswering = probes?.[family]?.results().get(peer?.key ?? '')?.isAnswering ?? false

@@ -15,7 +15,7 @@ import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../path
 import type { Backend, BackendParts } from '../path/contract.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
 import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
-import type { Inheritance } from './restart/succession.ts'
+import type { Inheritable } from './restart/handover.ts'
 
 /** The subnet manager that the flags name. Does not contact its store, but to find out in a pod which node this is. */
 export async function createSubnetManager(
@@ -108,10 +108,10 @@ export async function createBackend(
   options: DaemonOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
-  inheritance: Pick<Inheritance, 'take' | 'tunNames'>,
+  inheritable: Inheritable,
   run = runCommand,
 ): Promise<Backend> {
-  const persistence = persistenceOf(options, inheritance)
+  const persistence = persistenceOf(options, inheritable)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
   const parts = { config, external, startEngine, persistence, publishedBefore, run, log }
   return makeBackend(knownType(config.backendType), parts)
@@ -128,17 +128,14 @@ function knownType(type: string): BackendType {
   throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor(type) })
 }
 
-function persistenceOf(
-  { engine, persist, workers, without }: DaemonOptions,
-  inheritance: Pick<Inheritance, 'take' | 'tunNames'>,
-): Persistence {
+function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inheritable: Inheritable): Persistence {
   const isNative = engine === 'native'
   return {
     persist,
-    tunNames: inheritance.tunNames,
+    tunNames: inheritable.tunNames,
     isMultiQueue: isNative && workers > 1,
     // The other engines go on with nobody's descriptors.
-    inherit: (wanted) => inheritance.take({ ...wanted, without, workers: isNative ? workers : 0 }),
+    inherit: (wanted) => inheritable.take({ ...wanted, without, workers: isNative ? workers : 0 }),
   }
 }
 

@@ -16,7 +16,7 @@ const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
 /** The kept packets that are later than what was told with this `next`. */
 export function dropsReportOf(
-  { possession: { dataPath }, config, names }: Pick<Node, 'possession' | 'config' | 'names'>,
+  { ownership: { dataPath }, config, names }: Pick<Node, 'ownership' | 'config' | 'names'>,
   after: DropsReport['next'],
 ): DropsReport {
   const carrier = dataPath?.carrier()

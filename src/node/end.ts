@@ -8,11 +8,11 @@ import type { OpenPath } from '../path/engine/engine.ts'
 import type { Notifier } from '../report/notify.ts'
 import { writeKnown, type Knowing } from './loops/last-known.ts'
 import type { Node } from './node.ts'
-import type { Possession } from './possession.ts'
-import { keptName } from './restart/kept.ts'
+import type { Ownership } from './ownership.ts'
+import { keptName } from './restart/earlier-run.ts'
 import { removeLastKnown } from './restart/last-known.ts'
+import { Superseded } from './restart/lender.ts'
 import { packPaths } from './restart/open-path.ts'
-import { Superseded } from './restart/predecessor.ts'
 
 /** The store may take this long to take the lease back. */
 const RELEASE_MS = 3_000
@@ -21,7 +21,7 @@ const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && 
 
 /** The node that ends, and what the next process is to know of it. */
 interface Ending {
-  readonly possession: Possession
+  readonly ownership: Ownership
   /** The node, or what forwards as last known; undefined where neither is. */
   readonly forwarding: Knowing | undefined
   readonly notifier?: Notifier | undefined
@@ -29,13 +29,13 @@ interface Ending {
 }
 
 /** Ends the data path: it is for the next process, the open paths in the service manager's keeping. Again it changes nothing. */
-export async function endDataPath({ possession, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
+export async function endDataPath({ ownership, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
   if (isLeaving(reason)) {
-    await possession.close()
+    await ownership.close()
     if (forwarding?.next) await removeLastKnown(forwarding.next.lastKnown)
     return
   }
-  await possession.end(async (paths) => {
+  await ownership.end(async (paths) => {
     const kept = await giveToManager(paths, notifier)
     await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
       log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),

@@ -20,7 +20,7 @@ import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
 import type { Probes } from './loops/probe-schedule.ts'
-import type { Possession } from './possession.ts'
+import type { Ownership } from './ownership.ts'
 
 /** A loop checks what it keeps this often when nothing tells it to. */
 export const RESYNC_MS = 5_000
@@ -103,7 +103,7 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 }
 
 export interface Node extends NodeParts {
-  readonly possession: Possession
+  readonly ownership: Ownership
   lease: OwnLease
   /** The attributes that the lease is to have; the next renewal writes them. */
   attrs: LeaseAttrs
@@ -156,7 +156,7 @@ export interface Node extends NodeParts {
   /** What this node has claimed of its public IP (loops/duplicate-node.ts). */
   claimed: { readonly address: string; readonly value: string } | undefined
   /** The name of another host that uses our public IP, as it says itself. */
-  twin: string | undefined
+  duplicate: string | undefined
   /** The families that this host does not forward, whatever weftd does. */
   unforwarded: readonly Family[]
   /** The routes that wrongly lead packets past the data path: each with its log line, the public part of that line, and the reason. */
@@ -177,12 +177,12 @@ export function createNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
-  possession: Possession,
+  ownership: Ownership,
   view: PeerView,
 ): Node {
   return {
     ...parts,
-    possession,
+    ownership,
     lease,
     attrs,
     view,
@@ -199,12 +199,12 @@ export function createNode(
     probes: undefined,
     lengths: {},
     memory: undefined,
-    twin: undefined,
+    duplicate: undefined,
     pastPath: [],
     unforwarded: [],
     rulesTrouble: undefined,
     claimed: undefined,
-    mtuAtStart: possession.dataPath?.mtu,
+    mtuAtStart: ownership.dataPath?.mtu,
     unprobed: { keys: undefined },
     unsearched: { keys: undefined },
     written: new Set(),

@@ -11,14 +11,14 @@ import type { ExternalInterface } from '../host/external-interface.ts'
 import { isNamedBy } from '../host/links.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
-import type { Forwarding } from './loops/data-path.ts'
+import type { ForwardingNode } from './loops/data-path.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
-import { untilOurs, type Possession } from './possession.ts'
+import { untilOurs, type Ownership } from './ownership.ts'
+import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
-import type { Succession } from './restart/succession.ts'
 
 /** The data path that forwards as last known, and all that it was opened with. */
-export interface Resumed extends Forwarding {
+export interface ResumedNode extends ForwardingNode {
   readonly config: NetworkConfig
   readonly external: ExternalInterface
   /** Ends its being looked after, for a node that does so from then on. */
@@ -29,14 +29,14 @@ export interface Resumed extends Forwarding {
 
 /** The state before a node exists: whoever forwards until then. */
 export interface Before {
-  readonly possession: Possession
-  readonly succession: Omit<Succession<Resumed>, 'free' | 'resumed' | 'close'>
+  readonly ownership: Ownership
+  readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter'>
   /** A backend of this node, always the same one for the same. */
   readonly amend: (backend: Backend) => Backend
   /** The store's name, as storeNameOf gives it. */
   readonly store: string
   /** True when what was resumed is for the present network configuration and external interface. */
-  readonly fits: (resumed: Resumed | undefined) => boolean
+  readonly fits: (resumed: ResumedNode | undefined) => boolean
   /** Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. */
   readonly permit: (backend: Backend) => Promise<void>
   /** Is given the node, which answers to successors from then on. */
@@ -47,7 +47,7 @@ export interface Before {
 export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
   // Compares with the configuration as last known, which is without secrets: a start with one waits for the store, and resumes nothing.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
-  return (resumed: Resumed | undefined): resumed is Resumed =>
+  return (resumed: ResumedNode | undefined): resumed is ResumedNode =>
     isDeepStrictEqual(resumed?.config, known) &&
     isDeepStrictEqual(resumed?.backend.external ?? resumed?.external, external)
 }
@@ -61,25 +61,25 @@ export async function openNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
-  resumed: Resumed | undefined,
+  resumed: ResumedNode | undefined,
   before: Before,
 ): Promise<Node> {
   const { config, options, signal, log } = parts
-  const { possession, succession, fits, amend } = before
+  const { ownership, handover, fits, amend } = before
   await resumed?.hand()
   const known = resumed ? undefined : await knownBefore(options, lease, before, log)
   const view = resumed?.view ?? known?.view ?? new Map()
   for (;;) {
-    await untilOurs(possession, signal)
-    const goesOn = resumed && possession.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
+    await untilOurs(ownership, signal)
+    const goesOn = resumed && ownership.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
     const backend = goesOn ? amend(resumed.backend) : parts.backend
     if (!goesOn) {
       if (resumed) log.warn(`What was last known is out of date; the data path is opened again`)
-      await possession.close()
-      if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
+      await ownership.close()
+      if (ownership.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
       try {
-        await possession.open(async () => {
-          for (const left of succession.tunNames)
+        await ownership.open(async () => {
+          for (const left of handover.tunNames)
             if (!goesOnWith(backend, left))
               await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
           return backend.open({ ...lease, attrs }, signal, view, known?.others)
@@ -91,7 +91,7 @@ export async function openNode(
       }
     }
     // Otherwise a successor came first.
-    if (possession.dataPath) return createNode({ ...parts, backend }, lease, attrs, possession, view)
+    if (ownership.dataPath) return createNode({ ...parts, backend }, lease, attrs, ownership, view)
   }
 }
 
@@ -103,7 +103,7 @@ export async function openNode(
 async function knownBefore(
   options: NodeParts['options'],
   { key }: OwnLease,
-  { store, succession: { isOnLoan, tunNames } }: Pick<Before, 'store' | 'succession'>,
+  { store, handover: { isOnLoan, tunNames } }: Pick<Before, 'store' | 'handover'>,
   log: Log,
 ): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
   if (!isOnLoan && tunNames.length === 0) return undefined

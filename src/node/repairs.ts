@@ -6,7 +6,7 @@ const LOGGED_A_MINUTE = 6
 
 /** Counts and logs what one loop repaired. */
 export interface RepairLog {
-  add(mended: string): void
+  add(repaired: string): void
   /** The number of repairs in the last minute. */
   lastMinute(): number
 }
@@ -18,14 +18,14 @@ export function createRepairLog(total: { repaired: number }, log: Log): RepairLo
     repairs = repairs.filter((at) => performance.now() - at < 60_000)
     return repairs.length
   }
-  const add = (mended: string): void => {
+  const add = (repaired: string): void => {
     repairs.push(performance.now())
     total.repaired++
     const times = lastMinute()
-    if (times <= LOGGED_A_MINUTE) log.warn(`Repaired: ${mended} (repair ${total.repaired} since the start)`)
+    if (times <= LOGGED_A_MINUTE) log.warn(`Repaired: ${repaired} (repair ${total.repaired} since the start)`)
     if (times === LOGGED_A_MINUTE + 1)
       log.warn(
-        `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: another program may be undoing them`,
+        `Repaired: ${repaired}. That is ${times} repairs in a minute, of which no more are logged: another program may be undoing them`,
       )
   }
   return { add, lastMinute }

@@ -41,7 +41,7 @@ import { isHung, type Threads } from '../report/threads.ts'
 import type { PathLength } from './loops/path-lengths.ts'
 import type { Probed } from './loops/probe-schedule.ts'
 import type { Node } from './node.ts'
-import type { Possession } from './possession.ts'
+import type { Ownership } from './ownership.ts'
 
 /** The kernel is asked for each path: not for thousands. */
 const MOST_PATHS = 500
@@ -82,33 +82,33 @@ function leasesOf(options: DaemonOptions): string {
 }
 
 /** A daemon that has no node yet, and waits for this. */
-export const beginningOf = (waitsFor: string, possession: Possession, signal: AbortSignal): Beginning => ({
-  isForwarding: possession.dataPath !== undefined,
-  leaving: leavingOf(possession, signal),
+export const beginningOf = (waitsFor: string, ownership: Ownership, signal: AbortSignal): Beginning => ({
+  isForwarding: ownership.dataPath !== undefined,
+  leaving: leavingOf(ownership, signal),
   waitsFor,
 })
 
 /** The report of a daemon that has no node yet: what it waits for, and what forwards meanwhile. */
-export const startingReportOf = (store: string, beginning: Beginning, possession: Possession): NodeReport =>
-  startingReport(store, beginning, beginning.isForwarding ? pathOf(possession, new Map(), 0) : null)
+export const startingReportOf = (store: string, beginning: Beginning, ownership: Ownership): NodeReport =>
+  startingReport(store, beginning, beginning.isForwarding ? pathOf(ownership, new Map(), 0) : null)
 
 /** Why this daemon does not go on; undefined while it does. */
-function leavingOf({ state }: Possession, signal: AbortSignal): string | undefined {
+function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefined {
   if (state.is === 'lent' || state.is === 'released') return 'another weftd takes over'
   return signal.aborted || state.is === 'ended' ? 'it stops' : undefined
 }
 
 /** Whatever is told of the node is told from this. */
 export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
-  const { lease, view, possession, threads, following, manager, options } = node
+  const { lease, view, ownership, threads, following, manager, options } = node
   return {
     at: performance.now(),
     subnet: lease.subnet,
-    isOpen: possession.dataPath !== undefined,
-    lacking: possession.dataPath?.lacking ?? {},
-    gone: possession.dataPath?.gone?.() ?? {},
+    isOpen: ownership.dataPath !== undefined,
+    lacking: ownership.dataPath?.lacking ?? {},
+    gone: ownership.dataPath?.gone?.() ?? {},
     threads,
-    leaving: leavingOf(possession, node.signal),
+    leaving: leavingOf(ownership, node.signal),
     host: hostTroubles(node),
     pastPath: node.pastPath,
     rules: node.rulesTrouble,
@@ -128,8 +128,8 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
   }
 }
 
-const hostTroubles = ({ twin, unforwarded }: Node): readonly string[] => [
-  ...(twin === undefined ? [] : [`${twin} uses the same public IP`]),
+const hostTroubles = ({ duplicate, unforwarded }: Node): readonly string[] => [
+  ...(duplicate === undefined ? [] : [`${duplicate} uses the same public IP`]),
   ...unforwarded.map((family) => `the kernel does not forward ${FAMILY_NAMES[family]}`),
 ]
 
@@ -190,7 +190,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       publicIp: addressText(node.attrs.publicIp),
       ...ipv6Of(lease.subnet, node.attrs.publicIp),
       externalInterface: node.backend.external?.name ?? node.externalName ?? null,
-      twin: node.twin ?? null,
+      twin: node.duplicate ?? null,
     },
     config: configOf(node.config),
     lease: {
@@ -198,7 +198,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       expiresAt: lease.expiresAt === undefined ? null : iso(lease.expiresAt),
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
-    dataPath: pathOf(node.possession, node.threads, at, node),
+    dataPath: pathOf(node.ownership, node.threads, at, node),
     peers: countPeers(list, probeSecondsOf(node)),
     peerEvents: node.memory?.events.counts() ?? null,
     repairs: node.repaired,
@@ -250,7 +250,7 @@ export function devicesOf(
 }
 
 function pathOf(
-  { dataPath }: Possession,
+  { dataPath }: Ownership,
   threads: Threads,
   at: number,
   { config, mtuAtStart, memory }: Partial<Pick<Node, 'config' | 'mtuAtStart' | 'memory'>> = {},
@@ -285,7 +285,7 @@ function pathOf(
 }
 
 /** The counters of the data path that is open; none while there is none. */
-export const countersOf = ({ dataPath }: Pick<Possession, 'dataPath'>): Readonly<Record<string, number>> =>
+export const countersOf = ({ dataPath }: Pick<Ownership, 'dataPath'>): Readonly<Record<string, number>> =>
   Object.fromEntries(Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]))
 
 type AllProbed = ByFamily<ReadonlyMap<string, Probed>>
@@ -301,8 +301,8 @@ function peersOf(
     mostPaths = MOST_PATHS,
   }: { readonly probed?: AllProbed; readonly mostPaths?: number } = {},
 ): PeerStatus[] {
-  const { view, lease: own, following, possession } = node
-  const { dataPath } = possession
+  const { view, lease: own, following, ownership } = node
+  const { dataPath } = ownership
   const set = new Map(dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
   const isFew = view.size <= mostPaths
@@ -337,7 +337,7 @@ function peersOf(
 type Traffic = ReadonlyMap<string, PathTraffic>
 
 /** No traffic is known when the device that counted it is gone. */
-async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
+async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   const nothing: Traffic = new Map()
   if (!dataPath?.traffic) return nothing
   return dataPath.traffic().catch((error: unknown) => {

@@ -18,7 +18,7 @@ export interface ServedPlaces {
   readonly 'status-socket': string
 }
 
-/** The daemon before, as node/restart/succession.ts has it. */
+/** The daemon before, as node/restart/handover.ts has it. */
 export interface DaemonBefore {
   /** True when there was one at the start. */
   readonly isSuccessor: boolean

@@ -1,4 +1,4 @@
-// succession.ts - weftds of one host that start, take over, stop, die and stand still, by a seed: the real conversation, possession and
+// handover.ts - weftds of one host that start, take over, stop, die and stand still, by a seed: the real conversation, ownership and
 // loop of the data path, on sockets, a lock and packets that are only believed, in virtual time.
 //
 // A process dies where it stands: its timers never come, its descriptors are closed, and whoever is connected to it hears the end.
@@ -13,14 +13,14 @@ import { runNode } from '../../src/daemon.ts'
 import { createBell, pause } from '../../src/host/bell.ts'
 import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
 import { endDataPath } from '../../src/node/end.ts'
-import { keepForwarding, type Forwarding } from '../../src/node/loops/data-path.ts'
-import type { Resumed } from '../../src/node/open.ts'
-import { createPossession } from '../../src/node/possession.ts'
-import { createKept } from '../../src/node/restart/kept.ts'
-import { Superseded } from '../../src/node/restart/predecessor.ts'
+import { keepForwarding, type ForwardingNode } from '../../src/node/loops/data-path.ts'
+import type { ResumedNode } from '../../src/node/open.ts'
+import { createOwnership } from '../../src/node/ownership.ts'
+import { earlierRun } from '../../src/node/restart/earlier-run.ts'
+import { enterHandover, type Inheritable } from '../../src/node/restart/handover.ts'
+import { Superseded } from '../../src/node/restart/lender.ts'
 import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
-import { enterSuccession, type Inheritance } from '../../src/node/restart/succession.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
@@ -509,9 +509,9 @@ function createWorld(time: VirtualTime, random: Random) {
       if (/hands nothing over/.test(line)) reached.add('refused')
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
-    const possession = createPossession(logger)
-    let forwarding: Forwarding | undefined
-    const makeBackend = (kind: Plan['kind'], inheritance: Inheritance): Backend => ({
+    const ownership = createOwnership(logger)
+    let forwarding: ForwardingNode | undefined
+    const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
@@ -524,7 +524,7 @@ function createWorld(time: VirtualTime, random: Random) {
           tunName: 'flannel%d',
           workers: plan.workers,
         }
-        const inherited = await inheritance.take({ ...wanted })
+        const inherited = await inheritable.take({ ...wanted })
         await busy(process, 1, 300)
         if (plan.failsAt === 'open' && chance(0.5)) {
           struck.add('fail')
@@ -537,19 +537,19 @@ function createWorld(time: VirtualTime, random: Random) {
       },
     })
     const config: NetworkConfig = parseNetworkConfig(CONFIG)
-    const succession = await enterSuccession<Resumed>({
+    const handover = await enterHandover<ResumedNode>({
       log: logger,
       stopping,
       rendezvous: rendezvousOf(process),
-      estate: {
-        lend: () => possession.lend(),
-        release: () => possession.release(),
+      lender: {
+        lend: () => ownership.lend(),
+        release: () => ownership.release(),
         async takeBack(why) {
           logTo(`it ${why}; forwarding again`)
-          await possession.takeBack()
+          await ownership.takeBack()
         },
         attend(isThere) {
-          possession.hasSuccessor = isThere
+          ownership.hasSuccessor = isThere
           if (!isThere) forwarding?.leaseDoubt.ring()
         },
         about: () => ({
@@ -561,21 +561,21 @@ function createWorld(time: VirtualTime, random: Random) {
         refusal: () => undefined,
         write: () => busy(process, 1, 100),
       },
-      kept: async () => createKept([], { tunNames: ['flannel0'] }),
-      async resume(inheritance) {
+      earlierRun: async () => earlierRun([], { tunNames: ['flannel0'] }),
+      async resume(inheritable) {
         await busy(process, 10, 200)
         if (lastKnown === 'kernel') return 'nothing'
-        const backend = makeBackend('tun', inheritance)
+        const backend = makeBackend('tun', inheritable)
         const ended = new AbortController()
         const until = AbortSignal.any([signal, ended.signal])
         try {
           const attrs = await backend.prepare(until)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await possession.open(() => backend.open(lease, until, new Map()))
-          if (!possession.dataPath) return 'failed'
+          await ownership.open(() => backend.open(lease, until, new Map()))
+          if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
-          const resumed: Resumed = {
-            possession,
+          const resumed: ResumedNode = {
+            ownership,
             backend,
             next: undefined,
             log: logger,
@@ -629,7 +629,7 @@ function createWorld(time: VirtualTime, random: Random) {
         },
         manager: managerOf(store),
         config,
-        backend: makeBackend(plan.kind, succession),
+        backend: makeBackend(plan.kind, handover),
         firewall: {
           resyncMs: 600_000,
           rules: {
@@ -648,8 +648,8 @@ function createWorld(time: VirtualTime, random: Random) {
         next: undefined,
       }
       return await runNode(parts, {}, stopping, {
-        possession,
-        succession,
+        ownership,
+        handover,
         amend: (backend) => backend,
         store: 'store',
         fits: () => plan.kind === 'tun',
@@ -660,8 +660,8 @@ function createWorld(time: VirtualTime, random: Random) {
       stopping.abort(error)
       throw error
     } finally {
-      await endDataPath({ possession, forwarding, log: logger }, signal.reason)
-      succession.close(forwarding === undefined)
+      await endDataPath({ ownership, forwarding, log: logger }, signal.reason)
+      handover.close(forwarding === undefined)
     }
   }
 

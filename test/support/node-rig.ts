@@ -16,7 +16,7 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import type { NodeParts } from '../../src/node/node.ts'
 import type { Before } from '../../src/node/open.ts'
-import type { Possession } from '../../src/node/possession.ts'
+import type { Ownership } from '../../src/node/ownership.ts'
 import type { Backend, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import type { State } from '../../src/report/notify.ts'
@@ -33,7 +33,7 @@ interface FakeDataPath {
   stuck: Error | undefined
   /** The reason why peers cannot be set now. */
   refusal: Error | undefined
-  mended: string[]
+  repaired: string[]
   /** The reason why it cannot be looked at now. */
   unseen: Error | undefined
   /** What a look waits for, of which it is told when it is late. */
@@ -76,7 +76,7 @@ export let alive: number
 export let stopping: AbortController
 export let ended: Promise<unknown>
 /** Of the node that was started last. */
-export let possession: Possession
+export let ownership: Ownership
 
 /** The network has four subnets of which three can be leased: 10.5.0.64/26, .128 and .192. */
 const CONFIG = '{"Network":"10.5.0.0/24"}'
@@ -106,7 +106,7 @@ export const backend: Backend = {
       closed: false,
       stuck: undefined,
       refusal: undefined,
-      mended: [],
+      repaired: [],
       unseen: undefined,
       looking: undefined,
       unreported: false,
@@ -136,7 +136,7 @@ export const backend: Backend = {
       resync: async (late) => {
         await dataPath.looking?.(late)
         if (dataPath.unseen) throw dataPath.unseen
-        return dataPath.mended.splice(0)
+        return dataPath.repaired.splice(0)
       },
       get unreported() {
         return dataPath.unreported
@@ -284,7 +284,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   const manager = managerOf(store)
   const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
   const before = { ...alone(parts, hostChanged), ...more }
-  possession = before.possession
+  ownership = before.ownership
   ended = runNode(parts, {}, stopping, before).catch((error: unknown) => error)
 }
 

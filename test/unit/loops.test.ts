@@ -24,7 +24,7 @@ const { failing, wrapped } = vi.hoisted(() => {
 })
 vi.mock('../../src/node/loops/peers.ts', (load) => wrapped(load, 'keepPeers'))
 vi.mock('../../src/node/loops/lease.ts', (load) => wrapped(load, 'keepLease'))
-vi.mock('../../src/node/loops/duplicate-node.ts', (load) => wrapped(load, 'watchForTwins'))
+vi.mock('../../src/node/loops/duplicate-node.ts', (load) => wrapped(load, 'watchForDuplicateNode'))
 vi.mock('../../src/node/loops/names.ts', (load) => wrapped(load, 'keepNames'))
 vi.mock('../../src/node/loops/status-network.ts', (load) => wrapped(load, 'tellNetwork'))
 vi.mock('../../src/node/loops/config.ts', (load) => wrapped(load, 'watchConfig'))

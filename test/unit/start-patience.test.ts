@@ -3,7 +3,7 @@
 import { expect, it, vi } from 'vitest'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import { whileForwarding } from '../../src/daemon.ts'
-import { createPossession } from '../../src/node/possession.ts'
+import { createOwnership } from '../../src/node/ownership.ts'
 import type { DataPath } from '../../src/path/contract.ts'
 import {
   ended,
@@ -23,9 +23,9 @@ import {
 installRig()
 
 async function forwarding() {
-  const possession = createPossession(log)
-  await possession.open(async () => ({ close: async () => {} }) as unknown as DataPath)
-  return { possession, log, stopping }
+  const ownership = createOwnership(log)
+  await ownership.open(async () => ({ close: async () => {} }) as unknown as DataPath)
+  return { ownership, log, stopping }
 }
 
 const CODES: readonly ErrorCode[] = [
@@ -68,12 +68,12 @@ it('ends where nothing forwards, by a defect, and where the data path goes meanw
   const fails = (error: Error) => async (): Promise<never> => {
     throw error
   }
-  await expect(whileForwarding({ possession: createPossession(log), log, stopping }, fails(wrong))).rejects.toBe(wrong)
+  await expect(whileForwarding({ ownership: createOwnership(log), log, stopping }, fails(wrong))).rejects.toBe(wrong)
   const defect = new Error('a defect')
   await expect(whileForwarding(await forwarding(), fails(defect))).rejects.toBe(defect)
   const part = await forwarding()
   const started = whileForwarding(part, fails(wrong)).catch((error: unknown) => error)
-  await part.possession.close()
+  await part.ownership.close()
   await vi.advanceTimersByTimeAsync(2_000)
   expect(await started).toBe(wrong)
 })

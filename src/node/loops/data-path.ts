@@ -1,4 +1,4 @@
-// data-path.ts - keeps the data path: the device is mended, a family that it lacks is opened again beside the other, and all of it when it
+// data-path.ts - keeps the data path: the device is repaired, a family that it lacks is opened again beside the other, and all of it when it
 // died or the node moved.
 
 import { describeError, messageOf } from '../../base/errors.ts'
@@ -9,7 +9,7 @@ import { watchHost } from '../../host/events.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPath } from '../../path/contract.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
-import { untilOurs } from '../possession.ts'
+import { untilOurs } from '../ownership.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
 import { clearLeftovers } from './leftovers.ts'
 import { applyPeers } from './peers.ts'
@@ -24,7 +24,10 @@ const CALM_MS = 30_000
 const REPAIRS_A_MINUTE = 60
 
 /** The owner of a data path, and what it is opened with: a node, or what goes on as last known before there is one. */
-export type Forwarding = Pick<Node, 'possession' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'> &
+export type ForwardingNode = Pick<
+  Node,
+  'ownership' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'
+> &
   Pick<Node, 'unapplied' | 'ownApplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
 
 export const keepDataPath = (node: Node): Promise<never> =>
@@ -35,13 +38,13 @@ export const keepDataPath = (node: Node): Promise<never> =>
  * when `until` aborts, but leaves the data path open, because a node may continue with it.
  */
 export async function keepForwarding(
-  node: Forwarding,
+  node: ForwardingNode,
   moved: () => Promise<void>,
   { beside = async () => {}, until = node.signal }: { beside?: () => Promise<unknown>; until?: AbortSignal } = {},
 ): Promise<never> {
-  const { possession, backend, log } = node
+  const { ownership, backend, log } = node
   let { lease } = node
-  const openMtu = (): number | undefined => possession.dataPath?.mtu
+  const openMtu = (): number | undefined => ownership.dataPath?.mtu
   let mtu = openMtu()
   let diedYoung = 0
   const repairs = createRepairLog(node, node.log)
@@ -53,17 +56,15 @@ export async function keepForwarding(
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const before = { lease, mtu }
     const calm = seldom(log)
-    await untilOurs(possession, until)
+    await untilOurs(ownership, until)
     // A data path that cannot be closed is left to whoever opens the next one.
-    await possession
-      .close()
-      .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
+    await ownership.close().catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
     if (diedYoung > 1) await pause(until, REOPEN_RETRY_MS)
     while (openMtu() === undefined) {
-      await untilOurs(possession, until)
+      await untilOurs(ownership, until)
       try {
         await prepareAgain(node)
-        await possession.open(() => {
+        await ownership.open(() => {
           lease = node.lease
           return backend.open({ ...lease, attrs: node.attrs }, node.signal, node.view)
         })
@@ -80,25 +81,25 @@ export async function keepForwarding(
   }
 }
 
-async function prepareAgain(node: Forwarding): Promise<void> {
+async function prepareAgain(node: ForwardingNode): Promise<void> {
   node.attrs = await node.backend.prepare(node.signal)
   if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // peers have to know
 }
 
 /** Mends what others changed of the device, until the data path must be opened again: it died, or the node moved. */
 async function keepRight(
-  node: Forwarding,
+  node: ForwardingNode,
   lease: OwnLease,
   repairs: RepairLog,
   tellGone: GoneLog,
   { beside, until: stop }: { readonly beside: () => Promise<unknown>; readonly until: AbortSignal },
 ): Promise<void> {
-  const { log, possession } = node
-  const { dataPath } = possession
+  const { log, ownership } = node
+  const { dataPath } = ownership
   if (!dataPath) return
   const ended = new AbortController()
   const until = AbortSignal.any([stop, ended.signal])
-  const ring = (): void => possession.doubt.ring()
+  const ring = (): void => ownership.recheck.ring()
   const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
   try {
     return await lookAfter(node, dataPath, lease, repairs, tellGone, { beside, signal: stop })
@@ -109,18 +110,18 @@ async function keepRight(
 }
 
 async function lookAfter(
-  node: Forwarding,
+  node: ForwardingNode,
   dataPath: DataPath,
   lease: OwnLease,
   repairs: RepairLog,
   tellGone: GoneLog,
   { beside, signal }: { readonly beside: () => Promise<unknown>; readonly signal: AbortSignal },
 ): Promise<void> {
-  const { log, possession } = node
+  const { log, ownership } = node
   let fault: Error | undefined
   const onFault = (error: Error): void => {
     fault = error
-    possession.doubt.ring()
+    ownership.recheck.ring()
   }
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
@@ -129,9 +130,9 @@ async function lookAfter(
   let besideAt = -Infinity
   let renewing: Promise<void> | undefined
   for (;;) {
-    const rang = await possession.doubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
-    if (possession.dataPath !== dataPath) return // it was closed for another process
-    if (possession.state.is === 'lent') continue // it is that one's to mend
+    const rang = await ownership.recheck.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
+    if (ownership.dataPath !== dataPath) return // it was closed for another process
+    if (ownership.state.is === 'lent') continue // it is that one's to mend
     if (fault) {
       log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
       return await renewing // what prepares for it has done so
@@ -139,13 +140,13 @@ async function lookAfter(
     if (node.lease.key !== lease.key) return await renewing
     isCalm = false
     try {
-      const mended = await tellingLate(LATE_MS, (late) => dataPath.resync(late))
+      const repaired = await tellingLate(LATE_MS, (late) => dataPath.resync(late))
       const gone = dataPath.gone?.() ?? {}
       tellGone(gone)
-      for (const each of mended) repairs.add(each)
+      for (const each of repaired) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
       // A missing address is given up only after it has been missing for a while.
-      isCalm = !rang && mended.length === 0 && familiesOf(gone).length === 0
+      isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
@@ -191,7 +192,7 @@ function createGoneLog(log: Log): GoneLog {
 }
 
 /** Has the data path go on as the host is now: families that it lacks are opened, the other one is left as it is. */
-async function renew(node: Forwarding, dataPath: DataPath, log: Log): Promise<void> {
+async function renew(node: ForwardingNode, dataPath: DataPath, log: Log): Promise<void> {
   try {
     await prepareAgain(node)
     await dataPath.renew?.(node.attrs)

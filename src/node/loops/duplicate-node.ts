@@ -22,7 +22,7 @@ const CALM_LOOKS = 2
 /** Within so many looks a renewal of our own whose answer was lost was tried again. */
 const FOREIGN_LOOKS = 3
 
-export async function watchForTwins(node: Node): Promise<never> {
+export async function watchForDuplicateNode(node: Node): Promise<never> {
   const { manager, log, signal } = node
   let address = ''
   const mine = claimText(hostname(), randomUUID())
@@ -38,7 +38,7 @@ export async function watchForTwins(node: Node): Promise<never> {
     const current = addressText(node.attrs.publicIp)
     if (current !== address) {
       claimed = false
-      node.twin = undefined
+      node.duplicate = undefined
     }
     address = current
     if (doubts === 0) lookAtWrites()
@@ -47,13 +47,13 @@ export async function watchForTwins(node: Node): Promise<never> {
       const found = await manager.claim?.(address, mine, signal)
       if (!claimed || found === undefined || found === mine) {
         calm++
-        if (calm >= CALM_LOOKS) node.twin = undefined
+        if (calm >= CALM_LOOKS) node.duplicate = undefined
       } else {
         calm = 0
         if (found === answer) {
-          node.twin = hostNameIn(found) ?? shortened(found)
+          node.duplicate = hostNameIn(found) ?? shortened(found)
           log.error(
-            `Another host uses this node's public IP ${address} too: ${node.twin}. ` +
+            `Another host uses this node's public IP ${address} too: ${node.duplicate}. ` +
               'Both hold one subnet, and packets reach only one of them; give each its own address with --public-ip or --iface',
           )
         }
@@ -61,7 +61,7 @@ export async function watchForTwins(node: Node): Promise<never> {
       }
       // What was named stays so for minutes.
       const isOthers = found !== undefined && found !== mine
-      if (isOthers) doubts = node.twin === undefined ? DOUBT_LOOKS : 0
+      if (isOthers) doubts = node.duplicate === undefined ? DOUBT_LOOKS : 0
       claimed = true
       node.claimed = { address, value: mine }
     } catch (error) {
@@ -71,13 +71,13 @@ export async function watchForTwins(node: Node): Promise<never> {
     const due = performance.now() + (doubts > 0 ? DOUBT_MS : waitMs)
     for (let leftMs = due - performance.now(); leftMs > 0; leftMs = due - performance.now()) {
       await pause(signal, Math.min(leftMs, DOUBT_MS))
-      if (isWrittenAnew() && node.twin === undefined) {
+      if (isWrittenAnew() && node.duplicate === undefined) {
         doubts = DOUBT_LOOKS
         break
       }
     }
     // A successor writes the lease and its own name: this process ends soon, or goes on when that one has gone.
-    while (node.possession.hasSuccessor) await pause(signal, DOUBT_MS)
+    while (node.ownership.hasSuccessor) await pause(signal, DOUBT_MS)
     if (doubts === 0) waitMs = CLAIM_MS
   }
 }

@@ -9,7 +9,7 @@ import { RESYNC_MS, type Node } from '../node.ts'
 export async function watchForwarding(node: Node): Promise<never> {
   const { config, readSysctl, signal } = node
   for (;;) {
-    const families = node.possession.dataPath?.families ?? familiesOf(config)
+    const families = node.ownership.dataPath?.families ?? familiesOf(config)
     const unforwarded: Family[] = []
     for (const family of families) if ((await readSysctl?.(FORWARDING[family])) === '0') unforwarded.push(family)
     node.unforwarded = unforwarded

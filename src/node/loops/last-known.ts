@@ -13,7 +13,7 @@ const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
 /** The facts that the next process is told. */
-export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'possession'> & {
+export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'ownership'> & {
   readonly backend?: Pick<Node['backend'], 'external'>
 }
 
@@ -44,7 +44,7 @@ export function writeKnown(node: Knowing, paths?: unknown): Promise<void> {
 }
 
 async function write(
-  { next, lease, attrs, view, backend, possession: { dataPath } }: Knowing,
+  { next, lease, attrs, view, backend, ownership: { dataPath } }: Knowing,
   paths: unknown,
 ): Promise<void> {
   // While a data path that died is opened again, what was known of it stays for a process that starts then.

@@ -162,8 +162,8 @@ export async function keepLease(node: Node): Promise<never> {
  * True when the successor has written the lease for the node that it is to be: with other attributes, or for other families and so under
  * another key. Whoever wrote it back would have it written again, in turns until the hand-over.
  */
-function isSuccessors({ possession, view, lease }: Node): boolean {
-  if (!possession.hasSuccessor) return false
+function isSuccessors({ ownership, view, lease }: Node): boolean {
+  if (!ownership.hasSuccessor) return false
   const now = view.get(lease.key)
   if (now) return isOfOneNode(now.attrs, lease.attrs) && !leasesEqual(now, lease)
   return [...view.values()].some(({ attrs }) => isOfOneNode(attrs, lease.attrs))
@@ -290,5 +290,5 @@ async function replaceLease(node: Node, isRunning = true): Promise<void> {
       `This node moves from ${netsText(before.subnet)} to ${netsText(node.lease.subnet)}: ` +
         'containers on the old subnet must be started again',
     )
-  node.possession.doubt.ring()
+  node.ownership.recheck.ring()
 }

@@ -28,11 +28,11 @@ type Leftovers = NonNullable<Node['leftovers']>
  * if there are none. Only a node that forwards does so, because otherwise a successor may have made devices already.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
-  const { backend, leftovers, possession } = node
+  const { backend, leftovers, ownership } = node
   if (!leftovers || !backend.devices) return true
   const { run } = leftovers
-  const { dataPath } = possession
-  const isOurs = (): boolean => possession.state.is === 'forwarding' && possession.dataPath === dataPath
+  const { dataPath } = ownership
+  const isOurs = (): boolean => ownership.state.is === 'forwarding' && ownership.dataPath === dataPath
   if (!isOurs()) return node.pastPath.length === 0
   try {
     let found = await find(node, leftovers)
@@ -86,12 +86,12 @@ async function findInTable(
     others = () => otherDaemons(handoverLock({ 'subnet-file': node.options['subnet-file'] })),
   }: Leftovers,
 ): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
-  const { backend, config, lease, possession, view } = node
+  const { backend, config, lease, ownership, view } = node
   const surroundings: Surroundings = {
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
     earlier,
-    ownDevices: [...(backend.devices ?? []), ...(possession.dataPath?.tunNames ?? [])],
+    ownDevices: [...(backend.devices ?? []), ...(ownership.dataPath?.tunNames ?? [])],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
     external: backend.external?.name,

@@ -52,7 +52,7 @@ export async function keepMemory(node: Node): Promise<never> {
 }
 
 /** Nothing is known of a device that is gone. */
-async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
+async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   return (await dataPath?.traffic?.().catch(() => undefined)) ?? new Map()
 }
 
@@ -96,7 +96,7 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
   let stepAt = performance.now()
   let peerStepAt = stepAt
   let before: { readonly at: number; readonly traffic: Traffic } | undefined
-  recent.keep(countersOf(node.possession), stepAt)
+  recent.keep(countersOf(node.ownership), stepAt)
 
   function totalsOf(counters: Readonly<Record<string, number>>, at: number): Totals {
     const drops = Object.entries(counters).filter(([name]) => isDrop(name))
@@ -148,7 +148,7 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
       const now = performance.now()
       if (now - stepAt >= STEP_MS) {
         stepAt += STEP_MS * Math.floor((now - stepAt) / STEP_MS)
-        const counters = countersOf(node.possession)
+        const counters = countersOf(node.ownership)
         recent.keep(counters, now)
         hour.add(nodeSample(totalsOf(counters, now)), now)
       }

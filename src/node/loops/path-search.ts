@@ -50,7 +50,7 @@ export async function searchPaths(node: Node): Promise<never> {
   try {
     for (;;) {
       await pause(signal, TICK_MS)
-      const { dataPath } = node.possession
+      const { dataPath } = node.ownership
       // Whoever wants no probes has none of these either, unless the data path is to go by them.
       const isWanted = options['probe-interval'] > 0 || dataPath?.pathSearch?.limit !== undefined
       for (const searching of searchings) openFor(searching, isWanted ? dataPath : undefined, node)

@@ -93,7 +93,7 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
 
 type Applying = Pick<
   Node,
-  'possession' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'ownApplied' | 'unprobed' | 'unsearched'
+  'ownership' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'ownApplied' | 'unprobed' | 'unsearched'
 >
 
 /**
@@ -101,17 +101,17 @@ type Applying = Pick<
  * look: only these leases may differ from those that were applied last; all where it is left out, or where our own was another one then.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
-  const { possession, view, lease, log, signal } = node
+  const { ownership, view, lease, log, signal } = node
   const before = node.unapplied
   const where = before === 'all' || node.ownApplied !== lease.key ? undefined : touched
   node.ownApplied = lease.key
   try {
-    const { dataPath } = possession
+    const { dataPath } = ownership
     await tellingLate(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
     // A data path that could not be given all is given all again, whatever was given meanwhile.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
-    if (isBehind && before !== 'rest') possession.doubt.ring()
+    if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where
     for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, news)
   } catch (error) {
@@ -119,6 +119,6 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     if (node.unapplied === 'all') return
     node.unapplied = 'all'
     log.error(`Cannot set the peers of the data path: ${describeError(error)}; trying again`)
-    possession.doubt.ring()
+    ownership.recheck.ring()
   }
 }

@@ -43,7 +43,7 @@ export async function probePeers(node: Node): Promise<never> {
   try {
     for (;;) {
       await pause(signal, TICK_MS)
-      const { dataPath } = node.possession
+      const { dataPath } = node.ownership
       for (const asking of askings) openFor(asking, dataPath?.probeSource?.[asking.family], node)
       const open = askings.filter(({ socket }) => socket)
       if (open.length === 0) continue
@@ -76,7 +76,7 @@ export async function probePeers(node: Node): Promise<never> {
 }
 
 /** True if weftd itself carries the packets of peers, so that it knows when each peer last sent one. */
-const isHearing = ({ possession: { dataPath } }: Node): boolean => {
+const isHearing = ({ ownership: { dataPath } }: Node): boolean => {
   const engine = dataPath?.carrier().engine
   return engine !== undefined && engine !== 'kernel' && engine !== 'none'
 }
@@ -87,7 +87,7 @@ function createLively(node: Node): (askings: readonly Asking[]) => Promise<void>
   let wasGone = false
   return async (askings) => {
     const now = performance.now()
-    const { dataPath } = node.possession
+    const { dataPath } = node.ownership
     const wake = (key: string, heardAt?: number): void => {
       for (const { probes } of askings) probes.wake(key, now, heardAt)
     }

@@ -27,7 +27,7 @@ export async function tellNetwork(node: Node): Promise<never> {
   }
   try {
     for (;;) {
-      const wanted = new Set(listed(node.possession.dataPath?.probeSource ?? {}).map(formatAddress))
+      const wanted = new Set(listed(node.ownership.dataPath?.probeSource ?? {}).map(formatAddress))
       for (const [address, server] of open) {
         if (wanted.has(address)) continue
         open.delete(address)
@@ -53,10 +53,10 @@ export async function tellNetwork(node: Node): Promise<never> {
 }
 
 /** True for the address from which weftd on a node asks: containers have others. */
-function isNode({ possession, view, lease }: Node, address: Address | undefined): boolean {
+function isNode({ ownership, view, lease }: Node, address: Address | undefined): boolean {
   if (address === undefined) return false
   const family = familyOf(address)
-  const own = possession.dataPath?.probeSource?.[family]
+  const own = ownership.dataPath?.probeSource?.[family]
   const isOverlay = own !== undefined && own === lease.subnet[family]?.address
   for (const { subnet, attrs } of view.values())
     if ((isOverlay ? subnet[family]?.address : attrs.publicIp[family]) === address) return true

@@ -22,7 +22,7 @@ const isRefused = (family: Family, { mtu }: DataPath): boolean => family === 'ip
  */
 function subnetEnvOf(node: Node): SubnetEnv | undefined {
   const { options, config, lease, attrs, lackingSince } = node
-  const { dataPath } = node.possession
+  const { dataPath } = node.ownership
   if (!dataPath) return undefined
   const now = performance.now()
   for (const family of FAMILIES) {

@@ -35,7 +35,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   const everyMs = options['probe-interval'] * 1000
   if (!openEcho || everyMs === 0) {
     // What a process before this one chose nobody would take back, should it be of no use any more.
-    const { underlays } = node.possession.dataPath ?? {}
+    const { underlays } = node.ownership.dataPath ?? {}
     for (const key of underlays?.others() ?? []) underlays?.choose(key, underlays.first)
     return forGood(signal)
   }
@@ -48,7 +48,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   try {
     for (;;) {
       await pause(signal, TICK_MS)
-      const { dataPath } = node.possession
+      const { dataPath } = node.ownership
       const source = sourceOf(dataPath)
       if (asking && (asking.dataPath !== dataPath || asking.source !== source)) close()
       if (!asking && dataPath && source !== undefined) {

@@ -76,7 +76,7 @@ function nodeWith(peers: readonly number[], tokenFile = '', at = port): Node {
     attrs: leaseOf(1).attrs,
     view: new Map([1, ...peers].map((number) => [key(number), leaseOf(number)])),
     names: new Map(peers.map((number) => [`127.7.0.${number}`, `host${number}`])),
-    possession: {
+    ownership: {
       dataPath: {
         probeSource: { ipv4: addressOf(1) },
         peers: () =>
@@ -190,7 +190,7 @@ it('asks some of very many, and forgets what is told of others', async () => {
   Object.assign(node, { view: new Map<string, Lease>([[node.lease.key, node.lease], ...many]) })
   const silent = { results: () => new Map([['k29', { isAnswering: false }]]) }
   Object.assign(node, { probes: { ipv4: silent } })
-  Object.assign(node.possession.dataPath!, { peers: () => many.map(([each]) => ({ ...peer, key: each })) })
+  Object.assign(node.ownership.dataPath!, { peers: () => many.map(([each]) => ({ ...peer, key: each })) })
   const report = await askNetwork(node, async () => soundStatus, 10)
   expect([report.size, report.nodes.length, asked.length]).toEqual([31, 11, 10])
   expect(report.nodes.map(({ lease }) => lease)).toContain('k29')
@@ -220,7 +220,7 @@ it('knows how far a clock is ahead', async () => {
 it('a peer that the data path has not is not asked', async () => {
   answer = (number, _request, response) => tell(number, response)
   const node = nodeWith([2])
-  Object.assign(node.possession.dataPath!, { peers: () => [] })
+  Object.assign(node.ownership.dataPath!, { peers: () => [] })
   expect(answersOf(await ask(node))).toEqual({ host2: ['silent', 'the data path of this node has no way to it'] })
   expect(asked).toEqual([])
 })

@@ -11,7 +11,7 @@ import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
 import { amended } from '../../../../src/node/loops/lease.ts'
 import { createNode, type NodeParts } from '../../../../src/node/node.ts'
-import { createPossession } from '../../../../src/node/possession.ts'
+import { createOwnership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import {
   backend,
@@ -82,13 +82,13 @@ it('waits a second before it opens one that died at once twice, and between trie
 it.each([
   ['five seconds after one that was not, or that nobody would report', true, 5000],
   ['half a minute where all was right and what changes is reported', false, 30_000],
-])('has the device looked at within %s, and says what was mended', async (_, unreported, withinMs) => {
+])('has the device looked at within %s, and says what was repaired', async (_, unreported, withinMs) => {
   start()
   await ready()
   const wrong = async (after: number): Promise<number> => {
-    dataPaths[0]!.mended = ['flannel0 was down']
+    dataPaths[0]!.repaired = ['flannel0 was down']
     await vi.advanceTimersByTimeAsync(after - 100)
-    return dataPaths[0]!.mended.length
+    return dataPaths[0]!.repaired.length
   }
   dataPaths[0]!.unreported = unreported
   await wrong(5100)
@@ -96,7 +96,7 @@ it.each([
   await vi.advanceTimersByTimeAsync(10_000)
   expect(await wrong(withinMs === 5000 ? 5300 : 25_000)).toBe(withinMs === 5000 ? 0 : 1)
   await vi.advanceTimersByTimeAsync(5300)
-  expect(dataPaths[0]!.mended).toEqual([])
+  expect(dataPaths[0]!.repaired).toEqual([])
 })
 
 it('looks again in five seconds where peers could not be set', async () => {
@@ -205,10 +205,10 @@ it('looks after the family that it has while the other is being opened, which is
   path!.lacking = { ipv6: 'no device' }
   hostChanged.ring()
   await until(() => path!.renewed.length === 1, 300)
-  path!.mended = ['flannel0 was down']
+  path!.repaired = ['flannel0 was down']
   hostChanged.ring()
   await until(() => logged(/^W Repaired: flannel0 was down/), 1500)
-  path!.mended = []
+  path!.repaired = []
   await vi.advanceTimersByTimeAsync(20_000)
   expect(path!.renewed).toHaveLength(1)
   path!.renewing = undefined
@@ -256,7 +256,7 @@ it('looks at the device within a quarter of a second when the host reports a cha
   await ready()
   await vi.advanceTimersByTimeAsync(1000)
   for (const round of [1, 2, 3]) {
-    dataPaths[0]!.mended = ['flannel0 was down']
+    dataPaths[0]!.repaired = ['flannel0 was down']
     for (let times = 0; times < 10; times++) hostChanged.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect(lines.filter((line) => line.startsWith('W Repaired: flannel0'))).toHaveLength(round)
@@ -270,7 +270,7 @@ it('looks again in five seconds after a report: what came right behind it may no
   await vi.advanceTimersByTimeAsync(20_000)
   hostChanged.ring()
   await vi.advanceTimersByTimeAsync(1000)
-  dataPaths[0]!.mended = ['flannel0 was down']
+  dataPaths[0]!.repaired = ['flannel0 was down']
   await vi.advanceTimersByTimeAsync(5000)
   await until(() => logged(/^W Repaired: flannel0 was down/), 0)
 })
@@ -279,14 +279,14 @@ it('says only the first of many repairs, and looks less often when somebody undo
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
-  dataPaths[0]!.mended = Array.from({ length: 100 }, () => 'flannel0 was down')
+  dataPaths[0]!.repaired = Array.from({ length: 100 }, () => 'flannel0 was down')
   await vi.advanceTimersByTimeAsync(5000)
-  dataPaths[0]!.mended = ['flannel0 was down']
+  dataPaths[0]!.repaired = ['flannel0 was down']
   await vi.advanceTimersByTimeAsync(4000)
-  expect(dataPaths[0]!.mended).toHaveLength(1)
+  expect(dataPaths[0]!.repaired).toHaveLength(1)
   expect(lines.filter((line) => line.startsWith('W Repaired'))).toHaveLength(7)
   await vi.advanceTimersByTimeAsync(120_000)
-  dataPaths[0]!.mended = ['flannel0 had lost its address']
+  dataPaths[0]!.repaired = ['flannel0 had lost its address']
   hostChanged.ring()
   await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
 })
@@ -414,20 +414,20 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
     expiresAt: undefined,
     revision: 1n,
   }
-  const possession = createPossession(log)
+  const ownership = createOwnership(log)
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { leave, takeBack: async () => {} }
-  await possession.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
+  await ownership.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
   const options = { 'subnet-file': subnetFile() } as NodeParts['options']
   const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
-  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, possession, new Map())
-  await possession.lend()
+  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, ownership, new Map())
+  await ownership.lend()
   const over = keepDataPath(node).catch(() => {})
-  dataPaths[0]!.mended = ['flannel0 was down']
+  dataPaths[0]!.repaired = ['flannel0 was down']
   dataPaths[0]!.die('the device is gone')
   await vi.advanceTimersByTimeAsync(60_000)
-  expect([dataPaths.length, dataPaths[0]!.mended.length, dataPaths[0]!.closed]).toEqual([1, 1, false])
-  await possession.takeBack()
+  expect([dataPaths.length, dataPaths[0]!.repaired.length, dataPaths[0]!.closed]).toEqual([1, 1, false])
+  await ownership.takeBack()
   await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
   expect(dataPaths[0]!.closed).toBe(true)
   stopping.abort(new Error('enough'))

@@ -20,7 +20,7 @@ import {
   log as rigLog,
   logged,
   nodeStatus,
-  possession,
+  ownership,
   readiness,
   ready,
   restart,
@@ -48,7 +48,7 @@ it('mends the rules at a pace of their own: however many they were, the device i
   await vi.advanceTimersByTimeAsync(1000)
   expect(lines.filter((line) => line.startsWith('W Repaired: rules'))).toHaveLength(7)
   for (const round of [1, 2, 3]) {
-    dataPaths[0]!.mended = ['flannel0 was down']
+    dataPaths[0]!.repaired = ['flannel0 was down']
     doubt.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect(lines.filter((line) => line.startsWith('W Repaired: flannel0'))).toHaveLength(round)
@@ -112,13 +112,13 @@ it("leaves the rules to a successor, but not for ever to one that waits, and loo
   await vi.advanceTimersByTimeAsync(0)
   expect(again).toBe(1)
 
-  possession.hasSuccessor = true
+  ownership.hasSuccessor = true
   await vi.advanceTimersByTimeAsync(59_000)
   expect(ensured).toBe(1)
   await vi.advanceTimersByTimeAsync(3_000)
   expect(ensured).toBeGreaterThan(1)
-  possession.hasSuccessor = false
-  await possession.release()
+  ownership.hasSuccessor = false
+  await ownership.release()
   const before = ensured
   await vi.advanceTimersByTimeAsync(120_000)
   expect(ensured).toBe(before)

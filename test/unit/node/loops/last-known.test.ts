@@ -19,7 +19,7 @@ const nodeOn = (...tunNames: string[]): Node => {
     lease,
     attrs: { publicIp: { ipv4: 1 }, backendType: '' },
     view: new Map(),
-    possession: { dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
+    ownership: { dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
     next: { lastKnown: lastKnown(), config: '{}', store: 'directory' },
     log,
     learnt: createBell(),
@@ -33,9 +33,9 @@ it('stays as it was while there is no data path, and goes with one that the kern
   await writeKnown(node)
   const before = readFileSync(lastKnown(), 'utf8')
   expect(before).toContain('flannel0')
-  const possession = node.possession as { dataPath: unknown }
-  const { dataPath } = possession
-  possession.dataPath = undefined // it died, and is opened again
+  const ownership = node.ownership as { dataPath: unknown }
+  const { dataPath } = ownership
+  ownership.dataPath = undefined // it died, and is opened again
   const write = vi.spyOn(node.view, 'values')
   const keeping = keepLastKnown(node).catch(() => {})
   node.learnt.ring()
@@ -43,7 +43,7 @@ it('stays as it was while there is no data path, and goes with one that the kern
   await writeKnown(node)
   expect(readFileSync(lastKnown(), 'utf8')).toBe(before)
   expect(write).not.toHaveBeenCalled()
-  possession.dataPath = dataPath
+  ownership.dataPath = dataPath
   await writeKnown(node)
   expect(write).toHaveBeenCalled()
   await writeKnown(nodeOn())

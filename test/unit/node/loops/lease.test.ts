@@ -11,7 +11,7 @@ import {
   ofFamilies,
   ours,
   own,
-  possession,
+  ownership,
   ready,
   start,
   stopping,
@@ -213,12 +213,12 @@ it.each<[what: string, write: (key: string) => void, isTheirs: (key: string) => 
   start()
   await ready()
   const key = own()
-  possession.hasSuccessor = true
+  ownership.hasSuccessor = true
   write(key)
   await vi.advanceTimersByTimeAsync(1_200_000)
   expect([isTheirs(key), store.entries.size]).toEqual([true, 1])
   expect(logged(/Lease has been revoked/)).toBe(false)
-  possession.hasSuccessor = false
+  ownership.hasSuccessor = false
   await until(() => store.entries.get(key)?.value === ours, 120_000)
   expect(store.entries.size).toBe(1)
 })
@@ -227,7 +227,7 @@ it('takes its subnet again though a successor prepares, where nobody of this nod
   start()
   await ready()
   const key = own()
-  possession.hasSuccessor = true
+  ownership.hasSuccessor = true
   store.remove(key)
   await until(() => store.entries.get(key)?.value === ours, 2000)
 })

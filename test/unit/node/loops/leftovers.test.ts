@@ -19,7 +19,7 @@ import {
   lines,
   logged,
   nodeStatus,
-  possession,
+  ownership,
   readiness,
   ready,
   start,
@@ -173,7 +173,7 @@ describe('what another backend left', () => {
     // The successor takes the path while this one is looking, and makes its device.
     whileListing = async () => {
       whileListing = () => {}
-      void possession.release()
+      void ownership.release()
       links.push({ ifname: 'flannel.1', kind: 'vxlan', address: '10.5.0.64' })
     }
     doubt.ring()
@@ -202,7 +202,7 @@ describe('a route that only more leases could explain, while the store is away',
       options: {},
       pastPath: [],
       isReady: false,
-      possession: { state: { is: 'forwarding' }, dataPath: {} },
+      ownership: { state: { is: 'forwarding' }, dataPath: {} },
       following: { listedAt: undefined },
       signal: new AbortController().signal,
       manager: { source: { list: async () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away')) } },
@@ -242,7 +242,7 @@ describe('what is asked of each family, and of the kernel', () => {
           JSON.stringify(ip(`${args.join(' ')} ${options?.input ?? ''}`)),
       },
       view: new Map([own, other].map((each) => [each.key, each])),
-      possession: { state: { is: 'forwarding' }, dataPath: {} },
+      ownership: { state: { is: 'forwarding' }, dataPath: {} },
       following: { listedAt: 1 },
       signal: new AbortController().signal,
     } as unknown as Node

@@ -16,7 +16,7 @@ import {
   lines,
   logged,
   nodeStatus,
-  possession,
+  ownership,
   ready,
   start,
   stopping,
@@ -130,7 +130,7 @@ it('goes on where the file cannot be written, and says so', async () => {
   await inTurns(() => logged(/^W Cannot write the events of peers to .*nowhere.events: ENOENT.*; they are lost when/))
   isSilent = false
   await counted('back', 1)
-  expect(possession.dataPath).toBeDefined()
+  expect(ownership.dataPath).toBeDefined()
 })
 
 it.each([

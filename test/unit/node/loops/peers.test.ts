@@ -138,7 +138,7 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   const { signal } = new AbortController()
   const unseen = () => ({ keys: new Set<string>() as Set<string> | undefined })
   const node = {
-    possession: { dataPath: path, doubt },
+    ownership: { dataPath: path, doubt },
     view: new Map(),
     lease: { key: 'own' },
     log,
@@ -169,7 +169,7 @@ it('looks at all where its own lease was another one when peers were given last'
       void given.push([ownKey, touched && [...touched]]),
   }
   const node = {
-    possession: { dataPath: path, doubt: createBell() },
+    ownership: { dataPath: path, doubt: createBell() },
     view: new Map(),
     lease: { key: 'here' },
     log,

@@ -51,7 +51,7 @@ function rig(probeInterval: number) {
     options: { 'probe-interval': probeInterval },
     log,
     view: new Map(),
-    possession: { dataPath: { underlays, probeSource: { ipv4: INSIDE }, peers: () => peers } },
+    ownership: { dataPath: { underlays, probeSource: { ipv4: INSIDE }, peers: () => peers } },
     learnt: createBell(),
     unsearched: { keys: new Set<string>() },
   }

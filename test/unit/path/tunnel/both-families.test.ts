@@ -96,7 +96,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
         looked.push(family)
         if (blind.has(family)) throw new WeftError('COMMAND', `${family} is not seen`)
         if (slow.family === family) await new Promise<void>((resolve) => (slow.end = resolve))
-        return [`${family} was mended`]
+        return [`${family} was repaired`]
       },
       carrier: () => ({ device: family, engine: 'kernel', features: [] }),
       peers: () => [{ key: 'k', [family]: { endpoint: family } }],
@@ -161,7 +161,7 @@ it('is told and asked as one', async () => {
   const { asked, open } = rig()
   const path = await open()
   await path.apply(LEASES, 'own')
-  expect(await path.resync()).toEqual(['ipv4 was mended', 'ipv6 was mended'])
+  expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
   expect(path.mtu).toBe(1430)
   expect(path.carrier().device).toBe('ipv4')
   expect(path.peers()).toEqual([{ key: 'k', ipv4: { endpoint: 'ipv4' }, ipv6: { endpoint: 'ipv6' } }])
@@ -191,7 +191,7 @@ it('looks at a family again though a look at the other one goes on, and tells of
   r.slow.family = 'ipv6'
   const late = Promise.resolve()
   for (let times = 1; times <= 3; times++) {
-    expect(await path.resync(late)).toEqual(['ipv4 was mended'])
+    expect(await path.resync(late)).toEqual(['ipv4 was repaired'])
     // Its next look is soon.
     expect(path.unreported).toBe(true)
   }
@@ -199,9 +199,9 @@ it('looks at a family again though a look at the other one goes on, and tells of
   delete r.slow.family
   r.slow.end()
   await new Promise((resolve) => setImmediate(resolve))
-  expect(await path.resync(late)).toEqual(['ipv4 was mended', 'ipv6 was mended'])
+  expect(await path.resync(late)).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
   expect([path.unreported, r.errors]).toEqual([false, []])
-  expect(await path.resync()).toEqual(['ipv4 was mended', 'ipv6 was mended'])
+  expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
   expect(r.looked.slice(4)).toEqual(['ipv4', 'ipv4', 'ipv6'])
 })
 
@@ -214,7 +214,7 @@ it('waits for the one look that there is, however late it is', async () => {
     'not yet',
   )
   r.slow.end()
-  expect(await looking).toEqual(['ipv6 was mended'])
+  expect(await looking).toEqual(['ipv6 was repaired'])
 })
 
 it('tells nothing of a family that a stop keeps from being opened', async () => {
@@ -255,7 +255,7 @@ it.each(ENDS)(
     const path = await r.open()
     await path.apply(LEASES, 'own')
     end(r)
-    expect(await path.resync()).toEqual(['ipv4 was mended'])
+    expect(await path.resync()).toEqual(['ipv4 was repaired'])
     expect([path.lacking, path.unreported, path.isOutdated]).toEqual([{ ipv6: why }, true, true])
     expect(r.errors).toEqual([`IPv6 is not carried, and tried again: ${why}`])
     expect(path.peers()).toEqual([{ key: 'k', ipv4: { endpoint: 'ipv4' } }])
@@ -275,7 +275,7 @@ it.each(ENDS)(
     expect(r.infos).toEqual(['IPv6 is carried again'])
     // The one that was not touched knows this node by its new address too.
     expect(r.owns.ipv4!.attrs.publicIp.ipv6).toBe(parseIpv6(r.host.ipv6))
-    expect(await path.resync()).toEqual(['ipv4 was mended', 'ipv6 was mended'])
+    expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
   },
 )
@@ -360,7 +360,7 @@ it('that is bound to no address goes on with another one, which is published', a
     ['ipv4', '192.0.2.1', '192.0.2.2'],
   ] as const) {
     r.host[family] = to
-    expect(await path.resync()).toEqual(['ipv4 was mended', 'ipv6 was mended'])
+    expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
     expect([path.isOutdated, path.lacking]).toEqual([true, {}])
     await r.again(path)
     expect(path.isOutdated).toBe(false)
@@ -403,8 +403,8 @@ it('opens a family again whose end cannot be closed, and none once it is closed 
 
 it('mends nothing any more that was closed while it looked at the host', async () => {
   const path = await rig().open()
-  const [mended] = await Promise.all([path.resync(), path.close()])
-  expect(mended).toEqual([])
+  const [repaired] = await Promise.all([path.resync(), path.close()])
+  expect(repaired).toEqual([])
 })
 
 it('opens no family any more that is to be opened again when it is closed', async () => {
@@ -422,7 +422,7 @@ it('looks after one family though the other cannot be looked at, says so, and lo
   const { blind, errors, open } = rig()
   const path = await open()
   blind.add('ipv4')
-  expect(await path.resync()).toEqual(['ipv6 was mended'])
+  expect(await path.resync()).toEqual(['ipv6 was repaired'])
   expect(errors).toEqual(['Cannot check the device: IPv4: ipv4 is not seen'])
   expect([path.unreported, path.lacking]).toEqual([true, {}])
   blind.add('ipv6')
@@ -654,8 +654,8 @@ it('of engines lends none while one is looked at, or takes its time over peers: 
 it('of engines looks at none any more that is lent while it looked at the host', async () => {
   const r = engines()
   const path = await r.open()
-  const [mended, left] = await Promise.all([path.resync(), path.leave!()])
-  expect([mended, left.length, r.looked]).toEqual([[], 2, []])
+  const [repaired, left] = await Promise.all([path.resync(), path.leave!()])
+  expect([repaired, left.length, r.looked]).toEqual([[], 2, []])
 })
 
 it("of engines lends one family where a fault has ended the other, which is in nobody's way then", async () => {
@@ -672,5 +672,5 @@ it('of engines that have nothing to lend goes on as before', async () => {
   const path = await r.open()
   r.dead.add('ipv4').add('ipv6')
   expect(await path.leave!()).toEqual([])
-  expect(await path.resync()).toEqual(['ipv4 was mended', 'ipv6 was mended'])
+  expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
 })

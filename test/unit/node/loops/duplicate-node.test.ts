@@ -1,4 +1,4 @@
-// twins.test.ts - another host with the node's public IP.
+// duplicate-node.test.ts - another host with the node's public IP.
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'

@@ -31,7 +31,7 @@ const REQUESTS = 3
 /** Host names that many hosts share, so that they identify none. */
 const NO_NAME = /^(localhost(\..*)?|\(none\)|)$/
 
-export interface EarlierParts {
+export interface OwnAddressesParts {
   readonly manager: SubnetManager
   /** The subnets in subnet.env. */
   readonly subnet: Nets
@@ -57,7 +57,7 @@ const isOwnBridge = ({ addresses }: Link, subnet: Nets): boolean =>
     return addresses[family].some(({ address }) => address === gateway)
   })
 
-export function earlierLife({ manager, subnet, known, log, signal, ...given }: EarlierParts) {
+export function ownAddresses({ manager, subnet, known, log, signal, ...given }: OwnAddressesParts) {
   const { answers = isAnswered, name = hostname() } = given
   let addresses: Promise<readonly Address[]> | undefined
   let names: Promise<ReadonlyMap<string, string>> | undefined
