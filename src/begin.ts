@@ -92,9 +92,9 @@ function handoverParts(start: Start, kept: readonly number[]): HandoverParts<Res
         ownership.hasSuccessor = isThere
         if (!isThere) start.forwarding?.leaseDoubt.ring() // the successor may have written a lease that this process does not know
       },
-      refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and leaves nothing to others'),
+      refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
       async takeBack(why) {
-        log.warn(`The weftd that was to take over ${why}; forwarding again`)
+        log.warn(`The weftd that was taking over ${why}; forwarding again`)
         await ownership.takeBack()
         await write()
       },
@@ -153,7 +153,7 @@ async function resume(
     await open()
     if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
-    log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
+    log.info(`Forwarding to ${peers} peers as last known, until the store reports the present ones`)
     notifier?.tell({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(options, known.config)
     const forwarding: ForwardingNode = {
@@ -179,7 +179,9 @@ async function resume(
       external,
       hand: () => end(),
       async again() {
-        await open().catch((error: unknown) => log.error(`Cannot go on as last known: ${messageOf(error)}`))
+        await open().catch((error: unknown) =>
+          log.error(`Cannot forward with the last known state: ${messageOf(error)}`),
+        )
         end = lookAfter(forwarding, log)
       },
     })
@@ -187,11 +189,13 @@ async function resume(
     stopping.signal.throwIfAborted()
     // The file has a placeholder in place of a pre-shared key, and the backend rejects the placeholder.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
-      log.info('A secret of the network configuration is in the store alone: it is waited for before packets pass')
+      log.info(
+        'The network configuration has a secret, which is only in the store; no packets pass until the store answers',
+      )
       return 'nothing'
     }
     // This also covers a file whose content is invalid.
-    log.warn(`Cannot go on as the previous weftd did: ${messageOf(error)}; waiting for the store`)
+    log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {
     look?.forget()

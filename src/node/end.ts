@@ -1,4 +1,4 @@
-// end.ts - what becomes of the data path, and of the node, when the process ends: it stays for the next process, or nothing of it does.
+// end.ts - ends the data path and the node: leaves them to the next process, or removes the node from the network.
 
 import { messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -14,21 +14,21 @@ import { removeLastKnown } from './restart/last-known.ts'
 import { Superseded } from './restart/lender.ts'
 import { packPaths } from './restart/open-path.ts'
 
-/** The store may take this long to take the lease back. */
+/** The time limit for the store to delete the lease. */
 const RELEASE_MS = 3_000
 
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
-/** The node that ends, and what the next process is to know of it. */
+/** The data path that ends, and the facts for the last-known file. */
 interface Ending {
   readonly ownership: Ownership
-  /** The node, or what forwards as last known; undefined where neither is. */
+  /** The node, or the node that forwards with the last known state; undefined if there is neither. */
   readonly forwarding: Knowing | undefined
   readonly notifier?: Notifier | undefined
   readonly log: Log
 }
 
-/** Ends the data path: it is for the next process, the open paths in the service manager's keeping. Again it changes nothing. */
+/** Ends the data path and writes the last known state. If possible, the service manager keeps the open paths. Idempotent. */
 export async function endDataPath({ ownership, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
   if (isLeaving(reason)) {
     await ownership.close()
@@ -38,12 +38,12 @@ export async function endDataPath({ ownership, forwarding, notifier, log }: Endi
   await ownership.end(async (paths) => {
     const kept = await giveToManager(paths, notifier)
     await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
-      log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
+      log.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
     )
   })
 }
 
-/** Closes paths; their descriptions if the service manager keeps them open. */
+/** Closes the paths in this process. Returns their descriptions if the service manager keeps them open. */
 async function giveToManager(
   paths: readonly OpenPath[],
   notifier: Notifier | undefined,
@@ -52,7 +52,7 @@ async function giveToManager(
   try {
     if (fds.length === 0 || !notifier || notifier.keeps < fds.length) return undefined
     if (!(await notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) }))))) return undefined
-    // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
+    // The device exists as long as its queues are kept, that is, until the service is stopped.
     for (const { tun } of paths.flatMap(({ loops }) => loops)) addon.setTunPersistent(tun, false)
     return descriptions
   } catch {
@@ -62,7 +62,7 @@ async function giveToManager(
   }
 }
 
-/** Ends a node, which leaves its network where that is the reason. */
+/** Ends a node. If the reason is `weftd --leave`, the node leaves its network. */
 export async function endNode(node: Node, reason: unknown): Promise<void> {
   await endDataPath({ ...node, forwarding: node }, reason)
   if (isLeaving(reason)) await giveLeaseBack(node)
@@ -75,7 +75,7 @@ async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Pr
   const timer = setTimeout(() => late.abort(new Error(`no answer within ${RELEASE_MS / 1000} s`)), RELEASE_MS)
   try {
     await holder.release(lease, late.signal)
-    // What two hosts with one public IP notice each other by; what stays of it is nobody's.
+    // A claim that remains in the store does no harm.
     if (claimed) await manager.unclaim?.(claimed.address, claimed.value, late.signal)
     log.info('This node has left the network')
   } catch (error) {

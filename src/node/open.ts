@@ -1,4 +1,4 @@
-// open.ts - a node comes to forward: it goes on with what forwards as last known, or opens its own.
+// open.ts - opens the data path of a node, or continues with the data path that forwards with the last known state.
 
 import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
@@ -17,46 +17,46 @@ import { untilOurs, type Ownership } from './ownership.ts'
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
-/** The data path that forwards as last known, and all that it was opened with. */
+/** The node that forwards with the last known state, and the facts that its data path was opened with. */
 export interface ResumedNode extends ForwardingNode {
   readonly config: NetworkConfig
   readonly external: ExternalInterface
-  /** Ends its being looked after, for a node that does so from then on. */
+  /** Ends the loop that repairs the data path, so that the node's own loop can. */
   hand(): Promise<void>
   /** Reopens the resumed data path and looks after it again, because the node could not open its own. */
   again(): Promise<void>
 }
 
-/** The state before a node exists: whoever forwards until then. */
+/** The parts that exist before the node. */
 export interface Before {
   readonly ownership: Ownership
   readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter'>
-  /** A backend of this node, always the same one for the same. */
+  /** Returns the backend with an operator's public IP (lease.ts), and always the same result for the same backend. */
   readonly amend: (backend: Backend) => Backend
-  /** The store's name, as storeNameOf gives it. */
+  /** The store's name (storeNameOf). */
   readonly store: string
-  /** True when what was resumed is for the present network configuration and external interface. */
+  /** True if the resumed node has the present network configuration and external interface. */
   readonly fits: (resumed: ResumedNode | undefined) => boolean
   /** Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. */
   readonly permit: (backend: Backend) => Promise<void>
-  /** Is given the node, which answers to successors from then on. */
+  /** Called with the node, which answers successors from then on. */
   readonly onNode: (node: Node) => void
 }
 
-/** True when what was resumed is for this network configuration and this external interface. */
+/** Returns a function that checks whether a resumed node has this network configuration and external interface. */
 export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
-  // Compares with the configuration as last known, which is without secrets: a start with one waits for the store, and resumes nothing.
+  // The last known configuration has no secrets. A configuration with a secret is never resumed.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
   return (resumed: ResumedNode | undefined): resumed is ResumedNode =>
     isDeepStrictEqual(resumed?.config, known) &&
     isDeepStrictEqual(resumed?.backend.external ?? resumed?.external, external)
 }
 
-/** A backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route. */
+/** True if the backend can use this TUN. Any other TUN would block it and keep the route. */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left)) === true
 
-/** A node that forwards, for this lease. */
+/** Opens the data path for this lease, or continues with the resumed one, and returns the node. */
 export async function openNode(
   parts: NodeParts,
   lease: OwnLease,
@@ -74,9 +74,9 @@ export async function openNode(
     const goesOn = resumed && ownership.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
     const backend = goesOn ? amend(resumed.backend) : parts.backend
     if (!goesOn) {
-      if (resumed) log.warn(`What was last known is out of date; the data path is opened again`)
+      if (resumed) log.warn('The last known state is out of date; the data path is opened again')
       await ownership.close()
-      if (ownership.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
+      if (ownership.state.is !== 'closed') continue // a successor came first, and the lent path is open here
       try {
         await ownership.open(async () => {
           for (const left of handover.tunNames)
@@ -90,15 +90,14 @@ export async function openNode(
         throw error
       }
     }
-    // Otherwise a successor came first.
+    // If there is no data path, a successor came first.
     if (ownership.dataPath) return createNode({ ...parts, backend }, lease, attrs, ownership, view)
   }
 }
 
 /**
- * The leases that the weftd before believes, or believed, and by what it reaches them: one that runs writes it when it is asked what it is.
- * One that has ended left it, and what it left open too, where the start had to wait for the store, as with a secret in the configuration:
- * sessions and packets in it are these peers'.
+ * Reads the leases and the underlay choices of the predecessor, which writes them when it receives `meet`. Also reads those of an ended
+ * process whose descriptors are kept, because their sessions and packets belong to these peers. Returns undefined if neither applies.
  */
 async function knownBefore(
   options: NodeParts['options'],

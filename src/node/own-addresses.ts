@@ -1,5 +1,4 @@
-// earlier.ts - finds out about the earlier runs of a starting node: its addresses, its own devices, and its own lease, even if that lease
-// has another address.
+// own-addresses.ts - finds out which addresses, devices and leases belong to this node since earlier runs, even if its address has changed.
 
 import { hostname } from 'node:os'
 import { describeError, isWeftError } from '../base/errors.ts'

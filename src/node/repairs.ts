@@ -11,7 +11,7 @@ export interface RepairLog {
   lastMinute(): number
 }
 
-/** Counts in `total` what all of them repaired. Two programs that fight over an address must not fill the disk. */
+/** Counts in `total` the repairs of all loops. Logs only some of many repairs, so that a fight with another program does not fill the disk. */
 export function createRepairLog(total: { repaired: number }, log: Log): RepairLog {
   let repairs: number[] = []
   const lastMinute = (): number => {
@@ -25,7 +25,7 @@ export function createRepairLog(total: { repaired: number }, log: Log): RepairLo
     if (times <= LOGGED_A_MINUTE) log.warn(`Repaired: ${repaired} (repair ${total.repaired} since the start)`)
     if (times === LOGGED_A_MINUTE + 1)
       log.warn(
-        `Repaired: ${repaired}. That is ${times} repairs in a minute, of which no more are logged: another program may be undoing them`,
+        `Repaired: ${repaired}. That is ${times} repairs in a minute, and no more are logged: another program may be undoing them`,
       )
   }
   return { add, lastMinute }

@@ -1,4 +1,4 @@
-// start.ts - what a daemon waits for before it is a node: the network configuration and the external interface.
+// start.ts - waits for the facts that a node needs first: the network configuration and the external interface.
 
 import { isDeepStrictEqual } from 'node:util'
 import { describeError, isWeftError, WeftError } from '../base/errors.ts'
@@ -36,11 +36,11 @@ import { interfaceWishes, type DaemonOptions } from '../options.ts'
 import { askPatiently } from './loops/lease.ts'
 
 const CONFIG_RETRY_MS = 1_000
-/** The host is looked at this often though it reports nothing. */
+/** The interval of the checks of the host's interfaces if the kernel reports no change. */
 const LOOK_MS = 5_000
 /** How long the start waits for a default route and an address of each family of the network, before it continues with fewer families. */
 const ALL_FAMILIES_MS = 10_000
-/** The kernel's reports come in bursts. */
+/** The pause after a report of the kernel, because reports come in bursts. */
 const SETTLE_MS = 200
 
 interface FoundConfig {
@@ -52,19 +52,19 @@ interface FoundConfig {
 interface Waiting {
   readonly options: DaemonOptions
   readonly manager: SubnetManager
-  /** The lease of the daemon that is to be succeeded. */
+  /** Returns the lease of the predecessor; undefined if there is none. */
   readonly leaseNow: () => Promise<KeyAndIp | undefined>
-  /** Has the host's changes heard of these families. */
+  /** Starts to watch the host's changes for these families. */
   readonly follow: (families: readonly Family[]) => void
   readonly hostChanged: Bell
   readonly before?: InterfaceBefore
-  /** Is told what is waited for. */
+  /** Reports the missing fact. */
   readonly tell: (waitsFor: string) => void
   readonly log: Log
   readonly signal: AbortSignal
 }
 
-/** The network that this host is to be in, and by which interface. */
+/** Waits for the network configuration and the external interface. */
 export async function waitForNetwork({
   options,
   manager,
@@ -89,14 +89,14 @@ export async function waitForNetwork({
   return { ...found, external }
 }
 
-/** Asks every second until there is a configuration, as flanneld does. A wrong one is named and asked for again. */
+/** Reads the configuration every second until it is valid, as flanneld does. Logs what is wrong. */
 async function waitForConfig(manager: SubnetManager, log: Log, signal: AbortSignal): Promise<FoundConfig> {
   const calm = seldom(log)
   let named: string | undefined
   for (;;) {
     try {
       const configText = await manager.config(signal)
-      // flanneld passes over what it does not know; so does this one, but says so.
+      // As flanneld, weftd ignores unknown keys; it logs them.
       if (configText !== named) for (const unknown of unknownKeys(configText)) log.warn(`Without effect: ${unknown}`)
       named = configText
       const config = parseNetworkConfig(configText, { areGiven: manager.givesSubnets })
@@ -120,12 +120,12 @@ interface KeyAndIp {
   readonly publicIp: string
 }
 
-/** A lease that a running daemon lost comes back within this time, or its store is another one. */
+/** The time within which a predecessor that lost its lease acquires it again. After that time its store must be another one. */
 const SAME_NETWORK_MS = 15_000
 
 /**
- * Resolves when the store has the lease of the daemon that is to be succeeded, `leaseNow`, or that one has none or is gone. Throws
- * WeftError DEVICE where it does not: it is another network's, and succeeding would cut the node off from its own.
+ * Resolves when the store has the predecessor's lease, `leaseNow`, or when there is no such lease. Throws WeftError DEVICE if the store does
+ * not have it: it is the store of another network, and a hand-over would cut the node off from its own network.
  */
 async function waitForSameNetwork(
   manager: SubnetManager,
@@ -143,7 +143,7 @@ async function waitForSameNetwork(
       const there = entries.find(({ key }) => key === own.key)?.lease
       if (there && addressText(there.attrs.publicIp) === own.publicIp) return
       calm.info(
-        `The ${manager.name} store has no lease ${own.key} for ${own.publicIp}, as the weftd that runs has: looking for up to ${SAME_NETWORK_MS / 1000} s`,
+        `The ${manager.name} store does not have the lease of the running weftd, ${own.key} for ${own.publicIp}; checking for up to ${SAME_NETWORK_MS / 1000} s`,
       )
       if (performance.now() > until)
         throw new WeftError(
@@ -160,20 +160,20 @@ async function waitForSameNetwork(
   }
 }
 
-/** Throws WeftError DEVICE where the lease of the daemon that is to be succeeded, `before`, is not what this one would find for itself. */
+/** Throws WeftError DEVICE if the predecessor's lease, `before`, has another public IP than this process would publish. */
 export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefined): void {
   const own = addressText(publicIp)
-  // A node that had IPv6 alone keeps that subnet beside its first of IPv4.
+  // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet.
   if (!before || listed(publicIp).some((address) => formatAddress(address) === before.publicIp)) return
   throw new WeftError(
     'DEVICE',
     `the weftd that runs on this host has the public IP ${before.publicIp}, and this one has ${own}: the node would move to ` +
-      'another subnet, and its containers be cut off',
+      'another subnet, and its containers would be cut off',
     { remedy: 'name the same one with --public-ip or --iface, or stop the other one first' },
   )
 }
 
-/** The flags, with the public IP that an operator gave this node where its lease is kept. */
+/** Returns the flags with the public IP that an operator gave this node in the store. */
 async function withGivenIp(
   options: DaemonOptions,
   manager: SubnetManager,
@@ -212,7 +212,7 @@ export async function waitForInterface(
   for (const family of FAMILIES) {
     const address = wishes.publicIp[family]
     if (address !== '' && !families.includes(family))
-      log.warn(`The public address ${address} is passed over: it is of a family that the network does not have`)
+      log.warn(`The public address ${address} is ignored: the network does not have its family`)
   }
   const waitS = options['iface-wait']
   const began = performance.now()
@@ -288,7 +288,7 @@ const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [
   ]),
 ]
 
-/** Warns of what keeps the host from forwarding, or ends it. flanneld sets none of these either. */
+/** Warns of kernel settings that prevent forwarding, or will. Like flanneld, weftd does not change them. */
 export async function warnOfForwarding(
   families: readonly Family[],
   log: Log,
@@ -306,13 +306,13 @@ export async function warnOfForwarding(
     )
   const route = await defaultRoute(run, 'ipv6')
   if (route?.protocol !== 'ra') return
-  // An interface that does not forward itself hears routers still; it does from when `all` is set to 1 (Linux, addrconf_fixup_forwarding).
+  // An interface that does not forward accepts advertisements. Setting `all` to 1 makes each interface forward (Linux, addrconf_fixup_forwarding).
   const forwards = forwarding === '0' || (await readSysctl(`net/ipv6/conf/${route.device}/forwarding`)) !== '0'
-  // By 0 the kernel leaves advertisements to another program, as systemd-networkd and NetworkManager have it, whose route stays.
+  // With 0 another program, such as systemd-networkd or NetworkManager, handles advertisements, and its route stays.
   const accepting = `net/ipv6/conf/${route.device}/accept_ra`
   if (forwards && (await readSysctl(accepting)) === '1')
     log.warn(
-      `The IPv6 default route of ${route.device} comes from a router's advertisements, which the kernel passes over where it forwards IPv6: this host loses the route unless ${dotted(accepting)} is 2`,
+      `The IPv6 default route of ${route.device} comes from a router's advertisements, which the kernel ignores if it forwards IPv6: this host loses the route unless ${dotted(accepting)} is 2`,
     )
 }
 
@@ -320,8 +320,8 @@ export async function warnOfForwarding(
 const NAMED = 5
 
 /**
- * Names the routes to other hosts in a network of an earlier run that is none of ours now, such as that of a family which was switched off:
- * those without a device of a backend's own stay, and nothing tells them from an operator's.
+ * Warns of routes to other hosts in an earlier network that is not this node's any more, such as that of a family which was switched off. weftd
+ * does not remove them, because it cannot distinguish them from an operator's routes.
  */
 export async function warnOfRoutesLeft(
   previous: Nets,
@@ -340,7 +340,7 @@ export async function warnOfRoutesLeft(
     const names = left.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
     if (left.length > 0)
       log.warn(
-        `Routes into ${formatNet(network)}, which is not this network's any more, are left: ${names.join(', ')}` +
+        `Routes into ${formatNet(network)} remain, which is not part of this network any more: ${names.join(', ')}` +
           `${left.length > NAMED ? `, ... (${left.length})` : ''}; remove them with \`ip route del\` unless they are wanted`,
       )
   }

@@ -500,7 +500,7 @@ describe('of two families', () => {
     const { code, names, details } = await doctor(a)
     expect([code, names[0], details[0]]).toEqual([3, 'address-gone', 'IPv6: eth0 has lost its address fd77::1'])
     await a.output(['ip', 'address', 'add', 'fd77::1/64', 'dev', 'eth0', 'nodad'])
-    await daemon.line(/The external interface has an address of IPv6 again/)
+    await daemon.line(/The external interface has an IPv6 address again/)
     await reachBy(BOTH, ...pods)
     // The peer that was not heard meanwhile is asked again by then.
     await eventually(async () => expect((await statusOf(a)).trouble).toBe(null))

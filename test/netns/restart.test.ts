@@ -383,7 +383,7 @@ it('stands by while its store is away, goes on when the one before ends, and is 
   await open({ Type: 'udp' })
   const bringBack = hideStore()
   const next = a.startDaemon({ args: ['--lease-dir', leases()] })
-  await next.line(/Another weftd forwards \(pid \d+\); it goes on until this one is ready/)
+  await next.line(/Another weftd forwards \(pid \d+\); it forwards until this weftd is ready/)
   await reach(pods[0].namespace, pods[1].address)
   // A third is told that there is a second.
   const third = a.startDaemon({ args: ['--lease-dir', leases()] })

@@ -1,4 +1,4 @@
-// config.ts - keeps an eye on the network configuration: one that is no longer the one in use is named.
+// config.ts - compares the network configuration in the store with the one in use, and logs a difference.
 
 import { isDeepStrictEqual } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -7,18 +7,18 @@ import { parseNetworkConfig } from '../../control/config/network-config.ts'
 import type { Node } from '../node.ts'
 
 const COMPARE_MS = 60_000
-/** One that is gone is looked for this often. */
+/** The interval of the checks while the configuration is missing. */
 const GONE_MS = 5_000
 
 /**
- * A node works by the configuration that it started with, as flanneld does; here the log says so when another one is put, and when there is
- * none: no weftd could start then.
+ * A node uses the configuration that it started with, as flanneld does. Logs when the store gets another one, or has none, because then no
+ * weftd can start.
  */
 export async function watchConfig(node: Node): Promise<never> {
   const { manager, config, log, signal } = node
   const areGiven = manager.givesSubnets
   let named: string | undefined
-  // The first somewhere in the minute: nodes that started together are not to ask together for ever.
+  // The first check is at a random time, so that nodes which started together do not query the store together.
   for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = node.isConfigGone ? GONE_MS : COMPARE_MS) {
     await node.configDoubt.wait(signal, waitMs)
     try {
@@ -36,11 +36,13 @@ export async function watchConfig(node: Node): Promise<never> {
       signal.throwIfAborted()
       if (isWeftError(error, 'CONFIG_MISSING')) {
         if (!node.isConfigGone)
-          log.error(`The network configuration is gone; this node goes on, and none can start: ${describeError(error)}`)
+          log.error(
+            `The network configuration is gone; this node continues, but no weftd can start: ${describeError(error)}`,
+          )
         node.isConfigGone = true
         node.isConfigOther = false
         named = undefined
-      } else if (!isWeftError(error)) throw error // a store that is away comes back, and a broken text is named by whoever starts
+      } else if (!isWeftError(error)) throw error // an unreachable store comes back, and a weftd that starts logs what is wrong with the configuration
     }
   }
 }

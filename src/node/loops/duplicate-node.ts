@@ -1,9 +1,9 @@
-// duplicate-node.ts - keeps a claim on the node's public IP, so that another host that uses it is noticed.
+// duplicate-node.ts - detects another host that uses this node's public IP.
 //
-// Every Vagrant machine has 10.0.2.15: two hosts with one public IP hold one lease, and flanneld says nothing. Each weftd
-// writes its name beside the leases; whoever finds it overwritten, and again after having written it anew, is not alone. A
-// host that comes back, or a store that was restored, has what was left there before, and nobody answers. A flanneld has
-// no name there, but it writes the lease itself. Where another name, or another's write, was seen once, both look again after seconds.
+// Two hosts with one public IP, such as two Vagrant machines with 10.0.2.15, hold one lease, and flanneld does not notice. Each weftd writes
+// a claim with its host name beside the leases. If another claim replaces it twice, another host uses the address. One replacement proves
+// nothing, because a restored store or an earlier run can leave an old claim. flanneld writes no claim, but it writes the lease itself.
+// After the first sign of another host, weftd checks again after some seconds.
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
@@ -14,12 +14,12 @@ import { addressText } from '../../net/address.ts'
 import type { Node } from '../node.ts'
 
 const CLAIM_MS = 60_000
-/** In doubt it looks again so soon, so many times. */
+/** The interval and the number of the checks after a first sign of another host. */
 const DOUBT_MS = 2_000
 const DOUBT_LOOKS = 3
-/** After so many looks without another's claim there is no twin: it would have written one, since it looks as often. */
+/** The number of checks without another claim after which no other host uses the address. It would have written its claim by then. */
 const CALM_LOOKS = 2
-/** Within so many looks a renewal of our own whose answer was lost was tried again. */
+/** The number of checks after which a foreign write counts. A renewal of this node whose answer was lost has been repeated by then. */
 const FOREIGN_LOOKS = 3
 
 export async function watchForDuplicateNode(node: Node): Promise<never> {
@@ -32,7 +32,7 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
   const lookAtWrites = foreignWrites(node)
   const isWrittenAnew = foreignWrite(node)
   let doubts = 0
-  // The second look somewhere in a minute: nodes that started together are not to look together for ever.
+  // The second check is at a random time, so that nodes which started together do not query the store together.
   let waitMs = (0.5 + Math.random()) * CLAIM_MS
   for (;;) {
     const current = addressText(node.attrs.publicIp)
@@ -59,7 +59,7 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
         }
         answer = found
       }
-      // What was named stays so for minutes.
+      // A host that was reported stays reported for minutes.
       const isOthers = found !== undefined && found !== mine
       if (isOthers) doubts = node.duplicate === undefined ? DOUBT_LOOKS : 0
       claimed = true
@@ -76,19 +76,19 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
         break
       }
     }
-    // A successor writes the lease and its own name: this process ends soon, or goes on when that one has gone.
+    // A successor writes the lease and its own claim, so this process checks nothing until the successor has gone.
     while (node.ownership.hasSuccessor) await pause(signal, DOUBT_MS)
     if (doubts === 0) waitMs = CLAIM_MS
   }
 }
 
-/** The revision of our lease where others wrote it; when others give the subnets, a revision does not tell who did. */
+/** Returns the revision of this node's lease if another process wrote it. If the store assigns subnets, the revision does not show that. */
 function foreignRevision({ lease: { key, revision: ours }, manager, view }: Node): bigint | undefined {
   const { revision } = manager.givesSubnets ? {} : (view.get(key) ?? {})
   return revision !== undefined && revision > ours ? revision : undefined
 }
 
-/** Returns what says, once, that others wrote our lease. */
+/** Returns a function that is true once for each foreign write of this node's lease. */
 function foreignWrite(node: Node): () => boolean {
   let told: bigint | undefined
   return () => {
@@ -99,7 +99,7 @@ function foreignWrite(node: Node): () => boolean {
   }
 }
 
-/** To be called once in a while: reports each write of our lease, as it is, that was not ours. */
+/** Returns a function that logs a foreign write of this node's lease once the write has lasted for some checks. */
 function foreignWrites(node: Node): () => void {
   let seen: bigint | undefined
   let looks = 0
@@ -109,7 +109,7 @@ function foreignWrites(node: Node): () => void {
     seen = revision
     if (revision === undefined || looks !== FOREIGN_LOOKS) return
     node.log.warn(
-      `Somebody else wrote this node's lease ${node.lease.key}, with its public IP: a flanneld, on this host or on another that has ` +
+      `Another process wrote this node's lease ${node.lease.key}, with its public IP: a flanneld, on this host or on another that has ` +
         'the address too? Stop it, or give each host its own address with --public-ip or --iface',
     )
   }

@@ -145,12 +145,11 @@ export async function keepFirewall(node: Node): Promise<never> {
   }
 }
 
-/** Tells whether a successor may own the rules by now. If so, this daemon must not restore its own rules. */
+/** Returns a function that is true if a successor may own the rules. Then this daemon must not restore its own rules. */
 function restsFor({ ownership }: Node): () => boolean {
   let since: number | undefined
   return () => {
-    const { is } = ownership.state
-    if (is === 'lent' || is === 'released' || is === 'ended') return true
+    if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
     // A successor that takes longer waits for something, such as its store, and has not touched the rules.
     return since !== undefined && performance.now() - since < STAND_BY_MS

@@ -1,11 +1,11 @@
-// forwarding.ts - keeps an eye on whether this host forwards at all: no container reaches another node where the kernel does not.
+// forwarding.ts - checks that the kernel forwards packets, because otherwise no container reaches another node.
 
 import { pause } from '../../host/bell.ts'
 import { FORWARDING } from '../../host/sysctl.ts'
 import { familiesOf, type Family } from '../../net/address.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
-/** The log has warned of it at the start (node/start.ts). */
+/** Records the families that the kernel does not forward. The log has warned of them at the start. */
 export async function watchForwarding(node: Node): Promise<never> {
   const { config, readSysctl, signal } = node
   for (;;) {

@@ -55,7 +55,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   } catch (error) {
     node.signal.throwIfAborted()
     const why = isWeftError(error) ? describeError(error) : messageOf(error) // such as a parse error of the output of `ip`
-    const line = `What another backend left here cannot be looked for: ${why}`
+    const line = `Cannot check for leftovers of another backend: ${why}`
     // A node that is ready keeps its last findings.
     if (node.isReady) calmOf(node).warn(line)
     else tell(node, [line])
@@ -140,8 +140,10 @@ function note(
           : `A device of another backend is in the way: ${device}, which was made for this network, stays, since ${by}; ` +
             `stop that process, or remove the device with \`ip link del ${device}\``,
       ),
-    ...failures.slice(0, NAMED).map(([what, why]) => `What another backend left cannot be removed: ${what}: ${why}`),
-    failures.length > NAMED && `What another backend left cannot be removed: ${failures.length - NAMED} more`,
+    ...failures
+      .slice(0, NAMED)
+      .map(([what, why]) => `A leftover of another backend cannot be removed: ${what}: ${why}`),
+    failures.length > NAMED && `A leftover of another backend cannot be removed: ${failures.length - NAMED} more`,
     own.length > 0 &&
       `Packets to this node's own containers leave this host: by routes that weft did not make: ${routesText(own)}; ` +
         'remove them with `ip route del`',

@@ -1,4 +1,4 @@
-// status-network.ts - keeps this node's view told to the other nodes, at its own addresses in the network and nowhere else.
+// status-network.ts - serves this node's view to the other nodes, only at its own addresses in the network.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -9,7 +9,7 @@ import { readToken, showsToken } from '../ask-nodes.ts'
 import type { Node } from '../node.ts'
 import { forGood } from './probes.ts'
 
-/** Between two looks at the addresses: they come with the data path. */
+/** The interval at which the addresses are checked, because they change with the data path. */
 const LOOK_MS = 1_000
 
 export async function tellNetwork(node: Node): Promise<never> {
@@ -39,9 +39,9 @@ export async function tellNetwork(node: Node): Promise<never> {
           open.set(address, await serveView({ address, port }, health, audience))
           log.info(`Other nodes may ask for the status at ${address}, TCP port ${port}`)
         } catch (error) {
-          // The address may not be there yet, and the weftd before may have the port still.
+          // The address may not exist yet, and the previous weftd may still have the port.
           calm.warn(
-            `The other nodes cannot be told the status at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
+            `Cannot serve the status to other nodes at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
           )
         }
       }
@@ -52,7 +52,7 @@ export async function tellNetwork(node: Node): Promise<never> {
   }
 }
 
-/** True for the address from which weftd on a node asks: containers have others. */
+/** True if weftd on a node sends its queries from this address. Containers have other addresses. */
 function isNode({ ownership, view, lease }: Node, address: Address | undefined): boolean {
   if (address === undefined) return false
   const family = familyOf(address)

@@ -1,10 +1,10 @@
-// threads.ts - keeps an eye on the data path: a thread that hangs is noticed and named, and it says what it has noticed itself.
+// threads.ts - checks the threads of the data path, and logs a thread that hangs.
 
 import { pause } from '../../host/bell.ts'
 import { hungThread, lookAtThreads } from '../../report/threads.ts'
 import type { Node } from '../node.ts'
 
-/** Between two looks. */
+/** The interval of the checks. */
 export const LOOK_MS = 2_000
 
 export async function watchThreads(node: Node): Promise<never> {

@@ -28,7 +28,7 @@ import type { Lock, Rendezvous } from './rendezvous.ts'
 const MEET_MS = 5_000
 const MEET_RETRY_MS = 50
 const RESUME_RETRY_MS = 1_000
-/** How long a predecessor may take to end after it was asked to. It kills itself after five seconds (weftd.ts). */
+/** How long a predecessor may take to end after it has received `end`. It kills itself after five seconds (weftd.ts). */
 const END_MS = 6_000
 
 /** The properties that an inherited path must have. */
@@ -81,7 +81,7 @@ export class Handover<R> {
   /** Tries to resume, until the node opens its own data path. */
   private standing: Promise<void> = Promise.resolve()
   private wasSuccessor = false
-  /** True if the predecessor was asked to close all its paths. */
+  /** True if the predecessor has received `release`. */
   private isReleased = false
   /** True if a try to forward with the last known state failed and will be repeated. */
   private isUnresumed = false

@@ -106,15 +106,15 @@ it('asks each from its own address at theirs', async () => {
 
 /** Each by the number of the node that does it. */
 const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => void, string, RegExp][] = [
-  ['says nothing', () => {}, 'silent', /^it says nothing for 1.5 s$/],
-  ['hangs behind the head', (response) => response.writeHead(200).flushHeaders(), 'silent', /says nothing/],
+  ['says nothing', () => {}, 'silent', /^no answer within 1.5 s$/],
+  ['hangs behind the head', (response) => response.writeHead(200).flushHeaders(), 'silent', /no answer within/],
   [
     'sends a byte now and then',
     (response) => void setInterval(() => response.write(' '), 50).unref(),
     'silent',
-    /says nothing/,
+    /no answer within/,
   ],
-  ['sends without end', (response) => void pour(response), 'junk', /^it tells more than 1024 KiB$/],
+  ['sends without end', (response) => void pour(response), 'junk', /^its answer has more than 1024 KiB$/],
   ['resets', (_response, socket) => void socket.resetAndDestroy(), 'silent', /ECONNRESET|hang up/],
   [
     'ends in the middle',
@@ -174,7 +174,7 @@ describe('a node that', () => {
 
   it('does not listen is closed', async () => {
     server.close()
-    expect(answersOf(await ask(nodeWith([2])))).toEqual({ host2: ['closed', 'nobody tells a status there'] })
+    expect(answersOf(await ask(nodeWith([2])))).toEqual({ host2: ['closed', 'no weftd serves a status there'] })
   })
 })
 
@@ -221,7 +221,7 @@ it('a peer that the data path has not is not asked', async () => {
   answer = (number, _request, response) => tell(number, response)
   const node = nodeWith([2])
   Object.assign(node.ownership.dataPath!, { peers: () => [] })
-  expect(answersOf(await ask(node))).toEqual({ host2: ['silent', 'the data path of this node has no way to it'] })
+  expect(answersOf(await ask(node))).toEqual({ host2: ['silent', 'the data path of this node has no path to it'] })
   expect(asked).toEqual([])
 })
 

@@ -174,8 +174,8 @@ describe('the external interface', () => {
     await vi.advanceTimersByTimeAsync(1_000)
     changed.ring()
     await vi.advanceTimersByTimeAsync(1_000)
-    expect(warnings.filter((line) => line.includes('passed over'))).toEqual([
-      `The public address ${passedOver} is passed over: it is of a family that the network does not have`,
+    expect(warnings.filter((line) => line.includes('is ignored'))).toEqual([
+      `The public address ${passedOver} is ignored: the network does not have its family`,
     ])
   })
 })
@@ -286,7 +286,7 @@ describe('routes of an earlier run', () => {
       { dst: 'fd00:5:0:8::/64', gateway: 'fd00:5:0:8::', dev: 'flannel-v6.1', metric: 1024 },
     ]
     expect(await left('10.5.0.0/16 fd00:5::/48', {}, [...others, to(1), to(2)])).toEqual([
-      "Routes into fd00:5::/48, which is not this network's any more, are left: fd00:5:0:1::/64 via fd77::2, " +
+      'Routes into fd00:5::/48 remain, which is not part of this network any more: fd00:5:0:1::/64 via fd77::2, ' +
         'fd00:5:0:2::/64 via fd77::2; remove them with `ip route del` unless they are wanted',
     ])
     const [line] = await left('fd00:5::/48', {}, [1, 2, 3, 4, 5, 6].map(to))

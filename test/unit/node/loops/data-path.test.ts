@@ -219,17 +219,17 @@ it('looks after the family that it has while the other is being opened, which is
 it('says once that an address of the external interface is gone, and that there is one again', async () => {
   start()
   await ready()
-  const said = (): string[] => lines.filter((line) => /lost its address|has an address of/.test(line))
+  const said = (): string[] => lines.filter((line) => /lost its address|has an IPv6 address/.test(line))
   dataPaths[0]!.gone = { ipv6: 'eth0 has lost its address fd77::1' }
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said()).toEqual([
     expect.stringMatching(
-      /eth0 has lost its address fd77::1: by IPv6 nothing passes between this node and others until it is back, or there is another$/,
+      /eth0 has lost its address fd77::1: no IPv6 packets pass between this node and others until the address is back or there is another one$/,
     ),
   ])
   dataPaths[0]!.gone = {}
   await vi.advanceTimersByTimeAsync(60_000)
-  expect(said().slice(1)).toEqual([expect.stringMatching(/The external interface has an address of IPv6 again$/)])
+  expect(said().slice(1)).toEqual([expect.stringMatching(/The external interface has an IPv6 address again$/)])
   expect([dataPaths.length, dataPaths[0]!.closed]).toEqual([1, false])
 })
 
@@ -378,7 +378,7 @@ describe('with an amendment that an operator made where the leases are', () => {
     expect((await node.prepare(signal)).publicIp).toEqual({ ipv4: given, ipv6: 2n })
     // A node that lacks a family is prepared again every five seconds.
     await node.prepare(signal)
-    expect(lines.filter((line) => line.includes('is taken as last known'))).toHaveLength(1)
+    expect(lines.filter((line) => line.includes('the last known one is used'))).toHaveLength(1)
   })
 
   it('waits for it at the start: nobody knows yet whether there is one', async () => {

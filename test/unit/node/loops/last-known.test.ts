@@ -6,7 +6,7 @@ import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import { keepLastKnown, writeKnown } from '../../../../src/node/loops/last-known.ts'
 import type { Node } from '../../../../src/node/node.ts'
-import { installRig, log, stopping, subnetFile } from '../../../support/node-rig.ts'
+import { installRig, inTurns, log, stopping, subnetFile } from '../../../support/node-rig.ts'
 
 installRig()
 
@@ -19,7 +19,7 @@ const nodeOn = (...tunNames: string[]): Node => {
     lease,
     attrs: { publicIp: { ipv4: 1 }, backendType: '' },
     view: new Map(),
-    ownership: { dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
+    ownership: { isOurs: true, dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
     next: { lastKnown: lastKnown(), config: '{}', store: 'directory' },
     log,
     learnt: createBell(),
@@ -48,6 +48,21 @@ it('stays as it was while there is no data path, and goes with one that the kern
   expect(write).toHaveBeenCalled()
   await writeKnown(nodeOn())
   expect(existsSync(lastKnown())).toBe(false)
+  stopping.abort(new Error('the test is over'))
+  await keeping
+})
+
+it('is not written while a successor owns the data path, because the successor writes its own', async () => {
+  const node = nodeOn('flannel0')
+  const ownership = node.ownership as { isOurs: boolean }
+  const keeping = keepLastKnown(node).catch(() => {})
+  ownership.isOurs = false
+  node.learnt.ring()
+  await vi.advanceTimersByTimeAsync(1000)
+  expect(existsSync(lastKnown())).toBe(false)
+  ownership.isOurs = true
+  node.learnt.ring()
+  await inTurns(() => existsSync(lastKnown()))
   stopping.abort(new Error('the test is over'))
   await keeping
 })

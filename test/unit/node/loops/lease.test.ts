@@ -118,7 +118,8 @@ it('says once an hour that its lease cannot be written but lives on, and writes 
   await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
   const { revision } = store.entries.get(own())!
   const said = (): number =>
-    lines.filter((line) => line === 'E The lease lives on, but cannot be written: the store is full').length
+    lines.filter((line) => line === 'E The lease was extended, but its value cannot be written: the store is full')
+      .length
   const before = said()
   await vi.advanceTimersByTimeAsync(5 * 3_600_000)
   expect(said() - before).toBeGreaterThanOrEqual(5)

@@ -102,7 +102,7 @@ describe('what another backend left', () => {
     routes.push(toPeer())
     refuses = /route del/
     start({ backend: sealed, leftovers })
-    await inTurns(() => logged(/^E What another backend left cannot be removed: .*: not permitted; run as root/))
+    await inTurns(() => logged(/^E A leftover of another backend cannot be removed: .*: not permitted; run as root/))
     await vi.advanceTimersByTimeAsync(20_000)
     expect([readiness(), isReadyFile(), logged(/flannel is ready/)]).toEqual([false, false, false])
     expect((await nodeStatus()).impairments[0]).toMatchObject({ by: 'bypass' })
@@ -117,7 +117,7 @@ describe('what another backend left', () => {
     routes.push(toPeer())
     whileListing = () => void (routes = [toPeer()])
     start({ backend: sealed, leftovers })
-    await inTurns(() => logged(/^E What another backend left cannot be removed: .*: it is there again/))
+    await inTurns(() => logged(/^E A leftover of another backend cannot be removed: .*: it is there again/))
     expect(readiness()).toBe(false)
     whileListing = () => {}
     await inTurns(() => readiness())
@@ -280,14 +280,14 @@ describe('a host that cannot be looked at', () => {
     const doubt = createBell()
     whileListing = fail
     start({ backend: sealed, leftovers }, doubt)
-    await inTurns(() => logged(/^E What another backend left here cannot be looked for: /))
+    await inTurns(() => logged(/^E Cannot check for leftovers of another backend: /))
     expect(readiness()).toBe(false)
     whileListing = () => {}
     await inTurns(() => readiness())
     whileListing = fail
     await vi.advanceTimersByTimeAsync(10_000)
     doubt.ring()
-    await inTurns(() => logged(/^W What another backend left here cannot be looked for: /))
+    await inTurns(() => logged(/^W Cannot check for leftovers of another backend: /))
     expect([readiness(), trouble()]).toEqual([true, undefined])
   })
 })

@@ -112,7 +112,7 @@ it('tells what was dropped lately, and a minute later no more of it', async () =
   expect((await recent())!.seconds).toBeGreaterThanOrEqual(60)
 })
 
-it('counts what befell a peer, and writes it before it ends', async () => {
+it('counts the events of a peer, and writes them before the process ends', async () => {
   const path = join(folder, 'subnet.env.events')
   await open(path)
   isSilent = true
@@ -134,8 +134,8 @@ it('goes on where the file cannot be written, and says so', async () => {
 })
 
 it.each([
-  ['a folder', (path: string) => mkdirSync(path), /: it is no file; they begin anew$/],
-  ['a megabyte', (path: string) => writeFileSync(path, 'x'.repeat(1_000_001)), /: it has 1000001 bytes; they/],
+  ['a folder', (path: string) => mkdirSync(path), /: it is no file; the list starts empty$/],
+  ['a megabyte', (path: string) => writeFileSync(path, 'x'.repeat(1_000_001)), /: it has 1000001 bytes; the list/],
   ['of another version', (path: string) => writeFileSync(path, '{"version":9}\n'), /: its version is 9, and this weft/],
 ] as const)('begins anew where what stands there is %s', async (_what, make, said) => {
   const path = join(folder, 'events')

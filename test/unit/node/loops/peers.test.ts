@@ -138,7 +138,7 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   const { signal } = new AbortController()
   const unseen = () => ({ keys: new Set<string>() as Set<string> | undefined })
   const node = {
-    ownership: { dataPath: path, doubt },
+    ownership: { dataPath: path, recheck: doubt, state: { is: 'forwarding' } },
     view: new Map(),
     lease: { key: 'own' },
     log,
@@ -169,7 +169,7 @@ it('looks at all where its own lease was another one when peers were given last'
       void given.push([ownKey, touched && [...touched]]),
   }
   const node = {
-    ownership: { dataPath: path, doubt: createBell() },
+    ownership: { dataPath: path, recheck: createBell(), state: { is: 'forwarding' } },
     view: new Map(),
     lease: { key: 'here' },
     log,
@@ -189,4 +189,29 @@ it('looks at all where its own lease was another one when peers were given last'
     ['there', undefined],
     ['here', undefined],
   ])
+})
+
+it('applies no peers while the data path is lent, and all of them once it is back', async () => {
+  const given: unknown[] = []
+  const ownership = {
+    dataPath: { apply: async (...[, , touched]: unknown[]) => void given.push(touched) },
+    recheck: createBell(),
+    state: { is: 'lent' },
+  }
+  const node = {
+    ownership,
+    view: new Map(),
+    lease: { key: 'own' },
+    log,
+    signal: new AbortController().signal,
+    unapplied: undefined,
+    ownApplied: 'own',
+    unprobed: { keys: undefined },
+    unsearched: { keys: undefined },
+  } as unknown as Parameters<typeof applyPeers>[0]
+  await applyPeers(node, new Set(['a']))
+  expect([given, node.unapplied]).toEqual([[], 'all'])
+  ownership.state.is = 'forwarding'
+  await applyPeers(node, new Set())
+  expect([given, node.unapplied]).toEqual([[undefined], undefined])
 })

@@ -101,7 +101,7 @@ it('says once where it is not allowed, and is off', async () => {
     },
   })
   await ready()
-  await inTurns(() => logged(/I Peers are not asked whether they answer \(socket ICMP: Operation not permitted\)/))
+  await inTurns(() => logged(/I Peers are not probed \(socket ICMP: Operation not permitted\)/))
   await vi.advanceTimersByTimeAsync(60_000)
   expect([tries, (await nodeStatus()).peers!.answering]).toEqual([1, null])
 })
@@ -209,10 +209,7 @@ it.each([
   expect([answering, list[0]!.state, list[0]!.lossPercent]).toEqual([0, 'programmed', null])
   expect(list[0]!.families).toMatchObject({ ipv4: { state: 'answering' }, ipv6: { state: 'programmed' } })
   await vi.advanceTimersByTimeAsync(5_000)
-  expect([tries > 1, logged(/I Peers are not asked whether they answer \(socket ICMPv6\)/)]).toEqual([
-    lines === 0,
-    lines === 1,
-  ])
+  expect([tries > 1, logged(/I Peers are not probed \(socket ICMPv6\)/)]).toEqual([lines === 0, lines === 1])
 })
 
 it.each<[string, () => void]>([

@@ -11,6 +11,7 @@ import {
   inTurns,
   lines,
   logged,
+  ownership,
   readiness,
   ready,
   start,
@@ -107,7 +108,9 @@ it.each([
   startBoth(mtu)
   await ready()
   expect(names()).toEqual(subnets)
-  expect(logged(/^W .* does not name IPv6, which containers cannot have now$/)).toBe(subnets.length === 1)
+  expect(logged(/^W .* omits IPv6, because containers cannot have addresses of that family now$/)).toBe(
+    subnets.length === 1,
+  )
 })
 
 it('leaves out a family after it was not carried for ten seconds, and names it again when it is carried', async () => {
@@ -125,4 +128,16 @@ it('leaves out a family after it was not carried for ten seconds, and names it a
   dataPaths[0]!.lacking = { ipv4: 'it is off too', ipv6: 'it is off here' }
   await vi.advanceTimersByTimeAsync(60_000)
   expect(names()).toHaveLength(2) // no file without a subnet
+})
+
+it('leaves subnet.env to a successor that owns the data path, and repairs it again after the path is back', async () => {
+  start()
+  await ready()
+  const text = readFileSync(subnetFile(), 'utf8')
+  await ownership.release()
+  writeFileSync(subnetFile(), 'FLANNEL_MTU=1\n') // as a successor with other flags writes it
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect(readFileSync(subnetFile(), 'utf8')).toBe('FLANNEL_MTU=1\n')
+  await ownership.takeBack()
+  await inTurns(() => readFileSync(subnetFile(), 'utf8') === text)
 })
