@@ -50,7 +50,7 @@ export async function runDaemon(
   })
   notifier?.forget(kept.map((_, place) => keptName(place)))
   const ownership = createOwnership(log)
-  const start: Start = { options, log, stopping, notifier, events, ownership, forwarding: undefined }
+  const start: Start = { options, log, stopping, notifier, events, ownership, known: undefined, forwarding: undefined }
   const handover = await enterHandover(handoverParts(start, kept))
   const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass
   try {
@@ -70,7 +70,6 @@ function handoverParts(start: Start, kept: readonly number[]): HandoverParts<Res
   const store = storeNameOf(options)
   const calm = seldom(log)
   let left = kept
-  let known: LastKnown | undefined
   // Errors are ignored here, because the loop that maintains the file logs them.
   const write = async (): Promise<void> => {
     if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
@@ -100,13 +99,14 @@ function handoverParts(start: Start, kept: readonly number[]): HandoverParts<Res
       },
     },
     async earlierRun() {
-      known = await readLastKnown(lastKnownFile(options), log)
+      const known = await readLastKnown(lastKnownFile(options), log)
+      start.known = known?.store === store ? known : undefined
       const fds = left
       left = []
       return earlierRun(fds, known, store)
     },
     async resume(inheritable) {
-      const resumed = await resume(start, known, inheritable, calm)
+      const resumed = await resume(start, inheritable, calm)
       if (typeof resumed !== 'string') start.forwarding = resumed
       return resumed
     },
@@ -127,12 +127,11 @@ function handoverParts(start: Start, kept: readonly number[]): HandoverParts<Res
  * forwarding at the moment. Logs the reason. Repairs the data path until the node takes it over.
  */
 async function resume(
-  { options, stopping, ownership, notifier }: Start,
-  known: LastKnown | undefined,
+  { options, stopping, ownership, notifier, known }: Start,
   inheritable: Inheritable,
   log: Log,
 ): Promise<ResumedNode | 'nothing' | 'failed'> {
-  if (!known || known.store !== storeNameOf(options) || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
+  if (!known || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (ownership.state.is !== 'closed') return 'failed' // a successor has the data path
   let look: LookAhead | undefined
   const { signal } = stopping

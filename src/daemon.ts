@@ -10,28 +10,29 @@
 // Only the daemon runs loops. Stores and backends start no timers; the loops call them.
 
 import { version } from './base/assets.ts'
-import { describeError, isWeftError, messageOf, prefixed } from './base/errors.ts'
+import { prefixed } from './base/errors.ts'
 import { createWinstonWriter } from './base/log-winston.ts'
 import { seldom, type Log, type MovableLog } from './base/log.ts'
 import { addon } from './host/addon.ts'
-import { createBell, pause } from './host/bell.ts'
+import { createBell } from './host/bell.ts'
 import { run } from './host/command.ts'
 import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
-import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { getSysctl } from './host/sysctl.ts'
-import { netText, type Nets } from './net/address.ts'
+import { familiesOf, netText, type Nets } from './net/address.ts'
 import { networkAsking } from './node/ask-nodes.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { endNode } from './node/end.ts'
-import { watchConfig } from './node/loops/config.ts'
+import { retry } from './node/exit-or-wait.ts'
+import { externalBefore, findExternal } from './node/external.ts'
+import { findConfig, watchConfig } from './node/loops/config.ts'
 import { keepDataPath, type ForwardingNode } from './node/loops/data-path.ts'
 import { watchForDuplicateNode } from './node/loops/duplicate-node.ts'
 import { firewallFor, keepFirewall, raiseOrLate } from './node/loops/firewall.ts'
-import { watchForwarding } from './node/loops/forwarding.ts'
+import { warnOfForwarding, watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
-import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
+import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
 import { clearLeftovers } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
@@ -43,24 +44,19 @@ import { keepReady } from './node/loops/ready.ts'
 import { serveWatchdog, tellManager } from './node/loops/service-manager.ts'
 import { tellNetwork } from './node/loops/status-network.ts'
 import { readPreviousNets, type PreviousNets } from './node/loops/subnet-env-file.ts'
-import { keepSubnetEnv, publish } from './node/loops/subnet-env.ts'
+import { keepSubnetEnv, publish as publishSubnet } from './node/loops/subnet-env.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
 import type { Node, NodeParts } from './node/node.ts'
+import { warnOfRoutesLeft } from './node/old-routes.ts'
 import { fitsTo, goesOnWith, openNode, type Before, type ResumedNode } from './node/open.ts'
 import { ownAddresses } from './node/own-addresses.ts'
 import type { Ownership } from './node/ownership.ts'
 import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
 import type { Handover } from './node/restart/handover.ts'
-import {
-  lastKnownFile,
-  readLastKnown,
-  removeLastKnown,
-  storeNameOf,
-  type LastKnown,
-} from './node/restart/last-known.ts'
+import { lastKnownFile, removeLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
 import { requireRights } from './node/rights.ts'
-import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
+import { refuseToMove, waitForSameNetwork } from './node/same-network.ts'
 import type { DaemonOptions } from './options.ts'
 import type { Events } from './report/events.ts'
 import { createHealth, type Health } from './report/health.ts'
@@ -95,13 +91,6 @@ const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
 /** flanneld's prefix for errors of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
 
-/**
- * The first and the longest pause before weftd tries a part of the start again. weftd tries again only if it forwards with the last known
- * state and an operator or the host can repair the cause.
- */
-const RETRY_MIN_MS = 1_000
-const RETRY_MAX_MS = 30_000
-
 /** The resources that the steps of the start share. */
 export interface Start {
   readonly options: DaemonOptions
@@ -111,7 +100,9 @@ export interface Start {
   /** The most recent lines of the log. */
   readonly events: Events
   readonly ownership: Ownership
-  /** The node. Until it exists, the part that forwards with the last known state. */
+  /** The last known state of the store that the flags name. */
+  known: LastKnown | undefined
+  /** The node. Until it exists, the node that forwards with the last known state. */
   forwarding: ForwardingNode | undefined
 }
 
@@ -131,14 +122,10 @@ export async function startManager(start: Start, handover: Handover<ResumedNode>
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
     const served = await whileForwarding(start, () => serveStatus(options, health, handover, log, stopping))
-    // A repeated error is logged rarely.
-    const calm = seldom(log)
+    const publish = publisher(start, manager, health, handover)
     try {
-      return await whileForwarding(
-        start,
-        () => startNode(start, handover, manager, previous, health, calm),
-        (why) => tellOf(start, manager, health)(`cannot be a node: ${why}`),
-      )
+      const work = () => startNode(start, handover, manager, previous, health, publish)
+      return await whileForwarding(start, work, (why) => publish(`cannot be a node: ${why}`))
     } finally {
       await served.close()
     }
@@ -147,71 +134,68 @@ export async function startManager(start: Start, handover: Handover<ResumedNode>
   }
 }
 
-/**
- * Runs a part of the start. While this process forwards with the last known configuration, it logs a WeftError and tries again, because
- * packets would stop if it ended. A running node survives such errors too.
- */
-export async function whileForwarding<T>(
+/** Runs a part of the start. Tries again after a failure while this process forwards with the last known state. */
+export const whileForwarding = <T>(
   { ownership, log, stopping: { signal } }: Pick<Start, 'ownership' | 'log' | 'stopping'>,
-  work: () => Promise<T>,
+  find: () => Promise<T>,
   onFailure: (why: string) => void = () => {},
-): Promise<T> {
-  const calm = seldom(log)
-  for (let pauseMs = RETRY_MIN_MS; ; pauseMs = Math.min(2 * pauseMs, RETRY_MAX_MS)) {
-    try {
-      return await work()
-    } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error) || !ownership.dataPath) throw error
-      calm.error(`This weftd goes on as last known, and tries again: ${describeError(error)}`)
-      onFailure(messageOf(error))
-    }
-    await pause(signal, pauseMs * (0.5 + Math.random() / 2))
-  }
-}
+): Promise<T> =>
+  retry(
+    {
+      failure: 'This weftd forwards with the last known state, and tries again: ',
+      find,
+      passing: [],
+      onFailure: ({ message }) => onFailure(message),
+    },
+    { log, signal, isForwarding: () => ownership.dataPath !== undefined },
+  )
 
-/** Returns a function that reports the reason why this process waits; it is used until the node exists. */
-function tellOf(
+/** Returns a function that publishes the reason why this process waits; it is used until the node exists. */
+function publisher(
   { stopping, notifier, ownership }: Start,
   manager: NodeParts['manager'],
   health: Health,
-  standing: () => string = () => '',
+  handover: Handover<ResumedNode>,
 ): (waitsFor: string) => void {
   return (waitsFor) => {
-    const beginning = () => beginningOf((ownership.dataPath ? '' : standing()) + waitsFor, ownership, stopping.signal)
+    const beginning = () => {
+      const { isOnLoan, predecessorPid: pid } = handover
+      const other = isOnLoan && !ownership.dataPath ? `another weftd${pid ? ` (pid ${pid})` : ''} forwards; ` : ''
+      return beginningOf(other + waitsFor, ownership, stopping.signal)
+    }
     const report = () => startingReportOf(manager.name, beginning(), ownership)
     Object.assign(health, { beginning, report: async () => report() })
     notifier?.tell({ ready: false, status: report().summary })
   }
 }
 
+/** Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does. */
 async function startNode(
   start: Start,
   handover: Handover<ResumedNode>,
   manager: NodeParts['manager'],
   previous: PreviousNets,
   health: Health,
-  calm: Log,
+  publish: (waitsFor: string) => void,
 ): Promise<never> {
-  const { options, log, stopping, notifier, ownership } = start
+  const { options, log, stopping, notifier, ownership, known } = start
   const { signal } = stopping
-  const pid = (await handover.predecessor())?.pid
-  let standing = pid === undefined ? '' : `another weftd${pid ? ` (pid ${pid})` : ''} forwards; `
-  void handover.free.then(() => (standing = ''))
-  const tell = tellOf(start, manager, health, () => standing)
   const hostChanged = createBell()
   const changed = (): void => {
     hostChanged.ring()
     ownership.recheck.ring()
   }
   const watch = createHostWatch(changed, log, signal)
+  const waiter = { log: seldom(log), signal, publish }
   try {
-    const leaseNow = async () => (await handover.predecessor())?.lease
-    const known = await knownOf(options)
     const { earlier, isMine } = ownAddresses({ manager, known, log, signal, subnet: previous.subnet })
-    const before = { earlier, known: () => externalBefore(handover.resumed, known, options) }
-    const waiting = { options, manager, leaseNow, follow: watch.follow, hostChanged, before, tell, log: calm, signal }
-    const { config, configText, external } = await waitForNetwork(waiting)
+    const { config, configText } = await findConfig(manager, waiter)
+    const families = familiesOf(config)
+    watch.follow(families)
+    await waitForSameNetwork(manager, async () => (await handover.predecessor())?.lease, waiter)
+    const before = { earlier, known: () => externalBefore(handover.resumed, start.known, options) }
+    const external = await findExternal({ options, manager, families, hostChanged, before }, waiter)
+    await warnOfForwarding(families, waiter.log)
     await warnOfRoutesLeft(previous.network, config, external, log)
     const fits = fitsTo(configText, external, manager)
     const { resumed } = handover
@@ -219,7 +203,6 @@ async function startNode(
       ? resumed.backend
       : await createBackend(config, external, options, log, attrsBefore(manager, log), handover)
     const amend = amendedOnce(manager, log)
-    tell('waiting for a lease')
     const parts: NodeParts = {
       options,
       manager,
@@ -238,39 +221,19 @@ async function startNode(
       health,
       notifier,
     }
-    const onNode = (node: Node): void => void (start.forwarding = node)
     return await runNode(parts, previous.subnet, stopping, {
       ownership,
       handover,
       store: storeNameOf(options),
       fits,
       amend,
-      onNode,
+      publish,
+      onNode: (node) => void (start.forwarding = node),
       permit: requireRights,
     })
   } finally {
     await watch.end()
   }
-}
-
-/** Reads the last known state of the store that the flags name. */
-async function knownOf(options: DaemonOptions): Promise<LastKnown | undefined> {
-  const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false } // begin.ts has logged its problems
-  const known = await readLastKnown(lastKnownFile(options), silent)
-  return known?.store === storeNameOf(options) ? known : undefined
-}
-
-/** Returns the external interface of the resumed data path. Without one, returns the last known interface, if the flags are the same. */
-async function externalBefore(
-  resumed: ResumedNode | undefined,
-  known: LastKnown | undefined,
-  options: DaemonOptions,
-): Promise<ExternalInterface | undefined> {
-  if (resumed) return resumed.backend.external ?? resumed.external
-  const { external, wishes } = known ?? {}
-  if (!external || wishes !== wishesText(options)) return undefined
-  const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
-  return (await resumeExternal(run, external)) ?? unnumbered
 }
 
 /** Acquires the lease, opens the data path and runs the loops. Always rejects, as `runDaemon` does. */
@@ -287,7 +250,10 @@ export async function runNode(
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
   // Check the rights before the lease is written, because other nodes send packets to every node with a lease.
   if (!predecessor && !ownership.dataPath) await prefixed(REGISTERING, before.permit(backend))
-  const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
+  const lease = await prefixed(
+    `${REGISTERING}failed to acquire lease: `,
+    obtainLease(parts, attrs, previous, false, before.publish),
+  )
   const resumed = await handover.opening()
   // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
   if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
@@ -303,7 +269,7 @@ export async function runNode(
   try {
     await clearLeftovers(node)
     await raiseOrLate(node, resumed !== undefined)
-    await publish(node)
+    await publishSubnet(node)
     handover.settle()
     if (!parts.next && handover.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
     log.info('Running backend.')

@@ -30,7 +30,7 @@ export interface ResumedNode extends ForwardingNode {
 /** The parts that exist before the node. */
 export interface Before {
   readonly ownership: Ownership
-  readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter'>
+  readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter' | 'predecessorPid'>
   /** Returns the backend with an operator's public IP (lease.ts), and always the same result for the same backend. */
   readonly amend: (backend: Backend) => Backend
   /** The store's name (storeNameOf). */
@@ -39,6 +39,8 @@ export interface Before {
   readonly fits: (resumed: ResumedNode | undefined) => boolean
   /** Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. */
   readonly permit: (backend: Backend) => Promise<void>
+  /** Publishes the missing fact. */
+  readonly publish?: (waitsFor: string) => void
   /** Called with the node, which answers successors from then on. */
   readonly onNode: (node: Node) => void
 }

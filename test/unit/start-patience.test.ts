@@ -44,7 +44,7 @@ it.each(CODES)('a start that fails by %s is tried again while packets go on as l
   const started = whileForwarding(await forwarding(), work, (why) => void told.push(why))
   await vi.advanceTimersByTimeAsync(30_000)
   expect([await started, tries, told]).toEqual(['a node', 4, ['it is wrong', 'it is wrong', 'it is wrong']])
-  expect(lines).toContain('E This weftd goes on as last known, and tries again: it is wrong; put it right')
+  expect(lines).toContain('E This weftd forwards with the last known state, and tries again: it is wrong; put it right')
 })
 
 it('is tried again less and less often, every half a minute at most', async () => {

@@ -1,14 +1,43 @@
-// config.ts - compares the network configuration in the store with the one in use, and logs a difference.
+// config.ts - reads the network configuration at the start, and later logs when the store has another one.
 
 import { isDeepStrictEqual } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { withoutSecrets } from '../../control/config/hidden.ts'
-import { parseNetworkConfig } from '../../control/config/network-config.ts'
+import { unknownKeys } from '../../control/config/keys.ts'
+import { parseNetworkConfig, requireFamily, type NetworkConfig } from '../../control/config/network-config.ts'
+import type { SubnetManager } from '../../control/lease/subnet-manager.ts'
+import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 const COMPARE_MS = 60_000
 /** The interval of the checks while the configuration is missing. */
 const GONE_MS = 5_000
+
+interface FoundConfig {
+  readonly config: NetworkConfig
+  /** The text that the configuration was read from. */
+  readonly configText: string
+}
+
+/** Reads the configuration every second until it is valid, as flanneld does. Throws WeftError CONFIG if it has no network. */
+export async function findConfig(manager: SubnetManager, waiter: Waiter): Promise<FoundConfig> {
+  const { log, signal } = waiter
+  let named: string | undefined
+  const find = async (): Promise<FoundConfig> => {
+    const configText = await manager.config(signal)
+    // weftd ignores unknown keys, as flanneld does, but logs them.
+    if (configText !== named) for (const unknown of unknownKeys(configText)) log.warn(`Without effect: ${unknown}`)
+    named = configText
+    const config = parseNetworkConfig(configText, { areGiven: manager.givesSubnets })
+    log.info(`Found network config - Backend type: ${config.backendType}`)
+    return { config, configText }
+  }
+  const name = `the network configuration in the ${manager.name} store`
+  const passing = ['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const
+  const found = await waitFor(name, { failure: "Couldn't fetch network config: ", find, passing }, waiter)
+  requireFamily(found.config)
+  return found
+}
 
 /**
  * A node uses the configuration that it started with, as flanneld does. Logs when the store gets another one, or has none, because then no
@@ -33,7 +62,7 @@ export async function watchConfig(node: Node): Promise<never> {
       node.isConfigOther = !isOurs
       named = isOurs ? undefined : text
     } catch (error) {
-      signal.throwIfAborted()
+      throwUnlessWaiting(error, signal) // an unreachable store comes back, and a weftd that starts logs what is wrong with the configuration
       if (isWeftError(error, 'CONFIG_MISSING')) {
         if (!node.isConfigGone)
           log.error(
@@ -42,7 +71,7 @@ export async function watchConfig(node: Node): Promise<never> {
         node.isConfigGone = true
         node.isConfigOther = false
         named = undefined
-      } else if (!isWeftError(error)) throw error // an unreachable store comes back, and a weftd that starts logs what is wrong with the configuration
+      }
     }
   }
 }

@@ -7,10 +7,10 @@
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
-import { isWeftError } from '../../base/errors.ts'
 import { claimText, hostNameIn, shortened } from '../../control/lease/host-name.ts'
 import { pause } from '../../host/bell.ts'
 import { addressText } from '../../net/address.ts'
+import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 const CLAIM_MS = 60_000
@@ -65,8 +65,7 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
       claimed = true
       node.claimed = { address, value: mine }
     } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error)) throw error // the loop that follows the store reports its failures
+      throwUnlessWaiting(error, signal) // the loop that follows the store reports its failures
     }
     const due = performance.now() + (doubts > 0 ? DOUBT_MS : waitMs)
     for (let leftMs = due - performance.now(); leftMs > 0; leftMs = due - performance.now()) {

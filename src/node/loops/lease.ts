@@ -3,15 +3,12 @@
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
 import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
-import { limited, pause } from '../../host/bell.ts'
+import { limited } from '../../host/bell.ts'
 import { FAMILIES, formatNet, listed, netsText, type Addresses, type Family, type Nets } from '../../net/address.ts'
 import type { Backend } from '../../path/contract.ts'
+import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node, NodeParts } from '../node.ts'
 
-/** The longest pause before another try; the shortest is half of it. Pauses are random, so that nodes do not query a store that is back at the same time. */
-const ACQUIRE_RETRY_MS = 1_000
-/** The longest pause after failures that only an operator can repair. Each try lists all leases. */
-const ACQUIRE_RETRY_MAX_MS = 30_000
 /** The time limit for the store's answer about an operator's public IP, if an earlier answer can be used instead. */
 const AMEND_MS = 1_000
 /** The first and the longest pause before another try to renew. One failed try must not cost an hour's margin. */
@@ -33,50 +30,30 @@ const GONE_PAUSE_MAX_MS = 10_000
 const CLOCKS_MS = 60_000
 
 /**
- * A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's, and a
- * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
+ * Obtains a lease for this node. If `isForwarding`, waits for an operator to repair the cause of a failure; otherwise waits only for a
+ * store that is unreachable.
  */
 export async function obtainLease(
   { manager, config, isMine, log, signal }: NodeParts,
   attrs: LeaseAttrs,
   previous: Nets,
-  isRunning = false,
+  isForwarding: boolean,
+  publish?: Waiter['publish'],
 ): Promise<OwnLease> {
   const calm = seldom(log)
   const holder = manager.holder(config)
-  for (let pauseMs = ACQUIRE_RETRY_MS; ;) {
-    try {
-      return await timed(() => holder.obtain(attrs, previous, calm, signal, isMine))
-    } catch (error) {
-      signal.throwIfAborted()
-      const isAway = isWeftError(error, 'STORE_UNAVAILABLE')
-      if (!isAway && !(isRunning && isWeftError(error))) throw error
-      calm.error(`failed to acquire lease: ${describeError(error)}`)
-      pauseMs = isAway ? ACQUIRE_RETRY_MS : Math.min(2 * pauseMs, ACQUIRE_RETRY_MAX_MS)
-    }
-    await pause(signal, pauseMs * (0.5 + Math.random() / 2))
-  }
+  const find = () => timed(() => holder.obtain(attrs, previous, calm, signal, isMine))
+  const waiter = { log, signal, isForwarding: () => isForwarding, ...(publish ? { publish } : {}) }
+  return waitFor('a lease', { failure: 'failed to acquire lease: ', find }, waiter)
 }
 
-/** Asks the store something before there is a lease. One that cannot be reached is waited for. */
-export async function askPatiently<T>(
+/** Queries the store before there is a lease. Waits for a store that is unreachable. */
+export const queryPatiently = <T>(
   what: string,
-  ask: (signal: AbortSignal) => Promise<T>,
+  query: (signal: AbortSignal) => Promise<T>,
   log: Log,
   signal: AbortSignal,
-): Promise<T> {
-  const calm = seldom(log)
-  for (;;) {
-    try {
-      return await ask(signal)
-    } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
-      calm.error(`failed to look for ${what}: ${describeError(error)}`)
-    }
-    await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
-  }
-}
+): Promise<T> => waitFor(what, { failure: `failed to look for ${what}: `, find: () => query(signal) }, { log, signal })
 
 /** The attributes that a node with this public IP published at an earlier time, if they are still there. */
 export function attrsBefore(manager: NodeParts['manager'], log: Log) {
@@ -86,7 +63,7 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
     return entries.find(({ lease }) => lease && isOfOneNode(lease.attrs, { publicIp }))?.lease?.attrs
   }
   return (publicIp: Addresses, stopping: AbortSignal): Promise<LeaseAttrs | undefined> =>
-    askPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
+    queryPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
 }
 
 /**
@@ -114,11 +91,10 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
         const { ipv4, ipv6 } = (await manager.amend?.(publicIp, signal)) ?? publicIp
         return { ipv4: ipv4 === publicIp.ipv4 ? undefined : ipv4, ipv6: ipv6 === publicIp.ipv6 ? undefined : ipv6 }
       }
-      if (known === undefined) known = await askPatiently("an operator's public IP", ask, log, stopping)
+      if (known === undefined) known = await queryPatiently("an operator's public IP", ask, log, stopping)
       else
         known = await limited(stopping, AMEND_MS, late, ask).catch((error: unknown) => {
-          stopping.throwIfAborted()
-          if (!isWeftError(error)) throw error
+          throwUnlessWaiting(error, stopping)
           calm.warn(
             `The store does not say which public IP an annotation gives this node; the last known one is used: ${messageOf(error)}`,
           )
@@ -249,7 +225,7 @@ async function renewOrReplace(node: Node): Promise<void> {
         node.configDoubt.ring()
         return replaceLease(node)
       }
-      if (!isWeftError(error)) throw error
+      throwUnlessWaiting(error, signal)
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
@@ -265,21 +241,19 @@ async function isExtended(node: Node): Promise<boolean> {
     await replaceLease(node, false)
     return true
   } catch (error) {
-    node.signal.throwIfAborted()
-    if (!isWeftError(error)) throw error
+    throwUnlessWaiting(error, node.signal)
     node.log.error(`This node keeps the subnets that it has: ${describeError(error)}`)
     return false
   }
 }
 
 /**
- * Takes the same subnet again if it is free, and moves the node to another one if it is not. Rejects only if not `isRunning`, as obtainLease
- * does.
+ * Takes the same subnet again if it is free, and moves the node to another one if it is not. Waits as obtainLease does.
  */
-async function replaceLease(node: Node, isRunning = true): Promise<void> {
+async function replaceLease(node: Node, isForwarding = true): Promise<void> {
   const { log } = node
   const before = node.lease
-  node.lease = await obtainLease(node, node.attrs, before.subnet, isRunning)
+  node.lease = await obtainLease(node, node.attrs, before.subnet, isForwarding)
   node.learnt.ring()
   if (node.lease.key === before.key) return log.info(`Lease of ${netsText(before.subnet)} acquired again`)
   const kept = listed(before.subnet).every((net) =>

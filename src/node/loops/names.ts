@@ -2,9 +2,9 @@
 //
 // Kubernetes reports names with the leases, so this loop has no work there. flanneld writes no name.
 
-import { isWeftError } from '../../base/errors.ts'
 import { hostNameIn } from '../../control/lease/host-name.ts'
 import { pause } from '../../host/bell.ts'
+import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 /** The interval of the queries, and its addition per name, so that many nodes do not overload the store. */
@@ -41,8 +41,7 @@ export async function keepNames(node: Node): Promise<never> {
         since = found.revision
       }
     } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error)) throw error // the loop that follows the store reports its failures
+      throwUnlessWaiting(error, signal) // the loop that follows the store reports its failures
     }
     const many = node.names.size * LOOK_MS_A_NAME
     // The random factor is for nodes that started together.

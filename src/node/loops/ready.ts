@@ -1,8 +1,9 @@
 // ready.ts - reports to the subnet manager that this node is in the network.
 
-import { describeError, isWeftError } from '../../base/errors.ts'
+import { describeError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
+import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
 /** Reports repeatedly. flanneld reports once, at its start, and does not check whether that succeeded. */
@@ -13,8 +14,7 @@ export async function keepReady(node: Node): Promise<never> {
     try {
       if (node.isReady) await manager.ready?.(signal)
     } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error)) throw error
+      throwUnlessWaiting(error, signal)
       calm.error(`Cannot tell Kubernetes that the network of this node is up: ${describeError(error)}`)
     }
     await pause(signal, RESYNC_MS)

@@ -119,6 +119,11 @@ export class Handover<R> {
     return this.predecessorNow !== undefined && !this.predecessorNow.isGone && !this.isSettled
   }
 
+  /** The predecessor's process ID; 0 if it is unknown, undefined without a predecessor. */
+  get predecessorPid(): number | undefined {
+    return this.predecessorNow?.pid
+  }
+
   /** Returns the running daemon's description of itself; undefined if no other daemon runs. */
   async predecessor(): Promise<(About & { readonly pid: number }) | undefined> {
     const before = this.predecessorNow

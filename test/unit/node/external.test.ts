@@ -1,4 +1,4 @@
-// start.test.ts - the wait for the external interface, in virtual time, and what is warned of, on a host that answers from tables.
+// external.test.ts - the facts that a start waits for, in virtual time, and its warnings, on a host whose answers come from tables.
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { EVENT_MS } from '../../../lab/lab.ts'
@@ -10,13 +10,11 @@ import { createBell } from '../../../src/host/bell.ts'
 import { AddressHold, type ExternalInterface } from '../../../src/host/external-interface.ts'
 import { netsOf, parseNet, type Family } from '../../../src/net/address.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
-import {
-  refuseToMove,
-  waitForInterface,
-  waitForNetwork,
-  warnOfForwarding,
-  warnOfRoutesLeft,
-} from '../../../src/node/start.ts'
+import { waitForInterface } from '../../../src/node/external.ts'
+import { findConfig } from '../../../src/node/loops/config.ts'
+import { warnOfForwarding } from '../../../src/node/loops/forwarding.ts'
+import { warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
+import { refuseToMove } from '../../../src/node/same-network.ts'
 import { checkOptions, FLAGS } from '../../../src/options.ts'
 
 const host = vi.hoisted(() => ({
@@ -250,17 +248,7 @@ describe('the network configuration', () => {
       givesSubnets: false,
       config: async () => (texts.length > 1 ? texts.shift()! : texts[0]!),
     } as unknown as SubnetManager
-    const { options } = parseFlags(FLAGS, [])
-    const found = waitForNetwork({
-      options,
-      manager,
-      log,
-      signal,
-      hostChanged: createBell(),
-      follow: () => {},
-      tell: () => {},
-      leaseNow: async () => undefined,
-    })
+    const found = findConfig(manager, { log, signal })
     await vi.advanceTimersByTimeAsync(5_000)
     expect((await found).config.backendType).toBe('udp')
     expect(warnings.filter((line) => line.startsWith('Without effect'))).toEqual([
