@@ -1,5 +1,5 @@
-// vitest.config.ts - projects one after another: tests that run in one process; then those of hosts, stores and programs. The projects of
-// the container image, of a release and of the page in a browser exist only if they are asked for.
+// vitest.config.ts - the projects, which run one after another: first `unit`, whose tests run in one process, then `system`, whose tests use
+// hosts, stores and programs. The projects of the container image, the release, the page and others exist only if the environment names them.
 
 import { defineConfig } from 'vitest/config'
 import { PATIENCE } from './lab/command.ts'
@@ -7,10 +7,10 @@ import { usableCores } from './scripts/forecast.mjs'
 import { isStepAlone } from './test/support/long-step.ts'
 import { filesOf } from './test/support/selection.ts'
 
-/** Of a test that hangs; what it waits for has a limit of a minute for each event (test/support/event.ts). */
+/** The limits for a test that hangs. Waits inside a test have their own limit of a minute (test/support/event.ts). */
 const LIMITS = { testTimeout: 300_000 * PATIENCE, hookTimeout: 300_000 * PATIENCE }
 
-/** What takes more than minutes. It shows one bar, in place of vitest's own. */
+/** True for tests that take long. They show one progress bar in place of vitest's own. */
 const isLong = ['LONG', 'IMAGE', 'KUBELET', 'PAGE', 'RELEASE', 'BROKEN'].some((name) => process.env[`WEFT_${name}`])
 
 export default defineConfig({
@@ -41,8 +41,8 @@ export default defineConfig({
         test: {
           name: 'system',
           include: filesOf(['test/native', 'test/store', 'test/kube', 'test/netns']),
-          // Much of their time is waiting: three files at once for each core that this process may use. More would let the limits of weftd
-          // itself pass, such as six seconds for an answer of etcd.
+          // These tests mostly wait, so three files run simultaneously for each usable core. With more, weftd's own time limits would be
+          // exceeded, such as six seconds for an answer of etcd.
           maxWorkers: Math.max(1, Math.round(3 * usableCores())),
           sequence: { groupOrder: 1 },
         },

@@ -1,11 +1,11 @@
-// vitest.mutants.config.ts - the tests that scripts/mutants.mjs has Stryker run: those it names, with one seed for every property.
+// vitest.mutants.config.ts - the configuration for Stryker (scripts/mutants.mjs). It runs the named tests, with one seed for all properties.
 
 import { defineConfig } from 'vitest/config'
 import type { Reporter, TestModule, Vitest } from 'vitest/node'
 
 /**
- * A file that a mistake keeps from being loaded has no test that fails, which Stryker takes for none that noticed: what was thrown is told as
- * an error outside of a test, which it does not.
+ * Reports errors at import as errors outside of a test. Otherwise Stryker would count a mutant that breaks the import as not noticed, because
+ * no test failed.
  */
 class LoadErrors implements Reporter {
   #vitest: Vitest | undefined
@@ -22,7 +22,7 @@ class LoadErrors implements Reporter {
 export default defineConfig({
   test: {
     include: (process.env['WEFT_MUTANTS_TESTS'] ?? '').split(','),
-    isolate: false, // Each run has a worker of its own; its files share what they import.
+    isolate: false, // each run has its own worker, whose files share their imports
     setupFiles: ['./test/support/one-seed.ts'],
     reporters: [new LoadErrors()],
     testTimeout: 60_000,

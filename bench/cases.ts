@@ -1,4 +1,4 @@
-// cases.ts - what is measured on a path. Each case takes one sample; measure.ts repeats and interleaves them.
+// cases.ts - the measurements on a path. Each case takes one sample; measure.ts repeats and interleaves the cases.
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -13,20 +13,19 @@ export interface Metric {
 }
 
 export interface Case {
-  /** Told to the reader with the table: how the sample is taken. */
+  /** How the sample is taken, for the reader of the table. */
   readonly method: string
   readonly metrics: Readonly<Record<string, Metric>>
-  /** Seconds that a sample takes, about. */
+  /** The approximate duration of a sample, in seconds. */
   lasts(seconds: number): number
-  /** One value for each metric. */
   sample(path: Path, seconds: number): Promise<Readonly<Record<string, number>>>
 }
 
 const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
 /**
- * The CPU time that the machine has spent: the time in which its CPUs were not idle (proc_stat(5): idle, iowait; steal
- * is another's).
+ * Returns a function that returns the CPU seconds that the machine has spent since this call: the time in which its CPUs were not idle
+ * (proc_stat(5): idle, iowait). Steal counts as idle, because other machines used it.
  */
 function busyClock(): () => number {
   const idleSeconds = (): number => {
@@ -39,7 +38,7 @@ function busyClock(): () => number {
   return () => Math.max(0, ((performance.now() - start) / 1000) * cores - (idleSeconds() - idle))
 }
 
-/** BBR where the kernel has it loaded, else what the system uses. */
+/** Returns the congestion control for TCP cases: BBR if the kernel has loaded it, else the system's default. */
 function usual(): string {
   const folder = '/proc/sys/net/ipv4'
   const hasBbr = system(`${folder}/tcp_available_congestion_control`).split(' ').includes('bbr')
@@ -49,7 +48,7 @@ function usual(): string {
 function tcp(streams: number, control: string, label = ''): Case {
   const name = `${streams === 1 ? '1 stream' : `${streams} streams`}${label}`
   return {
-    method: `iperf3, ${streams} ${streams === 1 ? 'stream' : 'streams'}, one way, ${control}; CPU is all that the machine spent, iperf3 included`,
+    method: `iperf3, ${streams} ${streams === 1 ? 'stream' : 'streams'} in one direction, with ${control}`,
     metrics: {
       throughput: { title: `TCP ${name}`, unit: 'Gbit/s', better: 'more' },
       cpu: { title: `TCP ${name}, CPU`, unit: 's/GB', better: 'less' },
@@ -65,21 +64,21 @@ function tcp(streams: number, control: string, label = ''): Case {
 }
 
 interface UdpTrial extends Trial {
-  /** CPU time of the machine for a datagram that arrived, in us. */
+  /** CPU time of the machine for each datagram that arrived, in us. */
   readonly cpu: number
-  /** The part of it that was the sender's and the receiver's, the kernel's work for them included, in %. */
+  /** The share of that time that sender and receiver used, in %. It includes the kernel's work for them. */
   readonly ends: number
 }
 
-/** `udp` goes to a receiver that is woken by what comes, `udp-polled` to one that looks from time to time. */
+/** The receiver `udp` sleeps until a datagram wakes it. The receiver `udp-polled` checks its socket at intervals. */
 type Receiver = 'udp' | 'udp-polled'
 
-/** `rate` is datagrams a second; 0 is as many as the sender can. */
+/** Runs one trial. `rate` is in datagrams a second; 0 means as fast as the sender can. */
 async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
   const busy = busyClock()
   const run = await path.traffic(to, path.address, seconds, bytes, Math.round(rate))
   const { sent = 0, seconds: took = 1 } = run
-  // Datagrams that the sink's own full socket dropped had arrived.
+  // Datagrams that the full socket of the receiver dropped did arrive.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
   const spent = busy()
   return {
@@ -92,29 +91,28 @@ async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rat
 
 function udpFlood(bytes: number): Case {
   return {
-    method: `UDP with ${bytes} B of payload, sent as fast as one sender can by sendmmsg; what arrives is counted`,
+    method: `UDP with ${bytes} B of payload, as fast as one sender can send with sendmmsg; the figure counts the datagrams that arrive`,
     metrics: { received: { title: `UDP ${bytes} B, flood`, unit: 'kpps', better: 'more' } },
     lasts: (seconds) => seconds + 0.2,
     sample: async (path, seconds) => ({ received: (await udp('udp', path, bytes, seconds, 0)).received / 1e3 }),
   }
 }
 
-/** Seconds of one trial at one rate. */
-const TRIAL = 0.4
+const TRIAL_S = 0.4
 
 function udpClean(bytes: number, to: Receiver = 'udp'): Case {
   const polled = to === 'udp-polled'
   const label = polled ? ', polled' : ''
   return {
-    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%: trials of ${TRIAL} s at rates 5% apart, found by halving, each judged by two trials out of three; the receiver ${polled ? 'sleeps and looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}; CPU is all that the machine spent at that rate`,
+    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%, by bisection with trials of ${TRIAL_S} s; the receiver ${polled ? 'looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}`,
     metrics: {
       rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
       cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
-      ends: { title: `UDP ${bytes} B${label}, of it sender and receiver`, unit: '%', better: 'less' },
+      ends: { title: `UDP ${bytes} B${label}, share of sender and receiver`, unit: '%', better: 'less' },
     },
-    lasts: () => 12 * TRIAL,
+    lasts: () => 12 * TRIAL_S,
     async sample(path) {
-      const best = await highestCleanRate((rate) => udp(to, path, bytes, TRIAL, rate))
+      const best = await highestCleanRate((rate) => udp(to, path, bytes, TRIAL_S, rate))
       return best ? { rate: best.received / 1e3, cpu: best.cpu, ends: best.ends } : { rate: 0 }
     },
   }
@@ -127,8 +125,7 @@ const latency = (what: string, percentile: number): Metric => ({
 })
 
 const rr: Case = {
-  method:
-    'one TCP connection between two processes, a byte there and a byte back, the next at once; CPU is all of the machine',
+  method: 'one TCP connection between two processes: one byte and its answer of one byte, without a pause in between',
   metrics: {
     rate: { title: 'request/response', unit: 'k/s', better: 'more' },
     p50: latency('request/response', 50),
@@ -146,7 +143,7 @@ const rr: Case = {
 const PAUSE_MS = 10
 
 const rrIdle: Case = {
-  method: `the same with a pause of ${PAUSE_MS} ms before each request: all have gone to sleep, as on an idle host`,
+  method: `like rr, with a pause of ${PAUSE_MS} ms before each request: all threads sleep, like on an idle host`,
   metrics: { p50: latency('request/response, idle,', 50), p99: latency('request/response, idle,', 99) },
   lasts: (seconds) => seconds + 0.1,
   async sample(path, seconds) {
@@ -156,7 +153,7 @@ const rrIdle: Case = {
 }
 
 const crr: Case = {
-  method: 'a TCP connection for each byte there and back, one after another; ended by a reset, so that none lingers',
+  method: 'a new TCP connection for each request of one byte and its answer, closed by a reset',
   metrics: {
     rate: { title: 'connect, request, response', unit: 'k/s', better: 'more' },
     p50: latency('connect, request, response,', 50),
@@ -173,7 +170,7 @@ const percentile = (values: readonly number[], share: number): number =>
   values.toSorted((a, b) => a - b)[Math.round(share * (values.length - 1))] ?? Number.NaN
 
 const pingIdle: Case = {
-  method: `median of 100 pings, ${PAUSE_MS} ms apart; the other host's kernel answers, and no process is woken by it`,
+  method: `the median of 100 pings, ${PAUSE_MS} ms apart; the kernel of the other host answers`,
   metrics: { p50: latency('ping, idle,', 50) },
   lasts: () => (100 * PAUSE_MS) / 1000,
   async sample({ from, address }) {
@@ -182,13 +179,13 @@ const pingIdle: Case = {
   },
 }
 
-/** Beside a load: its own start is no part of the sample. */
+/** Measurements during a load. The sample begins `startS` seconds after the load. */
 const LOADED = { seconds: 3, pingIntervalS: 0.0015, startS: 0.3 }
 const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 
 const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
 
-/** Takes a sample beside bulk TCP in the same direction, once that has started; returns the bulk's Gbit/s too. */
+/** Takes a sample during bulk TCP in the same direction. Returns the sample and the throughput of the bulk in Gbit/s. */
 async function beside<Sample>(
   { iperf }: Path,
   streams: number,
@@ -204,7 +201,7 @@ function pingLoaded(streams: number): Case {
   const count = Math.ceil(seconds / intervalS)
   const what = `ping, beside ${streamsOf(streams)},`
   return {
-    method: `pings for ${seconds} s, ${intervalS * 1000} ms apart or as soon as ping gets a core, beside ${streamsOf(streams)}, whose throughput is taken too`,
+    method: `pings for ${seconds} s, ${intervalS * 1000} ms apart or as soon as ping gets a core, beside ${streamsOf(streams)}`,
     metrics: {
       p50: latency(what, 50),
       p99: latency(what, 99),
@@ -224,7 +221,7 @@ function pingLoaded(streams: number): Case {
 function rrLoaded(streams: number): Case {
   const what = `request/response, beside ${streamsOf(streams)}`
   return {
-    method: `\`rr\` for ${LOADED.seconds} s beside ${streamsOf(streams)}, whose throughput is taken too`,
+    method: `like rr, for ${LOADED.seconds} s, beside ${streamsOf(streams)}`,
     metrics: {
       rate: { title: what, unit: 'k/s', better: 'more' },
       p50: latency(`${what},`, 50),
@@ -262,18 +259,12 @@ export const CASES: Readonly<Record<string, Case>> = {
   'rr-loaded8': rrLoaded(8),
 }
 
-/** Cases of a run that names none. */
+/** The cases of a run whose command line names no case. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
-/** Cases of the suite. The others tell where the time of these goes. */
 export const SUITE: readonly string[] =
   'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')
-/** Cases by which the backends are told apart. */
 export const BETWEEN_BACKENDS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'udp1400-flood', 'rr', 'ping']
-/** Cases by which those that encrypt are told apart. */
-export const BETWEEN_CARRIERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping', 'ping-loaded8']
-/** Cases by which the families are told apart. */
+export const BETWEEN_ENCRYPTED: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping', 'ping-loaded8']
 export const BETWEEN_FAMILIES: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping']
-/** Cases by which the ends are told apart. */
 export const BETWEEN_CONTAINERS: readonly string[] = ['tcp', 'tcp8', 'udp64', 'rr', 'ping-loaded', 'ping-loaded8']
-/** Cases by which the features are told apart. */
-export const TELLING: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']
+export const BETWEEN_FEATURES: readonly string[] = ['tcp', 'tcp8', 'udp64-flood', 'udp1400-flood']

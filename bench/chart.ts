@@ -1,8 +1,8 @@
-// chart.ts - the picture of a result: how many times faster a path is than the references, as SVG. Pure.
+// chart.ts - draws a result as SVG: how many times faster a path is than the references. No I/O.
 //
-// Bars start at 1 x on a logarithmic axis: to the right is faster, to the left slower, and twice and half are
-// equally long. What is better when less (a latency) is turned over, so that right is always better. A thin line shows
-// the interval of the median. Colours follow the reader's light or dark scheme.
+// Bars start at 1 x on a logarithmic axis, so bars for twice and for half are equally long. A bar to the right is faster.
+// Ratios of latencies are inverted, so right is always better. A thin line shows the interval of the median.
+// Colours follow the reader's light or dark scheme.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, interval, ratios, type Part, type Series } from './result.ts'
@@ -11,9 +11,9 @@ interface Chart {
   readonly title: string
   readonly subtitle: string
   readonly path: string
-  /** `case metric`, from top to bottom. */
+  /** The rows from top to bottom, as `case metric`. */
   readonly rows: readonly string[]
-  /** The paths of the panel's references, with words for each. */
+  /** The reference path of each panel, with its name in the chart. */
   readonly references: readonly (readonly [path: string, words: string])[]
 }
 
@@ -24,10 +24,12 @@ const GAP = 28
 const TOP = 92
 const BAR = 10
 const ROW = 34
-const VALUE_ROOM = 38
+/** Space for the number at each end of a bar, in pixels. */
+const VALUE_SPACE = 38
 const COLOURS = ['#3b7dd8', '#e08a1e']
 const TICKS = [-3, -2, -1, 0, 1, 2].flatMap((decade) => [1, 2, 5].map((digit) => Number(`${digit}e${decade}`)))
-const TICK_ROOM = 27
+/** The minimum distance between the ticks 1 and 2, in pixels. With less space only powers of ten have ticks. */
+const TICK_SPACE = 27
 
 const STYLE = `text{font:12px system-ui,sans-serif;fill:#24292f}
 .title{font-size:15px;font-weight:600}.quiet{fill:#656d76}.quiet,.value{font-size:11px}.grid{stroke:#d8dee4}.one{stroke:#656d76}
@@ -47,7 +49,7 @@ const at = (value: number): string => value.toFixed(1)
 const label = (value: number): string =>
   value >= 10 ? value.toFixed(0) : value.toFixed(value >= 1 ? 1 : value >= 0.095 ? 2 : 3)
 
-/** The bar of a path: how many times better it is than `reference`; undefined when one was not measured. */
+/** Returns how many times better a path is than `reference`; undefined if either was not measured. */
 function bar(series: Series | undefined, path: string, reference: string): Bar | undefined {
   const [of, to] = [series?.values[path], series?.values[reference]]
   const each = series?.better === 'less' ? ratios(to, of) : ratios(of, to)
@@ -75,11 +77,11 @@ export function chart(parts: readonly Part[], { title, subtitle, path, rows: wan
     const high = TICKS.find((tick) => tick >= Math.max(...ends)) ?? TICKS.at(-1) ?? 1
     const scale = (value: number): number => {
       const share = Math.log(Math.min(high, Math.max(low, value)) / low) / Math.log(high / low)
-      return left + VALUE_ROOM + share * (panelWidth - 2 * VALUE_ROOM)
+      return left + VALUE_SPACE + share * (panelWidth - 2 * VALUE_SPACE)
     }
-    out.push(`<text x="${at(left + VALUE_ROOM)}" y="${TOP - 28}">times ${escape(words)}</text>`)
+    out.push(`<text x="${at(left + VALUE_SPACE)}" y="${TOP - 28}">times ${escape(words)}</text>`)
     const ticks = TICKS.filter((tick) => tick >= low && tick <= high)
-    const roomy = scale(2) - scale(1) >= TICK_ROOM
+    const roomy = scale(2) - scale(1) >= TICK_SPACE
     for (const tick of roomy ? ticks : ticks.filter((each) => Number.isInteger(Math.log10(each)))) {
       const x = at(scale(tick))
       out.push(

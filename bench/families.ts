@@ -1,7 +1,7 @@
-// families.ts - `npm run bench -- families`: what IPv6 beside IPv4 costs a node among thousands, by the kernel's vxlan.
+// families.ts - `npm run bench -- families`: the cost of a dual-stack network for one node among thousands, with the kernel's vxlan.
 //
-// The other nodes are files of a lease directory. Networks of IPv4 alone and of both families take turns within a round. The commands
-// that a daemon runs are counted by programs of the same names that come first in its PATH.
+// The other nodes are files in a lease directory. Each round measures an IPv4 network and a dual-stack network. To count the
+// commands that a daemon runs, its PATH begins with a folder of counting programs of the same names.
 
 import { chmodSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -19,21 +19,20 @@ const NODES = [5_000, 10_000] as const
 const CHANGES = 20
 
 const METHOD =
-  `that many leases in a directory, on one host by vxlan of the kernel; start: from the start of the process to the last line that tells of a peer, ` +
-  `which comes when the kernel has its entries and routes; CPU of the process and of its commands until then, and VmRSS; commands: how often it ran ` +
-  `\`ip\` or \`bridge\` until then; batches: those of them that change what the kernel has; a change: the lease of one node with another MAC in each family, from the rename of its file to ` +
-  `the line of it, median of ${CHANGES}`
+  `5,000 or 10,000 leases in a directory, one host with kernel vxlan. start: from the start of the process until it logs the last peer, ` +
+  `when the kernel has its entries and routes; CPU of the process and its commands until then, and VmRSS. commands: calls of ` +
+  `\`ip\` or \`bridge\` until then. batches: the calls that change the kernel. change: one node's lease gets another MAC in each family, from the rename of the file to ` +
+  `the log line, median of ${CHANGES}`
 
-/** By the name of a path, the families of its network. */
 const PATHS: Readonly<Record<string, readonly Family[]>> = { ipv4: ['ipv4'], both: ['ipv4', 'ipv6'] }
 
 const METRICS = {
   start: { title: 'start to all peers', unit: 's', better: 'less' },
-  cpu: { title: 'CPU until then, with commands', unit: 's', better: 'less' },
-  rss: { title: 'memory then', unit: 'MiB', better: 'less' },
-  commands: { title: 'commands until then', unit: '', better: 'less' },
-  batches: { title: 'batches of changes until then', unit: '', better: 'less' },
-  change: { title: 'a change, to the kernel', unit: 'ms', better: 'less' },
+  cpu: { title: 'CPU until all peers, with commands', unit: 's', better: 'less' },
+  rss: { title: 'memory with all peers', unit: 'MiB', better: 'less' },
+  commands: { title: 'commands until all peers', unit: '', better: 'less' },
+  batches: { title: 'batches of changes until all peers', unit: '', better: 'less' },
+  change: { title: 'a changed lease until the kernel has it', unit: 'ms', better: 'less' },
 } as const
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
 
@@ -43,7 +42,7 @@ const macOf = (first: string, number: number): string =>
     .map((part) => (typeof part === 'string' ? part : hex(part).padStart(2, '0')))
     .join(':')
 
-/** The lease of a peer: its file's name, and its text when it has been changed so often. */
+/** Returns the file name and the text of a peer's lease. `changed` is the number of changes; each gives the peer another MAC. */
 function lease(families: readonly Family[], number: number, changed = 0): readonly [key: string, text: string] {
   const [ipv4, ipv6] = [`10.${1 + (number >> 8)}.${number & 255}.0-24`, `fd00:5:0:${hex(0x1000 + number)}::-64`]
   const withIpv6 = families.includes('ipv6')
@@ -58,14 +57,14 @@ function lease(families: readonly Family[], number: number, changed = 0): readon
   return [withIpv6 ? `${ipv4}&${ipv6}` : ipv4, JSON.stringify(value)]
 }
 
-/** Counts the lines that tell of a peer; `until` resolves when there have been so many since the start. */
-export function countTold(daemon: Daemon, telling: string): { readonly until: (count: number) => Promise<void> } {
+/** Counts the log lines of a daemon that contain `text`. `until` resolves when their number since the start reaches `count`. */
+export function countLines(daemon: Daemon, text: string): { readonly until: (count: number) => Promise<void> } {
   let number = 0
   let waiting:
     | { readonly count: number; readonly resolve: () => void; readonly reject: (why: Error) => void }
     | undefined
   createInterface({ input: daemon.process.stderr as Readable }).on('line', (line) => {
-    if (line.includes(telling) && ++number >= (waiting?.count ?? Infinity)) waiting?.resolve()
+    if (line.includes(text) && ++number >= (waiting?.count ?? Infinity)) waiting?.resolve()
   })
   daemon.process.once('exit', () => waiting?.reject(new Error('weftd ended before it had all peers')))
   return {
@@ -77,7 +76,7 @@ export function countTold(daemon: Daemon, telling: string): { readonly until: (c
   }
 }
 
-/** A folder of `ip` and `bridge` that note how they are called in `calls`. */
+/** Makes a folder with programs `ip` and `bridge` that append their arguments to the file `calls` and run the real program. */
 async function counting(folder: string): Promise<string> {
   mkdirSync(folder)
   for (const name of ['ip', 'bridge']) {
@@ -88,7 +87,7 @@ async function counting(folder: string): Promise<string> {
   return folder
 }
 
-/** CPU seconds of a process and of the children that it has waited for (proc_pid_stat(5): utime to cstime). */
+/** Returns the CPU seconds of a process and of its children that have ended (proc_pid_stat(5): utime to cstime). */
 export function cpuSeconds(pid: number): number {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
   const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
@@ -109,7 +108,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
     writeFileSync(join(leases, 'config'), JSON.stringify({ ...config, Backend: { Type: 'vxlan', DataPath: 'kernel' } }))
     const write = (number: number, changed = 0): void => {
       const [key, text] = lease(families, number, changed)
-      // As another daemon does it: nobody sees half a file.
+      // A daemon renames a finished file too, so readers never see half a file.
       writeFileSync(join(lab.folder, 'new'), text)
       renameSync(join(lab.folder, 'new'), join(subnets, key))
     }
@@ -121,20 +120,20 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
       before: ['env', `PATH=${folder}:${process.env['PATH']}`],
     })
     const pid = daemon.process.pid as number
-    const told = countTold(daemon, 'Received Subnet Event')
-    await told.until(nodes)
+    const peers = countLines(daemon, 'Received Subnet Event')
+    await peers.until(nodes)
     const start = (performance.now() - began) / 1000
     const full = { start, cpu: cpuSeconds(pid), rss: rssMiB(pid) }
     const calls = readFileSync(join(folder, 'calls'), 'utf8').trim().split('\n')
     const ran = { commands: calls.length, batches: calls.filter((each) => /-force .*-batch/.test(each)).length }
-    // Counting is over: a change is to cost what it costs.
+    // The counting programs would slow the changes.
     for (const name of ['ip', 'bridge']) rmSync(join(folder, name))
     const times: number[] = []
     for (let change = 1; change <= CHANGES; change++) {
-      const heard = told.until(nodes + change)
+      const applied = peers.until(nodes + change)
       const changed = performance.now()
       write(change, change)
-      await heard
+      await applied
       times.push(performance.now() - changed)
     }
     return { ...full, ...ran, change: median(times) }
@@ -143,7 +142,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
   }
 }
 
-/** The same from another one on each round. */
+/** Returns the elements in rotated order, so that each round begins with another one. */
 const turn = <T>(all: readonly T[], round: number): T[] => all.map((_, at) => all[(at + round) % all.length] as T)
 
 export async function measureFamilies(rounds: number, progress: Progress): Promise<Part> {

@@ -1,14 +1,14 @@
-// figures.ts - what stands of a result in the READMEs: tables between markers, and the chart. Pure.
+// figures.ts - the figures of a result for the READMEs: tables and lists between markers, and the chart. No I/O.
 //
-// A block is what stands between `<!-- figures: NAME -->` and `<!-- end -->`. No figure there is written by hand:
-// `npm run bench -- report` writes the blocks again from the result, and a test holds them to it.
+// A block is the text between `<!-- figures: NAME -->` and `<!-- end -->`. `npm run bench -- report` writes all blocks
+// from the result. A test fails if a block differs from the result, so nobody edits a figure by hand.
 
 import { median } from '../lab/measure.ts'
 import { chart } from './chart.ts'
-import { describeRun, markdown, number, pathTable, ratioTable, times, wideTable } from './report.ts'
+import { describeRun, number, pathTable, summaryTable, times, type Summary } from './report.ts'
 import { findSeries, ratio, type Part, type Result } from './result.ts'
 
-/** `case metric` of what a reader wants first, in their order. */
+/** The rows of the chart, as `case metric`, in their order. */
 const HEADLINES = [
   'tcp throughput',
   'tcp8 throughput',
@@ -29,36 +29,42 @@ const HEADLINES = [
   'rr-loaded rate',
 ]
 
-/** The README's figures: of which part and metric, what it is, and what it tells. */
+const SUMMARY: Summary = {
+  rows: [...HEADLINES.filter((row) => !row.includes('cubic')), 'tcp cpu', 'udp64 cpu'],
+  paths: ['native', 'dgram', 'naive', 'vxlan', 'veth'],
+  path: 'native',
+  reference: 'vxlan',
+}
+
+/** The four figures of the README: part, case and metric, the name of the figure, and its explanation. */
 const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
     what: 'One TCP stream between containers on two hosts',
-    tells: 'This link carries superpackets, so kernel vxlan neither splits nor copies them; weft does both.',
+    why: 'This link carries superpackets, so kernel vxlan neither splits nor copies them; weft does both.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
     what: 'One TCP stream over a link that carries no superpackets',
-    tells: 'Both split every packet, as with a network card without tunnel offloads.',
+    why: 'Both split every packet, as with a network card without tunnel offloads.',
   },
   {
     of: ['containers', 'udp64', 'rate'],
     what: 'UDP of 64 bytes with at most 1% lost, between containers',
-    tells: 'weft hands the kernel many packets in one message.',
+    why: 'weft hands the kernel many packets in one message.',
   },
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'A ping beside a TCP stream, between containers',
-    tells: 'The ping has its own lane, but on each host a thread has to wake up.',
+    why: 'The ping has its own lane, but on each host a thread has to wake up.',
   },
 ] as const
 
 const linksOf = ({ parts }: Result): readonly Part[] =>
   parts.filter(({ name, link }) => link !== undefined && name === link)
 
-/** A sentence with its figures for each of the four. */
 function fourFigures({ parts }: Result): string | undefined {
-  const items = FOUR.map(({ of: [name, of, metric], what, tells }) => {
+  const items = FOUR.map(({ of: [name, of, metric], what, why }) => {
     const part = parts.find((each) => each.name === name)
     const series = part && findSeries(part, of, metric)
     const value = series?.values['native']
@@ -66,53 +72,31 @@ function fourFigures({ parts }: Result): string | undefined {
     const beside = (reference: string): string => times(ratio(value, series.values[reference]))
     const better = series.better === 'less' ? ' (less is better)' : ''
     const plain = `${number(median(value))} ${series.unit}`
-    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet a system call${better}. ${tells}`
+    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet a system call${better}. ${why}`
   })
   return items.includes(undefined) ? undefined : items.join('\n')
 }
 
-/** A row for each function and size: nanoseconds, bytes a cycle. */
-function microTable(part: Part): string {
-  const body = part.series
-    .filter(({ metric }) => metric === 'ns')
-    .flatMap(({ case: name, values }) => {
-      const bytes = findSeries(part, name, 'bytes')?.values
-      return Object.entries(values).map(([label, each]) => {
-        const perCycle = bytes?.[label]
-        return [`${name}, ${label}`, number(median(each)), perCycle ? number(median(perCycle)) : '-']
-      })
-    })
-  const unit = part.series.find(({ metric }) => metric === 'bytes')?.unit ?? 'bytes/cycle'
-  return markdown([['', 'ns', unit], ...body])
-}
-
-/** The blocks by name; without those whose part was not measured. */
 export function figureBlocks(result: Result): Readonly<Record<string, string>> {
   const part = (name: string): Part | undefined => result.parts.find((each) => each.name === name)
   const methods = Object.assign({}, ...linksOf(result).map(({ method }) => method)) as Record<string, string>
   const blocks: Record<string, string | undefined> = {
     run: describeRun(result),
     four: fourFigures(result),
-    headlines: ratioTable(
-      [...linksOf(result), ...result.parts.filter(({ name }) => name === 'containers')],
-      'native',
-      HEADLINES,
-    ),
     cases: Object.entries(methods)
       .map(([name, method]) => `- \`${name}\`: ${method}`)
       .join('\n'),
   }
   for (const name of ['plain', 'wire', 'containers']) {
     const measured = part(name)
-    blocks[name] = measured && wideTable(measured)
+    blocks[name] = measured && summaryTable(measured, SUMMARY)
   }
-  const [features, micro] = [part('features'), part('micro')]
+  const features = part('features')
   blocks['features'] = features && pathTable(features, 'vxlan')
-  blocks['micro'] = micro && microTable(micro)
   return Object.fromEntries(Object.entries(blocks).map(([name, text]) => [name, text ?? 'Not measured in this run.']))
 }
 
-/** The text with its blocks written again. A block of an unknown name is a mistake. */
+/** Returns the text with new blocks. Throws a RangeError if the text has a block of an unknown name. */
 export function fillFigures(text: string, blocks: Readonly<Record<string, string>>): string {
   return text.replaceAll(
     /(<!-- figures: (\w+) -->\n)[\s\S]*?(<!-- end -->)/g,
@@ -128,7 +112,7 @@ export function resultChart(result: Result): string {
   const { machine, date, commit } = result
   return chart(linksOf(result), {
     title: 'weft, native engine',
-    subtitle: `right is better; ${machine.cpu}, ${machine.cores} cores, Linux ${machine.kernel.split('-')[0]}; commit ${commit}, ${date.slice(0, 10)}`,
+    subtitle: `longer to the right is better; ${machine.cpu}, ${machine.cores} cores, Linux ${machine.kernel.split('-')[0]}; commit ${commit}, ${date.slice(0, 10)}`,
     path: 'native',
     rows: HEADLINES,
     references: [

@@ -1,7 +1,7 @@
-// junk.ts - `npm run bench -- junk`: what a flood of what is not let in costs a host, and whether its other work is done meanwhile.
+// junk.ts - `npm run bench -- junk`: the cost of a flood of refused packets, and the delay of weftd's other work.
 //
-// A host that has no lease sends datagrams that are refused to one that has, so many a second: as a packet of nobody's, by
-// the ports of as many lanes as there are, or of one.
+// A host without a lease sends datagrams at a fixed rate. weftd refuses each, because no peer has their inner source. The source ports
+// lead the datagrams to one lane or to all lanes.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
@@ -16,20 +16,20 @@ import type { Part, Series } from './result.ts'
 export const JUNK_SECONDS_A_ROUND = 25
 const SAMPLE_MS = 3_000
 const SETTLE_MS = 500
-/** Datagrams a second: what comes to one lane, and to all. */
+/** For each path: datagrams a second, and the number of lanes that get them. */
 const RATES = {
   'none, idle': [0, 8],
   '8,000 to one lane': [8_000, 1],
   '100,000 to one lane': [100_000, 1],
   '100,000 to all': [100_000, 8],
 } as const
-/** Renewals that are asked for in each sample, one after another: as many as a daemon makes before it takes its time. */
+/** The number of lease renewals in each sample. After more renewals a daemon delays the next ones. */
 const RENEWALS = 3
 
 const METHOD =
-  `datagrams a second from a host without a lease, each refused for its sender; CPU time of the forwarding threads and of Node's own thread by ` +
-  `/proc/PID/task/TID/schedstat, in ${SAMPLE_MS / 1000} s; meanwhile /livez is asked every 50 ms at the Unix socket of a daemon that was started for it, and ${RENEWALS} times ` +
-  `junk is put under the node's own key: the longest answer, and the longest until the lease was renewed`
+  `datagrams a second from a host without a lease, which weftd refuses. CPU time of the forwarding threads and of Node's thread from ` +
+  `/proc/PID/task/TID/schedstat, in ${SAMPLE_MS / 1000} s. Meanwhile a client requests /livez every 50 ms at the Unix socket, and ${RENEWALS} times ` +
+  `the node's own lease is overwritten with junk: the longest answer, and the longest time until the lease was renewed`
 
 const METRICS = {
   refused: { title: 'refused', unit: 'packets/s', better: 'more' },
@@ -40,7 +40,7 @@ const METRICS = {
 } as const
 type Sample = Record<keyof typeof METRICS, number>
 
-/** Nanoseconds on a core, of the threads of a process by name (sched-stats.rst). */
+/** Returns the CPU time of a daemon's threads so far, in nanoseconds (the kernel's sched-stats.rst). */
 export function cpuOf({ process: { pid } }: Daemon): { readonly lanes: number; readonly node: number } {
   const tasks = `/proc/${pid}/task`
   const sum = { lanes: 0, node: 0 }
@@ -52,7 +52,7 @@ export function cpuOf({ process: { pid } }: Daemon): { readonly lanes: number; r
   return sum
 }
 
-const ask = ({ statusSocket }: Host, path: string): Promise<string> =>
+const get = ({ statusSocket }: Host, path: string): Promise<string> =>
   new Promise((resolve, reject) => {
     request({ socketPath: statusSocket, path }, (response) => {
       const parts: Buffer[] = []
@@ -64,7 +64,7 @@ const ask = ({ statusSocket }: Host, path: string): Promise<string> =>
   })
 
 async function refusedBy(host: Host): Promise<number> {
-  const { dataPath } = JSON.parse(await ask(host, '/status.json')) as Status
+  const { dataPath } = JSON.parse(await get(host, '/status.json')) as Status
   return dataPath?.drops['rx_drop_unknown_sender'] ?? 0
 }
 
@@ -74,18 +74,18 @@ async function sample(
   program: string,
   [rate, lanes]: readonly [number, number],
 ): Promise<Sample> {
-  const [host, , stranger] = lab.hosts as [Host, Host, Host]
+  const [host, , sender] = lab.hosts as [Host, Host, Host]
   const daemon = await start(host)
   const flood =
-    rate === 0 ? undefined : stranger.spawn([program, host.address, '8285', String(rate), String(8525), String(lanes)])
+    rate === 0 ? undefined : sender.spawn([program, host.address, '8285', String(rate), String(8525), String(lanes)])
   await delay(SETTLE_MS)
   const [before, refused, began] = [cpuOf(daemon), await refusedBy(host), performance.now()]
   let [livez, renewal] = [0, 0]
-  const asking = (async () => {
+  const requesting = (async () => {
     while (performance.now() - began < SAMPLE_MS) {
-      const asked = performance.now()
-      await ask(host, '/livez')
-      livez = Math.max(livez, performance.now() - asked)
+      const requested = performance.now()
+      await get(host, '/livez')
+      livez = Math.max(livez, performance.now() - requested)
       await delay(50)
     }
   })()
@@ -93,12 +93,12 @@ async function sample(
   const key = FLANNEL_SUBNET.replace(/\.1\//, '.0-')
   const renewed = (): number => daemon.lines.filter((line) => line.includes('Lease renewed')).length
   for (let times = 0; times < RENEWALS; times++) {
-    const [count, asked] = [renewed(), performance.now()]
+    const [count, written] = [renewed(), performance.now()]
     writeFileSync(join(lab.folder, 'leases', 'subnets', key), 'junk')
     while (renewed() === count) await delay(1)
-    renewal = Math.max(renewal, performance.now() - asked)
+    renewal = Math.max(renewal, performance.now() - written)
   }
-  await asking
+  await requesting
   const ms = performance.now() - began
   const after = cpuOf(daemon)
   const count = (await refusedBy(host)) - refused
@@ -128,7 +128,7 @@ export async function measureJunk(rounds: number, progress: Progress): Promise<P
       return daemon
     }
     await start(peer)
-    await (await start(host)).stop() // for its subnet
+    await (await start(host)).stop() // the host then has a subnet for its containers
     const samples = new Map<string, Sample[]>(Object.keys(RATES).map((name) => [name, []]))
     for (let round = 0; round < rounds; round++) {
       for (const [name, rate] of Object.entries(RATES)) {

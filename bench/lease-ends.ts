@@ -1,8 +1,8 @@
-// lease-ends.ts - the two ends of the path that bench/leases.ts measures; started as a program in a host's namespace.
+// lease-ends.ts - the two ends of the path that bench/leases.ts measures. Each end runs as a program in a host's namespace.
 //
-// `listen` takes the overlay's datagrams on UDP 8285 in place of a daemon and prints, for each inner subnet (/24), when
-// its first packet came. `send` reads lines: an inner address to send to every millisecond, `-` to stop, `gap` to
-// print the longest pause between two packets of `listen`. Times are CLOCK_MONOTONIC in ms, the same in all namespaces.
+// `listen` receives the overlay's datagrams on UDP 8285 instead of a daemon. It prints the arrival time of the first packet for each inner
+// subnet (/24). For each input line it prints the longest pause between two packets. `send` reads lines: `ADDRESS` starts a packet each
+// millisecond to an inner address, `-ADDRESS` stops it. Times are CLOCK_MONOTONIC in ms, which all namespaces share.
 
 import { createSocket } from 'node:dgram'
 import { createInterface } from 'node:readline'
@@ -33,7 +33,7 @@ function listen(): void {
 
 function send(): void {
   const socket = createSocket('udp4')
-  socket.on('error', () => {}) // net unreachable, until there is a peer
+  socket.on('error', () => {}) // net unreachable until there is a peer
   const targets = new Set<string>()
   createInterface({ input: process.stdin }).on('line', (line) => {
     if (line.startsWith('-')) targets.delete(line.slice(1))

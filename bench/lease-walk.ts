@@ -1,7 +1,7 @@
-// lease-walk.ts - what a change of one lease costs this node beside that many others: from the watch's batch until the engine was told,
-// with all loops that peers concern, but for store, engine and kernel. `lease-walk.js COUNT` prints one line of JSON.
+// lease-walk.ts - the CPU time of one changed lease in a network of COUNT leases, from the watch's batch until the engine gets the peers.
+// It runs all loops that use peers, without a store, an engine and a kernel. `lease-walk.js COUNT` prints one line of JSON.
 //
-// CPU time of the process, with what the collection of garbage takes in threads of its own: nobody else on the machine is in it.
+// The CPU time is that of the process, including its garbage collection, so other programs on the machine do not matter.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -24,7 +24,7 @@ import { createUdpBackend } from '../src/path/backends/udp.ts'
 import type { Engine } from '../src/path/engine/engine.ts'
 
 const CHANGES = 60
-/** Each second of the churn so many leases change, one by one, while everything else runs. */
+/** The churn: its duration, and the number of leases that change in each second, one by one. */
 const CHURN_S = 5
 const CHURNED_A_SECOND = 10
 const PREFIX_LENGTH = 28
@@ -55,7 +55,7 @@ function lease(index: number, publicIp: number): Lease {
 }
 const entryOf = (each: Lease): Entry => ({ key: each.key, lease: each })
 
-/** Leases that are listed at once and then changed as it is said. */
+/** Returns a source that lists these leases, and a function that adds a change to its watch. */
 function createSource(entries: readonly Entry[]) {
   const bell = createBell()
   const waiting: Change[] = []
@@ -79,10 +79,10 @@ function createSource(entries: readonly Entry[]) {
   }
 }
 
-/** A host without routes. */
+/** Stands for the commands of a host without routes. */
 const run: Run = async (_file, args) => (args.includes('-j') ? '[]' : '')
 
-async function openNode(count: number, told: () => void, signal: AbortSignal, folder: string) {
+async function openNode(count: number, onPeers: () => void, signal: AbortSignal, folder: string) {
   const external = { name: 'eth0', mtu: 1500, address: 0xc0000201, publicIp: 0xc0000201 }
   const config = parseNetworkConfig('{"Network":"10.0.0.0/7","SubnetLen":28,"Backend":{"Type":"udp"}}')
   const engine: Engine = {
@@ -92,8 +92,8 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
     notes: [],
     details: [],
     fault: new Promise<Error>(() => {}),
-    setPeers: told,
-    changePeers: told,
+    setPeers: onPeers,
+    changePeers: onPeers,
     counters: () => ({}),
     traffic: (slot?: number) => new Float64Array(slot === undefined ? 0 : 5),
     drops: () => ({ next: [], packets: [] }),
@@ -140,11 +140,11 @@ async function openNode(count: number, told: () => void, signal: AbortSignal, fo
 async function measure(count: number): Promise<Record<string, number>> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-walk-'))
   const stop = new AbortController()
-  let tellApplied = (): void => {}
-  const { node, change } = await openNode(count, () => tellApplied(), stop.signal, folder)
-  const next = (): Promise<void> => new Promise((resolve) => (tellApplied = resolve))
+  let resolveApplied = (): void => {}
+  const { node, change } = await openNode(count, () => resolveApplied(), stop.signal, folder)
+  const next = (): Promise<void> => new Promise((resolve) => (resolveApplied = resolve))
   const loops: Promise<unknown>[] = []
-  // One that ends before the stop measures nothing any more, and ends this process.
+  // A loop that ends early makes the measurement worthless, so it ends this process.
   const isOver = (error: unknown): void => {
     if (!stop.signal.aborted) throw error
   }
@@ -170,10 +170,10 @@ async function measure(count: number): Promise<Record<string, number>> {
     }
     start(probePeers)
     start(keepLastKnown)
-    await delay(2_500) // the first of each is for all
+    await delay(2_500) // the first run of each loop covers all peers
     const before = cpuMs()
     const from = performance.now()
-    // Measured by the clock, beside whatever else runs here.
+    // This is wall time, so other programs on the machine do matter.
     const delays = monitorEventLoopDelay({ resolution: 5 })
     delays.enable()
     for (let at = 0; at < CHURN_S * CHURNED_A_SECOND; at++) {
@@ -199,9 +199,8 @@ async function measure(count: number): Promise<Record<string, number>> {
 }
 
 const changesFor = (count: number): number => (count > 100_000 ? CHANGES / 3 : CHANGES)
-/** Waits for what follows at once. */
 const settled = (): Promise<void> => new Promise((resolve) => setImmediate(() => setImmediate(resolve)))
 
 process.stdout.write(`${JSON.stringify(await measure(Number(process.argv[2])))}\n`)
-// Requests to the file system may still be under way.
+// File system requests may still be pending.
 process.exit(0)

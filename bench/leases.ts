@@ -1,7 +1,7 @@
-// leases.ts - `npm run bench -- leases`: how fast what the store says becomes what is forwarded, on a real etcd.
+// leases.ts - `npm run bench -- leases`: the time from a change in a real etcd until packets are forwarded accordingly.
 //
-// One host runs the daemon and sends; a second one has no daemon but a program that listens on the overlay's port, so
-// that any number of leases may name its address. Times are taken by these two programs with one clock.
+// One host runs the daemon and sends. A second host runs a program that listens on the overlay's port instead of a daemon, so any
+// number of leases may have its address. Both programs take times from one clock.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
@@ -20,41 +20,39 @@ import { nativeProgram } from './native.ts'
 import type { Part, Series } from './result.ts'
 
 const NETWORK = '/coreos.com/network'
-/** Every lease of 60,000 has a /24 in 10.0.0.0/8. */
 const CONFIG = '{"Network":"10.0.0.0/8","SubnetLen":24,"Backend":{"Type":"udp"}}'
 const CHANGES = 100
 const CHANGES_WHEN_LARGE = 30
 const DAEMONS = 50
 const CHURN_S = 20
 const CHURN_TICK_MS = 100
-/** Nobody there: what a churned lease says in turn with the peer's address. */
-const NOBODY = '198.51.100.1'
+/** An address without a host. A churned lease alternates between this address and that of the peer. */
+const NO_HOST = '198.51.100.1'
 const TXN_OPERATIONS = 128
-/** The limit for the walk beside a million leases on a slow machine. */
+/** The time limit for lease-walk.ts with a million leases, on a slow machine. */
 const WALK_MS = 900_000
 
 const METHOD = {
-  change: `${CHANGES} leases put one by one into etcd; from the call of put to the first packet at the peer, of which one is sent every millisecond`,
+  change: `${CHANGES} leases are put one by one into etcd; from the call of put to the first packet at the peer, to which one packet a millisecond is sent`,
   start:
-    'weftd started with the leases in etcd: from its "Created subnet manager" to the last "Subnet added"; VmRSS then',
+    'weftd starts with the leases in etcd; from its "Created subnet manager" to its last "Subnet added"; then VmRSS',
   large:
-    'as change, beside that many peers; gap is the longest pause of another stream of a packet each millisecond meanwhile',
-  churn: `for ${CHURN_S} s 1% of the leases a second get another address, a tenth of that at a time; CPU of weftd but for the threads that forward; every half second a new lease is put as in change, and is one of the last figures`,
-  walk: 'bench/lease-walk.ts, no store and no kernel: one lease changes, and its batch of the watch becomes what the engine is told; CPU time of the process, from the event on. Churn: ten of them a second, with the probes and what is last known being kept; and how long the event loop is not its own at most meanwhile',
+    'like change, in a network with that many peers; gap is the longest pause of another stream, which has one packet a millisecond',
+  churn: `for ${CHURN_S} s 1% of the leases a second get another address, in ten transactions a second; CPU of weftd without its forwarding threads; every half second a new lease is put and timed like change`,
+  walk: 'bench/lease-walk.ts, without a store and a kernel: one lease changes; CPU time of the process from the event until the engine gets the peers. Churn: ten changes a second, with probes and the last-known file; the longest pause of the event loop meanwhile',
   native:
-    'bench/native/peer_changes.cc: PeerTables::change() with one record, and PeerTables::set() with all of them, unchanged; CPU time of the thread',
-  together: `${DAEMONS} weftd started in one moment on ${DAEMONS} hosts with one etcd: until the last has logged all others; requests by etcd's grpc_server_started_total in a minute of quiet`,
+    'bench/native/peer_changes.cc: PeerTables::change() with one record, and PeerTables::set() with all records unchanged; CPU time of the thread',
+  together: `${DAEMONS} daemons start simultaneously on ${DAEMONS} hosts with one etcd, until the last one has logged all others; requests from etcd's grpc_server_started_total in a quiet minute`,
 } as const
 
 const now = (): number => Number(process.hrtime.bigint()) / 1e6
 const keyOf = (index: number): string => `${NETWORK}/subnets/10.${(index >> 8) + 1}.${index & 255}.0-24`
 const valueOf = (address: string): string => `{"PublicIP":"${address}","PublicIPv6":null}`
 
-/** The lines of a child that was started with pipes. */
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
 interface Writer {
-  /** Puts leases with these numbers and this address; resolves, when they are put, with the time before. */
+  /** Puts `count` leases from number `from` with this address. Resolves when they are put, with the time before the put. */
   put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>
 }
@@ -66,7 +64,6 @@ interface Bed {
   close(): Promise<void>
 }
 
-/** Hosts, and an etcd on their switch with somebody beside it who writes leases. */
 async function openBed(hosts: number): Promise<Bed> {
   const lab = await createLab({ hosts })
   const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
@@ -84,7 +81,7 @@ async function openBed(hosts: number): Promise<Bed> {
   }
 }
 
-/** Runs this file's `put` in the switch's namespace, where etcd can be reached. */
+/** Runs this file with `put` in the switch's namespace, where etcd is reachable. */
 async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Writer> {
   const program = join(packageRoot, 'dist/bench/leases.js')
   const child = spawn('ip', ['netns', 'exec', `${lab.id}-switch`, process.execPath, program, 'put', etcd.endpoint], {
@@ -110,10 +107,10 @@ async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Wri
   }
 }
 
-/** Reads lines `FROM COUNT ADDRESS`, puts these leases, and prints when it began to. */
+/** Reads lines `FROM COUNT ADDRESS`, puts these leases, and prints the time before each put. */
 async function putHere(endpoint: string): Promise<void> {
   const client = new Etcd3({ hosts: endpoint })
-  await client.get('warm') // the connection is not what is measured
+  await client.get('warm') // the time to connect is not measured
   process.stdout.write('0\n')
   for await (const line of createInterface({ input: process.stdin })) {
     const [from = 0, count = 0] = line.split(' ').map(Number)
@@ -132,7 +129,7 @@ async function putHere(endpoint: string): Promise<void> {
 
 interface Ends {
   send(line: string): void
-  /** The time when the first packet for the subnet came, such as `10.1.2`. */
+  /** The arrival time of the first packet for a subnet such as `10.1.2`. */
   arrival(subnet: string): Promise<number>
   gap(): Promise<number>
 }
@@ -143,7 +140,7 @@ async function openEnds(from: Host, to: Host): Promise<Ends> {
   const sender = from.spawn([process.execPath, program, 'send'], { stdin: true })
   const arrived = new Map<string, number>()
   const waiting = new Map<string, (value: number) => void>()
-  const heard = (name: string): Promise<number> =>
+  const arrivalOf = (name: string): Promise<number> =>
     new Promise((resolve) => {
       const at = arrived.get(name)
       if (at === undefined) waiting.set(name, resolve)
@@ -157,19 +154,19 @@ async function openEnds(from: Host, to: Host): Promise<Ends> {
     if (resolve) resolve(Number(value))
     else arrived.set(name, Number(value))
   })
-  await heard('listening')
-  const say = (child: ChildProcess, line: string): void => void child.stdin?.write(`${line}\n`)
+  await arrivalOf('listening')
+  const write = (child: ChildProcess, line: string): void => void child.stdin?.write(`${line}\n`)
   return {
-    send: (line) => say(sender, line),
-    arrival: heard,
+    send: (line) => write(sender, line),
+    arrival: arrivalOf,
     gap: () => {
-      say(listener, 'gap')
-      return heard('gap')
+      write(listener, 'gap')
+      return arrivalOf('gap')
     },
   }
 }
 
-/** Milliseconds from put to the first packet forwarded, of `count` new leases from the index on. */
+/** Puts `count` new leases one by one, from index `from`. Returns the milliseconds from each put to its first forwarded packet. */
 async function changes(bed: Bed, ends: Ends, from: number, count: number, address: string): Promise<number[]> {
   const times: number[] = []
   for (let index = from; index < from + count; index++) {
@@ -191,7 +188,7 @@ function percentile(values: readonly number[], part: number): number {
   return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * part))] ?? NaN
 }
 
-/** Seconds from the daemon's first line about its store to `count` peers added. */
+/** Resolves when the daemon has added `count` peers, with the seconds since its first line about the store. */
 function filled(daemon: Daemon, count: number): Promise<number> {
   return new Promise((resolve, reject) => {
     let began = 0
@@ -204,7 +201,7 @@ function filled(daemon: Daemon, count: number): Promise<number> {
   })
 }
 
-/** CPU seconds of a daemon but for its threads that forward (proc_pid_stat(5): utime, stime). */
+/** Returns the CPU seconds of a daemon without its forwarding threads (proc_pid_stat(5): utime, stime). */
 function cpuSeconds({ process: { pid } }: Daemon): number {
   const threads = readdirSync(`/proc/${pid}/task`).map((task) => readFileSync(`/proc/${pid}/task/${task}/stat`, 'utf8'))
   const ticks = threads
@@ -214,7 +211,7 @@ function cpuSeconds({ process: { pid } }: Daemon): number {
   return ticks / 100
 }
 
-/** Changes 1% of the leases a second, beside which new ones from the index `leases` on are timed. */
+/** Changes 1% of the leases a second. Meanwhile it puts and times new leases from index `leases`. */
 async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, address: string) {
   const part = leases / (100 * (1000 / CHURN_TICK_MS))
   const times: number[] = []
@@ -222,8 +219,8 @@ async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, addre
   const before = cpuSeconds(daemon)
   const ticks = (CHURN_S * 1000) / CHURN_TICK_MS
   for (let tick = 0; tick < ticks; tick++) {
-    // The first is the stream's that `gap` watches.
-    await bed.writer.put(1 + tick * part, part, NOBODY)
+    // Lease 0 stays as it is, because `gap` watches a stream to it.
+    await bed.writer.put(1 + tick * part, part, NO_HOST)
     if (tick % 5 === 0) times.push(...(await changes(bed, ends, leases + tick, 1, address)))
     await delay(began + (tick + 1) * CHURN_TICK_MS - now())
   }
@@ -265,7 +262,7 @@ async function together(): Promise<Record<string, number>> {
     const filling = daemons.map((daemon) => filled(daemon, DAEMONS - 1))
     await Promise.all(daemons.map(({ process: { stdout } }) => once(linesOf(stdout), 'line')))
     const began = now()
-    const opened = openSync(gate, 'w') // which wakes all of them, and stays for those that are not there yet
+    const opened = openSync(gate, 'w') // wakes all daemons; the FIFO stays open for daemons that read it later
     await Promise.all(filling)
     const seconds = (now() - began) / 1000
     closeSync(opened)
@@ -277,7 +274,6 @@ async function together(): Promise<Record<string, number>> {
   }
 }
 
-/** The cost of one change beside so many leases, in JavaScript and in C++; each in a process of its own. */
 async function walk(leases: number): Promise<Record<string, number>> {
   const read = async (command: readonly string[]): Promise<Record<string, number>> =>
     JSON.parse(await output(command, { timeoutMs: WALK_MS })) as Record<string, number>
@@ -291,7 +287,6 @@ async function walk(leases: number): Promise<Record<string, number>> {
   return { ...inJs, ...(await read([program, `${leases}`])) }
 }
 
-/** Calls that etcd's gRPC server has started. */
 async function requests(bed: Bed): Promise<number> {
   const script = `fetch('${bed.etcd.endpoint}/metrics').then((r) => r.text()).then((t) => process.stdout.write(t))`
   const command = ['ip', 'netns', 'exec', `${bed.lab.id}-switch`, process.execPath, '-e', script]
@@ -335,11 +330,10 @@ const METRICS: readonly (readonly [string, string, Metric])[] = [
       [`walk${count}`, 'tableMiB', { title: `memory of the native table${beside}`, unit: 'MiB', better: 'less' }],
     ]
   }),
-  ['together', 'seconds', { title: `${DAEMONS} daemons at once, converged`, unit: 's', better: 'less' }],
+  ['together', 'seconds', { title: `${DAEMONS} simultaneous daemons, all have all peers`, unit: 's', better: 'less' }],
   ['together', 'requests', { title: 'etcd requests an hour, each daemon', unit: '', better: 'less' }],
 ]
 
-/** The measurements, and about how many seconds each takes. */
 const STEPS: readonly (readonly [
   name: string,
   seconds: number,
@@ -349,15 +343,14 @@ const STEPS: readonly (readonly [
   ['change', 20, '100 leases', () => scale(100)],
   ['start10000', 50, '10,000 leases', () => scale(10_000)],
   ['start60000', 80, '60,000 leases', () => scale(60_000)],
-  ['walk100', 12, 'the walk of a change beside 100', () => walk(100)],
-  ['walk60000', 20, 'beside 60,000', () => walk(60_000)],
-  ['walk1000000', 90, 'beside 1,000,000', () => walk(1_000_000)],
-  ['together', 90, `${DAEMONS} daemons at once`, together],
+  ['walk100', 12, 'one changed lease of 100', () => walk(100)],
+  ['walk60000', 20, 'one changed lease of 60,000', () => walk(60_000)],
+  ['walk1000000', 90, 'one changed lease of 1,000,000', () => walk(1_000_000)],
+  ['together', 90, `${DAEMONS} simultaneous daemons`, together],
 ]
 
 export const LEASES_SECONDS = STEPS.reduce((sum, [, seconds]) => sum + seconds, 0)
 
-/** One round of everything; every figure is of this one round. */
 export async function measureLeases(progress: Progress): Promise<Part> {
   if (!existsSync('/usr/bin/etcd')) throw new Error('the leases part needs etcd; install etcd-server and etcd-client')
   const measured = new Map<string, Record<string, number>>()

@@ -1,4 +1,4 @@
-// main.ts - `npm run bench`: its command line.
+// main.ts - the command line of `npm run bench`.
 
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -9,13 +9,13 @@ import { createProgress, type Progress } from '../scripts/progress.mjs'
 import { describeError, isWeftError, messageOf, WeftError } from '../src/base/errors.ts'
 import {
   BETWEEN_BACKENDS,
-  BETWEEN_CARRIERS,
+  BETWEEN_ENCRYPTED,
   BETWEEN_CONTAINERS,
   BETWEEN_FAMILIES,
   CASES,
   SHORT,
   SUITE,
-  TELLING,
+  BETWEEN_FEATURES,
 } from './cases.ts'
 import { FAMILIES_SECONDS_A_ROUND, measureFamilies } from './families.ts'
 import { figureBlocks, fillFigures, resultChart } from './figures.ts'
@@ -39,35 +39,35 @@ import type { Part, Result } from './result.ts'
 import { measureWireguardPeers, WIREGUARD_PEERS_SECONDS_A_ROUND } from './wireguard-peers.ts'
 
 const USAGE = `Usage: npm run bench -- [net] [CASE...] [--paths A,B] [--link plain|wire|shaped|both] [--ends hosts|containers] [--rounds N] [--seconds S] [--peer CMD] [--old FOLDER]
-       npm run bench -- leases          from the store to the packet, on a real etcd
-       npm run bench -- families        IPv6 beside IPv4, a node among 5,000 and 10,000
-       npm run bench -- wireguard-peers WireGuard by weftd with 10,000 peers: memory, handshakes, what it costs when idle
-       npm run bench -- restarts        what is lost while weftd is replaced
-       npm run bench -- junk            what a flood of what is not let in costs, and what is late meanwhile
-       npm run bench -- micro           the pure functions of native/, beside what memory gives
-       npm run bench -- backends        the backends beside each other, between containers, on both links
-       npm run bench -- wireguard       WireGuard by weftd beside others, between containers, on both links
-       npm run bench -- by-family       IPv6 and IPv4 in either beside each other, between containers, on both links
-       npm run bench -- suite [PART...] micro, plain, wire, containers, features (the engine without each); of a part alone the
-                                        result is put beside the other parts
-       npm run bench -- report [FILE]   puts a result (bench/results/suite.json) into the READMEs and draws its chart
+       npm run bench -- leases          from a change in a real etcd to the first packet
+       npm run bench -- families        IPv4 alone and dual-stack, with 5,000 and 10,000 nodes
+       npm run bench -- wireguard-peers weftd's WireGuard with 10,000 peers: memory, handshakes, idle cost
+       npm run bench -- restarts        packets that a restart of weftd loses
+       npm run bench -- junk            a flood of packets that weftd refuses
+       npm run bench -- micro           functions of native/ that do no I/O, compared with memory speed
+       npm run bench -- backends        the backends, between containers, on two links
+       npm run bench -- wireguard       weftd's WireGuard and other encrypted tunnels, likewise
+       npm run bench -- by-family       IPv4 and IPv6 inside IPv4 and IPv6, likewise
+       npm run bench -- suite [PART...] all parts, or the named ones: micro, plain, wire, containers, features. Named parts
+                                        replace those of the earlier result
+       npm run bench -- report [FILE]   writes a result (bench/results/suite.json) into the READMEs and its chart
        npm run bench:compare -- BEFORE.json AFTER.json
 
-Cases: ${Object.keys(CASES).join(' ')}; net alone is all of them; none is ${SHORT.join(' ')}
+Cases: ${Object.keys(CASES).join(' ')}; net alone means all; default: ${SHORT.join(' ')}
 Paths: ${PATH_NAMES.join(' ')}
-       by backend: ${Object.keys(BY_BACKEND).join(' ')}
-       by family, the inner first: ${Object.keys(BY_FAMILY).join(' ')}; IPv4 in IPv4 is native
-       without a feature of the native engine: ${FEATURE_PATH_NAMES.join(' ')}
+       backends: ${Object.keys(BY_BACKEND).join(' ')}
+       families, inner in outer: ${Object.keys(BY_FAMILY).join(' ')}; IPv4 in IPv4 is native
+       the native engine without one feature: ${FEATURE_PATH_NAMES.join(' ')}
        with --old: ${OLD_PATH_NAME}; with --peer: peer
 
-  --link LINK   plain: a veth as it is; wire: one that carries only frames of at most the MTU; shaped: that at
-                1 Gbit/s; both: plain, then wire (plain)
-  --ends ENDS   hosts: from one host to the other; containers: from a container on one to one on the other (hosts)
-  --rounds N    samples of each case on each path (5)
-  --seconds S   length of a throughput sample (1)
-  --old FOLDER  another checkout of weft, built, whose weftd is measured beside this one's by udp, as the path ${OLD_PATH_NAME}
-  --peer CMD    a program to measure beside them; bench/README.md says what it must do
-  --json FILE   where the result goes (bench/results/local/DATE.json; of suite: bench/results/suite.json)
+  --link LINK   plain: an unchanged veth; wire: a veth with frames of at most the MTU; shaped: wire with
+                1 Gbit/s; both: plain, then wire. Default: plain
+  --ends ENDS   hosts: between two hosts; containers: between a container on each host. Default: hosts
+  --rounds N    samples of each case on each path. Default: 5
+  --seconds S   length of a throughput sample. Default: 1
+  --old FOLDER  another checkout of weft, already built: adds its weftd with the udp backend as the path ${OLD_PATH_NAME}
+  --peer CMD    adds another program as the path peer; bench/README.md says what it must do
+  --json FILE   the file for the result. Default: bench/results/local/DATE.json; for suite: bench/results/suite.json
 `
 
 const usage = (message: string): WeftError => new WeftError('USAGE', message, { remedy: 'see --help' })
@@ -87,11 +87,11 @@ function readResult(file: string | undefined): Result {
   } catch (error) {
     throw usage(`${file} cannot be read as a result: ${messageOf(error)}`)
   }
-  if (json.schema !== 2) throw usage(`${file} is no result of this version of the benchmark`)
+  if (json.schema !== 2) throw usage(`${file} is not a result of this version of the benchmark`)
   return json as Result
 }
 
-/** What is measured otherwise than by cases on paths: about how many seconds so many rounds take, and how. */
+/** The parts that do not measure cases on paths: their approximate duration in seconds for a number of rounds, and the measurement. */
 const OTHERS: Readonly<
   Record<
     string,
@@ -112,7 +112,7 @@ const OTHERS: Readonly<
   },
 }
 
-/** Paths beside each other between containers, on both links, by some cases unless others are named. */
+/** The parts that compare paths between containers on two links, with their cases if the command line names none. */
 const BESIDE: Readonly<
   Record<
     string,
@@ -122,7 +122,7 @@ const BESIDE: Readonly<
   backends: { paths: BACKEND_PATH_NAMES, cases: BETWEEN_BACKENDS },
   wireguard: {
     paths: ['native', 'vxlan', 'wireguard-userspace', 'wireguard-go', 'nebula'],
-    cases: BETWEEN_CARRIERS,
+    cases: BETWEEN_ENCRYPTED,
     references: ['native', 'vxlan', 'wireguard-go', 'nebula'],
   },
   'by-family': {
@@ -190,7 +190,7 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
         ...common,
         name: 'features',
         link: 'plain',
-        cases: casesNamed(TELLING),
+        cases: casesNamed(BETWEEN_FEATURES),
         paths: ['native', ...FEATURE_PATH_NAMES, 'native-bare', ...references],
       },
     ]
@@ -208,7 +208,6 @@ function plansFor(words: readonly string[], options: Options): Plan[] {
   return links.map((link) => ({ ...common, name: link, link, cases, paths }))
 }
 
-/** Links that say what a path can carry. */
 const BOTH = ['plain', 'wire'] as const
 
 const OPTIONS = {
@@ -228,12 +227,11 @@ type Options = ReturnType<typeof readArguments>['values']
 
 const SUITE_FILE = join(packageRoot, 'bench/results/suite.json')
 
-/** Parts of an earlier result, each with its commit where it is another one. */
+/** Returns the parts of an earlier result. A part has its commit if that differs from the commit `now`. */
 function partsBeside({ parts, commit }: Result, now: string): Part[] {
   return parts.map((part) => (commit === now ? part : { commit, ...part }))
 }
 
-/** Writes what the READMEs say of a result again, and its chart. */
 function report(result: Result): void {
   writeFileSync(SUITE_FILE, `${JSON.stringify(result, undefined, 2)}\n`)
   const blocks = figureBlocks(result)
@@ -261,7 +259,7 @@ async function main(): Promise<void> {
     `about ${seconds < 120 ? `${Math.ceil(seconds)} seconds` : `${Math.round(seconds / 60)} minutes`}\n`,
   )
 
-  // The pure functions need no hosts.
+  // The part `micro` needs no hosts.
   if (plans.length > 0 || (other && other !== OTHERS['micro'])) await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
@@ -270,7 +268,7 @@ async function main(): Promise<void> {
   mkdirSync(dirname(file), { recursive: true })
   const before = words[0] === 'suite' && words.length > 1 && existsSync(file) ? readResult(file) : undefined
   let result: Result = { ...start, parts: before ? partsBeside(before, start.commit) : [] }
-  /** Written after each part, so that a failure in a late one costs no earlier one. */
+  /** Adds a part and writes the file, so that a later failure does not lose it. */
   const add = (part: Part): void => {
     result = { ...result, parts: [...result.parts.filter(({ name }) => name !== part.name), part] }
     writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)

@@ -1,7 +1,7 @@
 // measure.ts - measures every case on every path, interleaved.
 //
-// All paths are up all the time and one works at a time. Round by round each case visits all paths before the next
-// case, in an order that turns with the round: drift of a shared machine then falls on all alike.
+// All paths are up during the whole run, and one works at a time. In each round a case visits all paths before the next case
+// begins, and each round begins with another path. So a drift of a shared machine affects all paths alike.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
@@ -23,7 +23,7 @@ function machine(): Machine {
   }
 }
 
-/** The commit, with `+` when files differ from it; `unknown` outside of a repository. */
+/** Returns the commit, with `+` if files differ from it, or `unknown` outside a repository. */
 function commit(): string {
   try {
     const git = (...args: string[]): string =>
@@ -34,7 +34,6 @@ function commit(): string {
   }
 }
 
-/** The members of a result beside its parts. */
 export const circumstances = (): Omit<Result, 'parts'> => ({
   schema: 2,
   date: new Date().toISOString(),
@@ -43,29 +42,24 @@ export const circumstances = (): Omit<Result, 'parts'> => ({
 })
 
 export interface Plan extends PathOptions {
-  /** The name of the part. */
   readonly name: string
-  /** The cases by name. */
   readonly cases: readonly (readonly [string, Case])[]
   readonly paths: readonly string[]
   readonly rounds: number
-  /** Length of a throughput sample. */
   readonly seconds: number
-  /** As of a part. */
   readonly references?: readonly string[] | undefined
 }
 
-/** Seconds that a path takes to come up, about. */
 const SETUP_SECONDS = 1
 const secondsOf = (each: Case, seconds: number): number => each.lasts(seconds) + 0.1
 
-/** Seconds that a plan will take, about. */
+/** Returns the approximate duration of a plan, in seconds. */
 export function estimate({ cases, paths, rounds, seconds }: Plan): number {
   const round = cases.reduce((sum, [, each]) => sum + secondsOf(each, seconds), 0)
   return paths.length * (SETUP_SECONDS + rounds * round)
 }
 
-/** Runs a plan from the labs to its part of the result. Everything it made is gone when it returns or throws. */
+/** Runs a plan and returns its part of the result. Removes all labs before it returns or throws. */
 export async function measure(plan: Plan, progress: Progress): Promise<Part> {
   const { name: part, cases, paths: names, rounds, seconds, references, ...options } = plan
   const open: Path[] = []

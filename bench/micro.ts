@@ -1,4 +1,4 @@
-// micro.ts - the pure functions of native/ by bench/native/micro.cc, as a part of a result.
+// micro.ts - runs bench/native/micro.cc, which measures functions of native/ that do no I/O.
 
 import { output } from '../lab/command.ts'
 import type { Progress } from '../scripts/progress.mjs'
@@ -8,7 +8,7 @@ import type { Part, Series } from './result.ts'
 interface Line {
   readonly name: string
   readonly label: string
-  /** The bytes that one call handles; 0 where that says nothing. */
+  /** The bytes that one call handles; 0 if the call does not depend on bytes. */
   readonly bytes: number
   readonly ns: number
   readonly cycles: number
@@ -16,8 +16,8 @@ interface Line {
 }
 
 const ABOUT: Readonly<Record<string, string>> = {
-  memcpy: 'what memory gives: copying into one buffer',
-  read: 'what memory gives: adding 64-bit words',
+  memcpy: 'the speed of memory: a copy into one buffer',
+  read: 'the speed of memory: the sum of 64-bit words',
   checksum: 'checksum_add()',
   parse: 'read_packet()',
   segment: 'Segmenter: the headers and checksums of all segments of a superpacket',
@@ -25,12 +25,11 @@ const ABOUT: Readonly<Record<string, string>> = {
   lookup: 'PeerTable::find() for destinations in random order',
 }
 
-/** One round of it, about. */
 export const MICRO_SECONDS = 2
 
 const CLOCKS = { cycles: 'bytes/cycle', tsc: 'bytes/tick of the time-stamp counter' }
 
-/** Lines of several runs as series: nanoseconds a call and, where cycles are known, bytes a cycle. */
+/** Returns the lines of several runs as series: nanoseconds a call and, if the cycles are known, bytes a cycle. */
 export function microSeries(rounds: readonly (readonly Line[])[]): Series[] {
   const lines = rounds.flat()
   const byLabel = (name: string, value: (line: Line) => number): Record<string, number[]> => {

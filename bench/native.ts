@@ -1,4 +1,4 @@
-// native.ts - the C++ programs of the benchmark, built when they are first needed.
+// native.ts - builds the C++ programs of the benchmark when they are first needed.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, statSync } from 'node:fs'
 import { join } from 'node:path'
@@ -8,7 +8,7 @@ import { packageRoot } from '../lab/lab.ts'
 const FOLDERS = ['native', 'bench/native']
 const FLAGS = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-fno-exceptions']
 
-/** The path of `bench/native/NAME.cc` as a program, linked with these files of native/. */
+/** Builds `bench/native/NAME.cc`, linked with these files of native/, if a source file is newer. Returns the path of the program. */
 export async function nativeProgram(name: string, sources: readonly string[] = []): Promise<string> {
   const program = join(packageRoot, 'build/bench', name)
   const files = FOLDERS.flatMap((folder) =>
@@ -20,7 +20,7 @@ export async function nativeProgram(name: string, sources: readonly string[] = [
     const built = `${program}.${process.pid}`
     const inputs = [`bench/native/${name}.cc`, ...sources.map((source) => `native/${source}.cc`)]
     await output(['g++', ...FLAGS, ...inputs.map((file) => join(packageRoot, file)), '-o', built])
-    renameSync(built, program) // another run may be using the old one
+    renameSync(built, program) // another run may use the old program
   }
   return program
 }

@@ -1,13 +1,15 @@
-// paths.ts - the ways between two hosts that are measured beside each other; all stay up, one works at a time.
+// paths.ts - the paths between two hosts that the benchmark compares.
 //
-// The link below them is a veth, in one of three states. `plain`: as it is made. It hands whole superpackets over, also
-// those inside a vxlan, so that nothing is ever cut: no wire does that. `wire`: only frames of at most the MTU cross
-// it, as with a network card without segmentation of its own. The kernel cuts in software on the way out, for TCP, for
-// vxlan and for UDP_SEGMENT alike, and GRO joins what comes in, as in a card's driver. Checksums stay offloaded, as
-// every card can do it and UDP_SEGMENT demands it. `shaped`: a wire of 1 Gbit/s behind a queue of 20 ms (tc-tbf), so that
-// queues stand there and not in the path.
-// The ends are the hosts themselves, or a container on each: then each packet is forwarded between the container's veth, a
-// bridge and the path, as in use. What `--peer` must do stands in README.md, and what `--old` is for.
+// The link below a path is a veth in one of three states:
+//
+//   plain   The veth passes whole superpackets, even inside vxlan. No real network does that.
+//   wire    The veth passes only frames of at most the MTU, like a network card without segmentation. The kernel cuts superpackets
+//           in software, for TCP, vxlan and UDP_SEGMENT alike, and GRO joins frames at the receiver. Checksums stay offloaded,
+//           because every card can do that and UDP_SEGMENT needs it.
+//   shaped  A wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the path.
+//
+// The ends are the hosts, or a container on each host. A container's packets go through its veth, a bridge and the path.
+// bench/README.md explains `--peer` and `--old`.
 
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
 import { join, resolve as absolute } from 'node:path'
@@ -23,29 +25,26 @@ export interface Path {
   readonly name: string
   readonly from: Place
   readonly to: Place
-  /** The address of `to`, reached from `from` by this path. */
   readonly address: string
-  /** The bytes that a full packet carries for TCP there; undefined where the path does not say. */
+  /** The TCP payload of a full packet, in bytes; undefined if the path has no subnets for containers. */
   readonly payloadBytes?: number | undefined
-  /** Runs iperf3 from `from` to `to`; `args` beside the address. */
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
-  /** Runs bench/native/traffic.cc in `from`, against its server in `to`; its numbers by name. */
+  /** Runs bench/native/traffic.cc in `from` against its server in `to`. Returns its numbers by name. */
   traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
   close(): Promise<void>
 }
 
-/** The ends of a path: the second host's address on it, and a subnet of each host for containers. */
+/** The second host's address on a path, and a subnet on each host for containers. */
 interface Reach {
   readonly address: string
-  /** The family of containers' packets; IPv4 where it is left out. */
+  /** The family of containers' packets. Default: IPv4. */
   readonly inner?: Family
   readonly subnets?: readonly [Subnet, Subnet]
 }
 
-/** Brings the path up between two hosts. */
 type Setup = (from: Host, to: Host, lab: Lab) => Promise<Reach>
 
-/** Subnets for the containers of two hosts that have no daemon to give them some, and routes to them by way of `via`. */
+/** Gives two hosts without a daemon subnets for containers, and routes to them through `via`. */
 async function subnetsBy(hosts: readonly [Host, Host], via: readonly [string, string], mtu: number): Promise<Reach> {
   const [from, to] = hosts
   await from.output(['ip', 'route', 'add', '10.6.2.0/24', 'via', via[1]])
@@ -58,14 +57,13 @@ const without = (features: readonly string[]): string[] => features.flatMap((fea
 
 const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp' }, '--engine', engine, ...flags)
 
-/** Two daemons with this backend. */
 const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, { flags })
 
-/** The same in a network of both families, of which containers send by `inner`. */
+/** Returns the setup of two daemons in a dual-stack network. Containers send packets of the family `inner`. */
 const daemonsOfBoth = (backend: object, inner: Family): Setup =>
   daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, { inner })
 
-/** `checkout` is the folder of the weft whose daemons they are, where it is not this one. */
+/** Returns the setup of two daemons with this network configuration. `checkout` is another folder of weft to run them from. */
 function daemonsOf(
   config: object,
   {
@@ -78,9 +76,9 @@ function daemonsOf(
     readonly inner?: Family
     readonly flags?: readonly string[]
     readonly checkout?: string
-    /** True to switch rx-udp-gro-forwarding on, by which weftd joins UDP. */
+    /** True to switch on rx-udp-gro-forwarding, so that weftd joins UDP. */
     readonly joinsUdp?: boolean
-    /** True if wireguard-go takes the place of the kernel's WireGuard device. */
+    /** True to replace the kernel's WireGuard device by wireguard-go. */
     readonly byWireguardGo?: boolean
   },
 ): Setup {
@@ -105,14 +103,14 @@ function daemonsOf(
       await Promise.all(started.map((daemon) => daemon.line(/Received UDP packets are joined/)))
     }
     const [near, far] = [from, to].map((host) => subnetOfEnv(host.subnetEnv())) as [Subnet, Subnet]
-    // A device of ours has the subnet's own first address; host-gw has none.
+    // The tunnel's device has the first address of the subnet. host-gw has no such device, so it needs containers.
     const address =
       inner === 'ipv4' ? far.gateway.replace(/\.1\/\d+$/, '.0') : (far.ipv6Gateway ?? '').replace(/::1\/\d+$/, '::')
     return { address, subnets: [near, far], inner }
   }
 }
 
-/** Set up as by flannel's vxlan backend: no learning, static neighbours and forwarding entries. */
+/** Sets up kernel vxlan like flannel's vxlan backend: no learning, static neighbours and forwarding entries. */
 const vxlan: Setup = async (from, to) => {
   const ends = [
     { host: from, peer: to, number: 1, other: 2 },
@@ -141,7 +139,7 @@ const vxlan: Setup = async (from, to) => {
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], 1450)
 }
 
-/** A tunnel of the benchmark's own that moves one packet by one system call (native/naive.cc). */
+/** Sets up native/naive.cc, a tunnel of the benchmark that moves one packet with each system call. */
 const naive: Setup = async (from, to) => {
   const program = await nativeProgram('naive')
   const ends = [
@@ -155,10 +153,10 @@ const naive: Setup = async (from, to) => {
   }
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], UDP_MTU)
 }
-/** As much as fits behind IPv4 and UDP, in bytes. */
+/** The largest MTU behind IPv4 and UDP, in bytes. */
 const UDP_MTU = 1500 - 20 - 8
 
-/** Two hosts of nebula, each of which knows where the other is; their containers' subnets are its unsafe routes. */
+/** Sets up nebula on two hosts with static addresses. The containers' subnets are nebula's unsafe routes. */
 const nebula: Setup = async (from, to, lab) => {
   const folder = join(lab.folder, 'nebula')
   mkdirSync(folder)
@@ -191,7 +189,7 @@ const nebula: Setup = async (from, to, lab) => {
       key,
     )
     const all = [{ port: 'any', proto: 'any', host: 'any' }]
-    // JSON is YAML.
+    // nebula reads YAML, and JSON is YAML.
     const config = {
       pki: { ca: file('ca.crt'), cert: crt, key },
       static_host_map: { [own(other)]: [`${peer.address}:4242`] },
@@ -210,7 +208,7 @@ const nebula: Setup = async (from, to, lab) => {
   const subnet = (number: number): Subnet => ({ gateway: `10.6.${number}.1/24`, mtu: String(NEBULA_MTU) })
   return { address: own(2), subnets: [subnet(1), subnet(2)] }
 }
-/** As much as fits: behind IPv4 and UDP, a header and a tag of 16 bytes each. */
+/** The largest MTU that fits: IPv4, UDP, and nebula's header and tag of 16 bytes each. */
 const NEBULA_MTU = 1500 - 20 - 8 - 16 - 16
 
 function peerProgram(command: string): Setup {
@@ -229,7 +227,6 @@ function peerProgram(command: string): Setup {
   }
 }
 
-/** Starts a program and waits until it prints `ready`. */
 function ready(place: Place, command: readonly string[], what: string): Promise<void> {
   const child = place.spawn(command)
   const said: string[] = []
@@ -253,7 +250,7 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 }
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
-/** Backends beside each other, by weft's daemons but for nebula; `native` is the udp backend. */
+/** The paths by backend. All run weft's daemons, except nebula. The udp backend is the path `native`. */
 export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
@@ -262,12 +259,12 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
-  // Measures what the ingress filter costs.
+  // Measures the cost of the ingress filter.
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
-  // Measures what joining the datagrams that a host forwards to its containers brings.
+  // Measures the gain of joining the UDP datagrams that a host forwards to its containers.
   'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
-/** The inner family in the outer, by `udp` beside `native`; and the kernel's vxlan, whose IPv6 goes over IPv6. */
+/** The paths by family, INNER-in-OUTER with the udp backend, and the kernel's vxlan, which carries IPv6 over IPv6. */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),
   'ipv4-in-ipv6': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv6' }, 'ipv4'),
@@ -282,9 +279,7 @@ export const BACKEND_PATH_NAMES: readonly string[] = [
   'wireguard-userspace',
   'wireguard-go',
 ]
-/** The daemons of `--old`. */
 export const OLD_PATH_NAME = 'old'
-/** The native engine without one feature each. */
 export const FEATURE_PATH_NAMES: readonly string[] = addon.featureNames.map((feature) => `native-${feature}`)
 
 function setupFor(name: string, { peer, old }: Pick<PathOptions, 'peer' | 'old'>): Setup {
@@ -302,8 +297,8 @@ function setupFor(name: string, { peer, old }: Pick<PathOptions, 'peer' | 'old'>
 function oldDaemons(checkout: string): Setup {
   const lacking = ['bin/weftd', 'dist/src'].find((part) => !existsSync(join(checkout, part)))
   if (lacking !== undefined)
-    throw new WeftError('USAGE', `--old: ${join(checkout, lacking)} is not there`, {
-      remedy: `give it a checkout of weft, in which npm ci and npm run build have run`,
+    throw new WeftError('USAGE', `--old: ${join(checkout, lacking)} is missing`, {
+      remedy: `give it a checkout of weft, and run npm ci and npm run build there`,
     })
   return daemonsOf({ Backend: { Type: 'udp' } }, { checkout })
 }
@@ -311,7 +306,7 @@ function oldDaemons(checkout: string): Setup {
 export const LINKS = ['plain', 'wire', 'shaped'] as const
 export type Link = (typeof LINKS)[number]
 
-/** Features of ethtool(8) by which a device takes what is larger than a frame, as far as they are on. */
+/** Returns the enabled features of ethtool(8) with which a device accepts superpackets. */
 async function superpacketFeatures(host: Host): Promise<string[]> {
   const features = await host.output(['ethtool', '-k', 'eth0'])
   return [...features.matchAll(/^\s*(\S*segmentation\S*|tx-gso\S*): on/gm)].map((match) => match[1] ?? '')
@@ -322,7 +317,7 @@ async function makeWire(host: Host): Promise<void> {
   await host.output(['ethtool', '-K', 'eth0', ...off, 'gro', 'on'])
   const left = await superpacketFeatures(host)
   if (left.length > 0)
-    throw new WeftError('DEVICE', `--link wire: this kernel's veth cannot do without ${left.join(', ')}`)
+    throw new WeftError('DEVICE', `--link wire: this kernel's veth cannot switch off ${left.join(', ')}`)
 }
 
 async function shape(host: Host): Promise<void> {
@@ -336,13 +331,11 @@ export type Ends = (typeof ENDS)[number]
 export interface PathOptions {
   readonly link: Link
   readonly ends: Ends
-  /** The adapter of the path `peer`. */
   readonly peer?: string | undefined
-  /** The checkout of the path `old`. */
   readonly old?: string | undefined
 }
 
-/** Makes two hosts, the path and the listening programs at the far end, and waits until the far end answers. */
+/** Makes two hosts, the path and the servers at its far end, and waits until the far end answers. */
 export async function openPath(name: string, options: PathOptions): Promise<Path> {
   const { link, ends } = options
   const setup = setupFor(name, options)
@@ -376,7 +369,7 @@ export async function openPath(name: string, options: PathOptions): Promise<Path
   }
 }
 
-/** Headers of IP by family, and TCP's with a timestamp, which Linux sends. */
+/** The length of the IP header of each family, and of TCP's header with the timestamp that Linux sends. */
 const IP_BYTES: Readonly<Record<Family, number>> = { ipv4: 20, ipv6: 40 }
 const TCP_BYTES = 32
 

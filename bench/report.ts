@@ -1,4 +1,4 @@
-// report.ts - renders results as tables, for a terminal, for the READMEs, and two beside each other. Pure.
+// report.ts - renders one result or a comparison of two as tables, for a terminal and for the READMEs. No I/O.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, ratio, ratios, spread, verdict, type Part, type Result, type Series } from './result.ts'
@@ -10,17 +10,18 @@ function percent(values: readonly number[]): string {
   const share = Math.round(spread(values) * 100)
   return Number.isFinite(share) ? `+-${share}%` : '-'
 }
-const timesWithSpread = (values: readonly number[] | undefined): string =>
-  values ? `${times(median(values))} ${percent(values)}` : '-'
+/** Returns the median of ratios with their spread, for a table whose head names the reference. */
+const ratioCell = (values: readonly number[] | undefined): string =>
+  values ? `${number(median(values))} ${percent(values)}` : '-'
 
-/** The paths that others are held against, where a part has them and names none. */
+/** The paths that ratios refer to, unless a part names others. A path that the part did not measure is left out. */
 const REFERENCES: readonly string[] = ['vxlan', 'naive']
 
 function referencesOf({ series, references = REFERENCES }: Part): readonly string[] {
   return references.filter((reference) => series.some(({ values }) => reference in values))
 }
 
-/** Rows of one metric: path, median, spread, and how many times each reference it is. */
+/** Returns a row for each path of one metric: path, median, spread, and the ratio to each reference. */
 function rows({ values }: Series, references: readonly string[]): string[][] {
   return Object.entries(values).map(([path, each]) => [
     path,
@@ -31,10 +32,10 @@ function rows({ values }: Series, references: readonly string[]): string[][] {
 }
 
 /**
- * What the longer headers of a path take of a throughput, where both carry as many packets: the bytes for TCP in a full one, as a ratio to
- * the reference's; and the ratio that is left with that allowed for.
+ * Returns two cells that correct a throughput for longer headers. The first is the ratio of the TCP payloads of full packets: the
+ * expected ratio if both paths carry equally many packets. The second is the measured ratio divided by the first.
  */
-function allowanceCells(
+function correctionCells(
   { payloadBytes = {} }: Part,
   { values, unit }: Series,
   path: string,
@@ -50,7 +51,6 @@ function heading({ title, unit, better }: Series): string {
   return `${title}, ${unit}${better === 'less' ? ' (less is better)' : ''}`
 }
 
-/** The circumstances of a part, for the head of a column. */
 const conditionOf = ({ link, ends }: Part): string => (ends === 'containers' ? 'containers' : `${link} link`)
 
 function describePart(part: Part): string {
@@ -66,7 +66,7 @@ export function describeRun({ machine, commit, date, parts }: Result): string {
   return `${date.slice(0, 10)}, commit ${commit}; ${of}; ${parts.map(describePart).join('; ')}`
 }
 
-/** Columns padded: the first to the left, numbers to the right. */
+/** Returns a table as lines: the first column is left-aligned, the others right-aligned. */
 function columns(table: readonly (readonly string[])[]): string[] {
   const widths = (table[0] ?? []).map((_, column) => Math.max(...table.map((row) => (row[column] ?? '').length)))
   return table.map((row) =>
@@ -77,8 +77,8 @@ function columns(table: readonly (readonly string[])[]): string[] {
   )
 }
 
-/** Rows under a head, as Markdown. */
-export function markdown([head = [], ...body]: readonly (readonly string[])[]): string {
+/** Returns a table as Markdown. The first row is the head. */
+function markdown([head = [], ...body]: readonly (readonly string[])[]): string {
   const line = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
   return [line(head), `|---|${'---:|'.repeat(head.length - 1)}`, ...body.map(line)].join('\n')
 }
@@ -86,12 +86,12 @@ export function markdown([head = [], ...body]: readonly (readonly string[])[]): 
 function partTable(part: Part): string {
   const references = referencesOf(part)
   const [first = ''] = references
-  const isAllowed = part.references !== undefined && part.payloadBytes !== undefined
+  const isCorrected = part.references !== undefined && part.payloadBytes !== undefined
   const head = [
     'median',
     'spread',
     ...references.map((reference) => `of ${reference}`),
-    ...(isAllowed ? ['by headers alone', `of ${first}, headers allowed`] : []),
+    ...(isCorrected ? ['by headers alone', `of ${first}, corrected`] : []),
   ]
   const table: string[][] = []
   const breaks = new Set<number>()
@@ -102,7 +102,7 @@ function partTable(part: Part): string {
       ...rows(series, references).map(([path = '', ...cells]) => [
         `  ${path}`,
         ...cells,
-        ...(isAllowed ? allowanceCells(part, series, path, first) : []),
+        ...(isCorrected ? correctionCells(part, series, path, first) : []),
       ]),
     )
   }
@@ -111,55 +111,50 @@ function partTable(part: Part): string {
     .join('\n')
 }
 
-/** All figures of a result, to read on a terminal. */
 export function textTable(result: Result): string {
   const single = result.parts.length === 1
   const parts = result.parts.map((part) => `${single ? '' : `== ${describePart(part)}\n\n`}${partTable(part)}`)
   return `${parts.join('\n\n')}\n\n${describeRun(result)}`
 }
 
-/** All figures of a part: a row for each metric, a column for each path. */
-export function wideTable(part: Part): string {
-  const paths = Object.keys(part.series[0]?.values ?? {})
-  const body = part.series.map((series) => [
-    heading(series),
-    ...paths.map((path) => {
-      const values = series.values[path] ?? []
-      return values.length === 0 ? '-' : `${number(median(values))} ${percent(values)}`
-    }),
-  ])
-  return markdown([['', ...paths], ...body])
+export interface Summary {
+  /** The metrics, as `case metric`. */
+  readonly rows: readonly string[]
+  /** The paths whose medians are shown, if the part has them. */
+  readonly paths: readonly string[]
+  /** The path whose ratio to `reference` is shown with its spread. */
+  readonly path: string
+  readonly reference: string
 }
 
-/** Ratios of one path to the references: a row for each metric, a column for each reference of each part. */
-export function ratioTable(parts: readonly Part[], path: string, only?: readonly string[]): string {
-  const cells = parts.flatMap((part) => referencesOf(part).map((reference) => ({ part, reference })))
-  const head = cells.map(({ part, reference }) => `x ${reference}, ${conditionOf(part)}`)
-  const all = parts[0]?.series.filter((series) => !only || only.includes(`${series.case} ${series.metric}`)) ?? []
-  const body = all.map((series) => [
-    heading(series),
-    ...cells.map(({ part, reference }) => {
-      const values = findSeries(part, series.case, series.metric)?.values
-      return values ? timesWithSpread(ratios(values[path], values[reference])) : '-'
-    }),
-  ])
-  return markdown([['', ...head], ...body])
+/** Returns a Markdown table with a row for each metric: the medians of the paths, then the ratio of one path to the reference. */
+export function summaryTable(part: Part, { rows: names, paths, path, reference }: Summary): string {
+  const shown = paths.filter((name) => name in (part.series[0]?.values ?? {}))
+  const body = part.series
+    .filter((series) => names.includes(`${series.case} ${series.metric}`))
+    .map(({ title, unit, values }) => [
+      `${title}, ${unit}`,
+      ...shown.map((name) => number(median(values[name] ?? []))),
+      ratioCell(ratios(values[path], values[reference])),
+    ])
+  return markdown([['', ...shown, `x ${reference}`], ...body])
 }
 
-/** Ratios to one reference: a row for each path, a column for each metric where more is better. */
+/** Returns a Markdown table with a row for each path: its ratio to the reference for each metric where more is better. */
 export function pathTable(part: Part, reference: string): string {
   const more = part.series.filter(({ better }) => better === 'more')
-  const body = Object.keys(more[0]?.values ?? {}).map((path) => [
+  const names = Object.keys(more[0]?.values ?? {}).filter((name) => name !== reference)
+  const body = names.map((path) => [
     path,
-    ...more.map(({ values }) => timesWithSpread(ratios(values[path], values[reference]))),
+    ...more.map(({ values }) => ratioCell(ratios(values[path], values[reference]))),
   ])
   return markdown([[`x ${reference}`, ...more.map(({ title }) => title)], ...body])
 }
 
 /**
- * Compares two results. Plain figures of two runs are not comparable on a noisy machine: compared is each path's ratio
- * to a reference of the same run that the change cannot have touched. The change is unresolved when the intervals of
- * the two runs overlap (result.ts).
+ * Compares two results. Absolute figures of two runs are not comparable on a noisy machine. So the table compares each path's ratio
+ * to a reference of the same run that the change cannot affect. The verdict is `unresolved` if the intervals of the two runs
+ * overlap (result.ts).
  */
 export function compareTable(before: Result, after: Result, reference = 'vxlan'): string {
   const table = [['', 'before', 'after', 'after/before', `by ${reference}`, '']]
@@ -175,10 +170,10 @@ export function compareTable(before: Result, after: Result, reference = 'vxlan')
         const [was, is] = [ratios(oldValues, old.values[reference]), ratios(values, series.values[reference])]
         const related = path !== reference && was && is
         const change = related ? verdict(was, is) : verdict(oldValues, values)
-        const said = change === 'unresolved' ? change : change === series.better ? 'better' : 'worse'
+        const word = change === 'unresolved' ? change : change === series.better ? 'better' : 'worse'
         const [a, b] = [median(oldValues), median(values)]
         const byReference = related ? median(is) / median(was) : undefined
-        table.push([`  ${path}`, number(a), number(b), times(b / a), times(byReference), said])
+        table.push([`  ${path}`, number(a), number(b), times(b / a), times(byReference), word])
       }
     }
   }

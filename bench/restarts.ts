@@ -1,7 +1,7 @@
-// restarts.ts - `npm run bench -- restarts`: for how long nobody forwards while a host's weftd is replaced, and what is lost.
+// restarts.ts - `npm run bench -- restarts`: the pause of a stream and its lost packets while a host's weftd is replaced.
 //
-// A container on one host pings one on the other each millisecond; the first host's daemon is replaced in each way in turn, once a
-// round, on an idle network and beside a TCP stream.
+// A container on one host pings a container on the other host each millisecond. Each round replaces the first host's daemon once in each
+// way, on an idle network and during a TCP stream.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -14,16 +14,16 @@ import type { Progress } from '../scripts/progress.mjs'
 import type { Part, Series } from './result.ts'
 
 export const RESTARTS_SECONDS_A_ROUND = 25
-/** Pings before and after a restart. */
+/** The time of pings before and after a restart. */
 const QUIET_MS = 500
 
 const METHOD =
-  'a ping each millisecond between containers on two hosts; pause: the longest time between two answers; lost: those without one; ' +
-  'after engine: from the start of the first forwarding thread of the new daemon, which the kernel tells in steps of 10 ms, to the ' +
-  'first answer after the pause; to forwarding: from the start of the process to its line that says so; weft status, node -e 0: ' +
-  'from start to end, on a host whose weftd works; the last is what of all these times Node.js itself takes'
+  'a ping each millisecond between containers on two hosts. pause: the longest time between two answers. lost: pings without an answer. ' +
+  "after engine: from the start of the new daemon's first forwarding thread (known to 10 ms) to the first answer after the pause. " +
+  'to forwarding: from the start of the process to its log line. weft status, node -e 0: the duration of the command; ' +
+  'node -e 0 is the share of Node.js itself'
 
-/** A way in which one daemon follows another; resolves with the new one. */
+/** Replaces a daemon; resolves with the new daemon. */
 type Way = (before: Daemon, start: (...more: string[]) => Daemon) => Promise<Daemon>
 
 const WAYS: Readonly<Record<string, Way>> = {
@@ -40,7 +40,7 @@ const WAYS: Readonly<Record<string, Way>> = {
     await before.stop()
     return start()
   },
-  // The device ends with its process, as flanneld's, and the store is asked first.
+  // The device ends with its process, like flanneld's, so the new daemon first waits for the store.
   async 'stopped, started, --persist=false'(before, start) {
     await before.stop()
     return start('--persist=false')
@@ -57,13 +57,12 @@ const METRICS = {
   status: { title: 'weft status', unit: 'ms', better: 'less' },
   node: { title: 'node -e 0', unit: 'ms', better: 'less' },
 } as const
-/** A container on each host. */
 type Pods = readonly [Pod, Pod]
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
 
 /**
- * The time when a process's first forwarding thread began, in ms since the epoch (proc_pid_stat(5): starttime, in 1/100
- * s since boot).
+ * Returns the start time of a process's first forwarding thread, in ms since the epoch (proc_pid_stat(5): starttime, in 1/100 s since
+ * boot).
  */
 function engineStart(pid: number): number {
   const tasks = `/proc/${pid}/task`
@@ -75,14 +74,13 @@ function engineStart(pid: number): number {
   return Date.now() - uptimeMs + startedMs
 }
 
-/** The times at which pings were answered, in ms since the epoch, and the number that were not. */
-function readPings(said: string): { readonly times: number[]; readonly lost: number } {
-  const answers = [...said.matchAll(/^\[([\d.]+)\].*icmp_seq=(\d+) ttl=/gm)]
+/** Returns the times of ping's answers, in ms since the epoch, and the number of pings without an answer. */
+function readPings(printed: string): { readonly times: number[]; readonly lost: number } {
+  const answers = [...printed.matchAll(/^\[([\d.]+)\].*icmp_seq=(\d+) ttl=/gm)]
   const last = Math.max(...answers.map(([, , number]) => Number(number)))
   return { times: answers.map(([, time]) => 1000 * Number(time)), lost: last - answers.length }
 }
 
-/** The time that a program of Node.js takes on a host, in ms. */
 async function took(host: Host, ...args: readonly string[]): Promise<number> {
   const began = performance.now()
   await host.run([process.execPath, ...args])
@@ -110,7 +108,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   const load = beside ? from.spawn(['iperf3', '--client', to.address, '--time', '60']) : undefined
   load?.stdout?.resume()
   const pinging = from.spawn(['ping', '-D', '-n', '-i', '0.001', '-W', '1', to.address])
-  const said = text(pinging.stdout as NodeJS.ReadableStream)
+  const printed = text(pinging.stdout as NodeJS.ReadableStream)
   await delay(QUIET_MS)
   const next = await way(before, start)
   await next.line(/flannel is ready/)
@@ -123,7 +121,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   }
   const status = await took(host, join(packageRoot, 'bin/weft'), 'status', '--status-socket', host.statusSocket)
   const node = await took(host, '-e', '0')
-  const { times, lost } = readPings(await said)
+  const { times, lost } = readPings(await printed)
   const pauses = times.slice(1).map((time, index) => ({ ms: time - (times[index] as number), end: time }))
   const longest = pauses.reduce((most, each) => (each.ms > most.ms ? each : most))
   await next.stop()
@@ -143,7 +141,7 @@ export async function measureRestarts(rounds: number, progress: Progress): Promi
     }
     const [host, other] = lab.hosts as [Host, Host]
     await start(other)
-    await (await start(host)).stop() // for its subnet
+    await (await start(host)).stop() // the host then has a subnet for its containers
     const pods = [await host.startPod(), await other.startPod()] as const
     const server = pods[1].spawn(['iperf3', '--server'])
     server.stdout?.resume()
@@ -164,7 +162,7 @@ export async function measureRestarts(rounds: number, progress: Progress): Promi
           metric,
           ...about,
           values: Object.fromEntries(
-            // While one runs beside the other the pause says nothing of when an engine began.
+            // In `taken over` both daemons run, so the pause does not follow the start of the engine.
             [...samples]
               .filter(([name]) => metric !== 'engine' || name !== 'taken over')
               .map(([name, values]) => [name, values.map((value) => value[metric as keyof Sample])]),

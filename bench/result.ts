@@ -1,4 +1,4 @@
-// result.ts - the result file of a benchmark run, and the few statistics made of it. Pure.
+// result.ts - the result file of a benchmark run and its statistics. No I/O.
 
 import { median } from '../lab/measure.ts'
 import type { Metric } from './cases.ts'
@@ -10,32 +10,30 @@ export interface Machine {
   readonly cores: number
   readonly memoryGiB: number
   readonly node: string
-  /** The system's own; a case that uses another one says so in its method. */
+  /** The system's default. A case that uses another congestion control says so in its method. */
   readonly congestionControl: string
 }
 
 export interface Series extends Metric {
   readonly case: string
   readonly metric: string
-  /** The values of each path: one a round, comparable across paths round for round. */
+  /** The values of each path, one for each round. Values of one round are comparable between paths. */
   readonly values: Readonly<Record<string, readonly number[]>>
 }
 
-/** Cases on paths that were measured round by round in turn: only within a part are rounds comparable. */
+/** Cases on paths that were measured in the same rounds. Rounds are comparable only within a part. */
 export interface Part {
   readonly name: string
   readonly link?: Link
-  /** Hosts, where it does not say. */
+  /** Default: hosts. */
   readonly ends?: Ends
-  /** The commit of the part, when it is not the result's. */
   readonly commit?: string
-  /** The paths that the others are held against, where they are not the usual ones. */
+  /** The paths that ratios refer to, if they differ from the usual ones (report.ts). */
   readonly references?: readonly string[]
-  /** By path the bytes that a full packet carries for TCP, as far as the path says it. */
+  /** The TCP payload of a full packet on each path, in bytes. */
   readonly payloadBytes?: Readonly<Record<string, number>>
   readonly rounds: number
   readonly seconds: number
-  /** The method of each case. */
   readonly method: Readonly<Record<string, string>>
   readonly series: readonly Series[]
 }
@@ -54,13 +52,13 @@ interface Interval {
   readonly high: number
 }
 
-/** Chance that an interval has the true median in it. */
+/** The minimum probability that an interval contains the true median. */
 const CONFIDENCE = 0.9
 
 /**
- * The median, and between which two samples the true one lies with a chance of at least 90%, whatever the
- * distribution: the k-th from either end, by the binomial distribution (order statistics). For 5 to 7 samples these
- * are the least and the most. Undefined below 5: too few to say.
+ * Returns the median, and an interval that contains the true median with a probability of at least 90%, for any distribution. Its ends are
+ * the k-th samples from either end (order statistics, binomial distribution); for 5 to 7 samples the lowest and the highest.
+ * Returns undefined for fewer than 5 samples.
  */
 export function interval(values: readonly number[]): Interval | undefined {
   const sorted = values.toSorted((a, b) => a - b)
@@ -78,14 +76,14 @@ export function interval(values: readonly number[]): Interval | undefined {
   return { low: sorted[k] ?? Number.NaN, middle: median(sorted), high: sorted.at(-1 - k) ?? Number.NaN }
 }
 
-/** Half the distance from least to most, as a share of the median: what the `+-` of a table says. */
+/** Returns half of the distance from the lowest to the highest value, as a share of the median. Tables show it after `+-`. */
 export function spread(values: readonly number[]): number {
   return (Math.max(...values) - Math.min(...values)) / 2 / median(values)
 }
 
 /**
- * The ratios of `a` to `b`, round by round, so that what slows a whole round (a noisy neighbour) cancels. Undefined
- * when a round is missing or was 0.
+ * Returns the ratios of `a` to `b` for each round, so a disturbance that slows a whole round cancels out. Returns undefined if a
+ * round is missing or is 0.
  */
 export function ratios(
   a: readonly number[] | undefined,
@@ -96,7 +94,6 @@ export function ratios(
   return each.every(Number.isFinite) ? each : undefined
 }
 
-/** The median of `ratios`. */
 export function ratio(a: readonly number[] | undefined, b: readonly number[] | undefined): number | undefined {
   const each = ratios(a, b)
   return each && median(each)
@@ -104,7 +101,7 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
 
 type Verdict = 'more' | 'less' | 'unresolved'
 
-/** The verdict on two runs: they differ by more than chance when their intervals do not overlap. */
+/** Compares two runs. They differ by more than chance if their intervals do not overlap. */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {
   const [a, b] = [interval(before), interval(after)]
   if (!a || !b) return 'unresolved'

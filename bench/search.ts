@@ -1,29 +1,26 @@
-// search.ts - the highest rate that still arrives, found by trials. Pure: what a trial does is the caller's.
+// search.ts - searches the highest rate that arrives without loss. The caller runs the trials; this file does no I/O.
 
-/** One trial at one rate. */
 export interface Trial {
-  /** Datagrams a second that were sent; less than asked for when the sender could not. */
+  /** Sent datagrams a second; below the requested rate if the sender was too slow. */
   readonly sent: number
-  /** Datagrams a second that arrived. */
   readonly received: number
 }
 
-/** The most that may get lost on the way, of 1. */
 export const MAX_LOSS = 0.01
-/** Rates tried lie this far apart. */
+/** The ratio of two neighbouring rates. */
 const STEP = 1.05
-/** The lowest rate tried, as a share of what arrives of a flood, and of what was sent where next to nothing did. */
+/** The lowest rate of the search: a share of the received rate of a flood, or of its sent rate if almost nothing arrived. */
 const LOWEST = { ofReceived: 1 / 16, ofSent: 1 / 1000 }
 
 const isClean = ({ sent, received }: Trial): boolean => received >= sent * (1 - MAX_LOSS)
 
 /**
- * The trial with the highest rate that loses at most 1%: first as fast as the sender can (rate 0), then by halving a
- * ladder of rates below. The verdict on a rate is that of two trials out of up to three, so that no single
- * hiccup decides. Undefined when even the lowest rate loses more.
+ * Returns the trial with the highest rate that loses at most 1%. It first tries rate 0 (as fast as the sender can), then
+ * bisects the lower rates. Two of at most three trials decide for each rate, so that one hiccup does not matter. Returns undefined if even the
+ * lowest rate loses more.
  */
 export async function highestCleanRate<T extends Trial>(attempt: (rate: number) => Promise<T>): Promise<T | undefined> {
-  /** The slower of two clean trials; undefined when two were not clean. */
+  /** Returns the slower of two clean trials, or undefined after two trials with loss. */
   const clean = async (rate: number, first?: T): Promise<T | undefined> => {
     const good: T[] = []
     for (let failures = 0, next = first; failures < 2; next = undefined) {
@@ -39,7 +36,7 @@ export async function highestCleanRate<T extends Trial>(attempt: (rate: number) 
   const flood = await attempt(0)
   let best = await clean(0, flood)
   if (best) return best
-  // Rung 0 is too fast; the rates fall with the rung.
+  // The rate is flood.sent / STEP ** rung. Rung 0 is too fast.
   let tooFast = 0
   const lowest = Math.max(flood.received * LOWEST.ofReceived, flood.sent * LOWEST.ofSent)
   let slowEnough = Math.ceil(Math.log(flood.sent / lowest) / Math.log(STEP)) + 1

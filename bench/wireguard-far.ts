@@ -1,8 +1,8 @@
-// wireguard-far.ts - the far ends of bench/wireguard-peers.ts: `listen COUNT` is the hosts of so many peers, each with a key and an address of
-// its own; `send COUNT` sends a packet to the subnet of each, again and again until it is ended.
+// wireguard-far.ts - the peers of bench/wireguard-peers.ts. `listen COUNT` acts as the hosts of COUNT peers, each with its own key and
+// address. `send COUNT` sends a packet to the subnet of each peer, repeatedly until it is ended.
 //
-// `listen` prints the public keys in their order, then `ready`, then `all` once each peer has got a packet under keys. It answers a handshake
-// as any WireGuard does, and the first packet under its keys by a keepalive, as a node that has nothing to say. Neither waits for a timer.
+// `listen` prints the public keys in order, then `ready`, and `all` when each peer has received an encrypted packet. It answers a
+// handshake as WireGuard does, and answers the first packet under new keys with a keepalive, without waiting for a timer.
 
 import { createSocket } from 'node:dgram'
 import { once } from 'node:events'
@@ -14,21 +14,21 @@ import { readFirst, Remote, writeSecond } from '../src/path/backends/wireguard/n
 import { keyPairOf, newKeyPair } from '../src/path/backends/wireguard/x25519.ts'
 
 export const PORT = 51_820
-/** The address of a peer's host, and the subnet of its containers. */
 export const hostOf = (number: number): string => `172.16.${number >> 8}.${number & 255}`
+/** The first three bytes of the subnet of a peer's containers. */
 export const subnetOf = (number: number): string => `10.${1 + (number >> 8)}.${number & 255}`
 
 const NOTHING = new Uint8Array(0)
 const [TYPE_RESPONSE, TYPE_DATA] = [2, 4]
 const DATA_HEAD = 16
 
-/** Packets that are sent at once, and the pause after them: fewer than the TUN has room for. */
-const AT_ONCE = { packets: 100, pauseMs: 10 }
-/** As long as what is not answered is tried again (REKEY_ATTEMPT_MS): a node that has something to say says it again then. */
+/** The size of a burst of packets, which must fit into the TUN's queue, and the pause after it. */
+const BURST = { packets: 100, pauseMs: 10 }
+/** The pause between two packets to a peer: WireGuard retries a handshake for this time (REKEY_ATTEMPT_MS). */
 const AGAIN_MS = 90_000
 
-/** One peer's host; `heard` is called with the first packet under each keys. */
-async function host(number: number, heard: () => void): Promise<string> {
+/** Starts one peer's host and returns its public key in base64. Calls `onKeyed` with the first packet under new keys. */
+async function host(number: number, onKeyed: () => void): Promise<string> {
   const own = keyPairOf(hash(`bench ${number}`))
   const socket = createSocket('udp4')
   let keepalive: Buffer | undefined
@@ -36,7 +36,7 @@ async function host(number: number, heard: () => void): Promise<string> {
     if (datagram[0] === TYPE_DATA && keepalive) {
       socket.send(keepalive, port, address)
       keepalive = undefined
-      heard()
+      onKeyed()
     }
     if (datagram.length !== INITIATION_BYTES) return
     const received = readFirst(own, datagram.subarray(8, -2 * MAC_BYTES), (key) => new Remote(own, key))
@@ -62,10 +62,10 @@ async function host(number: number, heard: () => void): Promise<string> {
 
 async function listen(count: number): Promise<void> {
   let keyed = 0
-  const heard = (): void => {
+  const onKeyed = (): void => {
     if (++keyed === count) process.stdout.write('all\n')
   }
-  for (let number = 0; number < count; number++) process.stdout.write(`${await host(number, heard)}\n`)
+  for (let number = 0; number < count; number++) process.stdout.write(`${await host(number, onKeyed)}\n`)
   process.stdout.write('ready\n')
 }
 
@@ -74,7 +74,7 @@ async function send(count: number): Promise<never> {
   for (;;) {
     for (let number = 0; number < count; number++) {
       socket.send('bench', 9, `${subnetOf(number)}.9`)
-      if (number % AT_ONCE.packets === AT_ONCE.packets - 1) await delay(AT_ONCE.pauseMs)
+      if (number % BURST.packets === BURST.packets - 1) await delay(BURST.pauseMs)
     }
     await delay(AGAIN_MS)
   }

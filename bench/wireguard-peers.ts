@@ -1,6 +1,6 @@
-// wireguard-peers.ts - `npm run bench -- wireguard-peers`: what WireGuard by weftd costs a node that has 10,000 peers, beside udp.
+// wireguard-peers.ts - `npm run bench -- wireguard-peers`: the cost of weftd's WireGuard with 10,000 peers, compared with udp.
 //
-// The other nodes are files of a lease directory; their hosts are one program in a second namespace (wireguard-far.ts).
+// The peers are files in a lease directory. One program in a second namespace acts as all their hosts (wireguard-far.ts).
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -9,18 +9,17 @@ import type { Readable } from 'node:stream'
 import { setTimeout as delay } from 'node:timers/promises'
 import { createLab, packageRoot, type Host } from '../lab/lab.ts'
 import type { Progress } from '../scripts/progress.mjs'
-import { countTold, cpuSeconds, rssMiB } from './families.ts'
+import { countLines, cpuSeconds, rssMiB } from './families.ts'
 import { cpuOf } from './junk.ts'
 import type { Part, Series } from './result.ts'
 import { hostOf, PORT, subnetOf } from './wireguard-far.ts'
 
 const PEERS = 10_000
-/** After the last handshake: what follows it by a timer of WireGuard's is over (10 s). */
+/** The pause after the last handshake, longer than WireGuard's timers that follow it (10 s). */
 const SETTLE_MS = 12_000
 const IDLE_MS = 20_000
 export const WIREGUARD_PEERS_SECONDS_A_ROUND = 210
 
-/** What is measured beside each other, by the backend of its network. */
 const PATHS = {
   udp: { Type: 'udp' },
   wireguard: { Type: 'wireguard', DataPath: 'userspace' },
@@ -28,15 +27,15 @@ const PATHS = {
 } as const
 
 const METHOD =
-  `leases of ${PEERS} peers in a directory; start: from the start of weftd to its line of the last one; then a packet is sent to the subnet of each (with ` +
-  `a keepalive weftd sends one itself), and handshakes are counted until all have keys and have got a packet under them: weftd begins at most 250 a second ` +
-  `(src/path/backends/wireguard/handshakes.ts); CPU of weftd meanwhile, its forwarding threads included, for each; memory is VmRSS; idle: ${SETTLE_MS / 1000} s after the ` +
-  `last, for ${IDLE_MS / 1000} s, by /proc/PID/task/TID/schedstat`
+  `leases of ${PEERS} peers in a directory. start: from the start of weftd until it logs the last peer. handshakes: one packet is sent to the subnet of each peer (with ` +
+  `a keepalive weftd sends it itself), until all peers have received an encrypted packet; weftd begins at most 250 handshakes a second ` +
+  `(src/path/backends/wireguard/handshakes.ts). CPU of weftd for each handshake, its forwarding threads included. Memory is VmRSS. idle: ${SETTLE_MS / 1000} s after the ` +
+  `last handshake, for ${IDLE_MS / 1000} s, from /proc/PID/task/TID/schedstat`
 
 const METRICS = {
   start: { title: 'start to all peers', unit: 's', better: 'less' },
-  rss: { title: 'memory then', unit: 'MiB', better: 'less' },
-  handshakes: { title: 'handshakes begun and ended', unit: '/s', better: 'more' },
+  rss: { title: 'memory with all peers', unit: 'MiB', better: 'less' },
+  handshakes: { title: 'completed handshakes', unit: '/s', better: 'more' },
   cpu: { title: 'CPU for a handshake', unit: 'ms', better: 'less' },
   keyed: { title: 'memory with all keys', unit: 'MiB', better: 'less' },
   node: { title: "idle, CPU of Node's thread", unit: '% of a core', better: 'less' },
@@ -47,19 +46,19 @@ type Sample = Readonly<Partial<Record<Metric, number>>>
 
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
-/** Starts the hosts of all peers; their public keys, and the moment when all have got a packet. */
+/** Starts the hosts of all peers. Returns their public keys, and a promise that resolves when each has received an encrypted packet. */
 async function startFar(far: Host): Promise<{ readonly keys: readonly string[]; readonly all: Promise<void> }> {
   const child = far.spawn([process.execPath, join(packageRoot, 'dist/bench/wireguard-far.js'), 'listen', `${PEERS}`])
   const lines = linesOf(child.stdout)[Symbol.asyncIterator]()
   const next = async (): Promise<string> => {
     const { done, value } = await lines.next()
-    if (done) throw new Error('the hosts of the peers ended; may a process have 11,000 open files here (ulimit -n)?')
+    if (done) throw new Error('the program with the peers ended; it needs 11,000 open files: check ulimit -n')
     return value
   }
   const keys: string[] = []
   for (let line = await next(); line !== 'ready'; line = await next()) keys.push(line)
   const all = next().then(() => {})
-  all.catch(() => {}) // of udp nobody waits for it
+  all.catch(() => {}) // with udp the benchmark does not wait for it
   return { keys, all }
 }
 
@@ -83,7 +82,7 @@ async function sample(backend: (typeof PATHS)[keyof typeof PATHS]): Promise<Samp
     const env = { WIREGUARD_KEY_FILE: join(lab.folder, 'wgkey') }
     const daemon = host.startDaemon({ args: ['--lease-dir', leases], env })
     const pid = daemon.process.pid as number
-    await countTold(daemon, 'Subnet added').until(PEERS)
+    await countLines(daemon, 'Subnet added').until(PEERS)
     await daemon.line(/flannel is ready/)
     const started = { start: (performance.now() - began) / 1000, rss: rssMiB(pid) }
     const keyed =
@@ -100,11 +99,11 @@ async function sample(backend: (typeof PATHS)[keyof typeof PATHS]): Promise<Samp
   }
 }
 
-/** A handshake with each peer, for which packets ask, or weftd's own keepalives where `isAsked`. */
-async function shakeHands(host: Host, pid: number, all: Promise<void>, isAsked: boolean): Promise<Sample> {
+/** Measures a handshake with each peer. Packets start the handshakes, or weftd's keepalives if `hasKeepalive` is true. */
+async function shakeHands(host: Host, pid: number, all: Promise<void>, hasKeepalive: boolean): Promise<Sample> {
   const [before, from] = [cpuSeconds(pid), performance.now()]
   const program = join(packageRoot, 'dist/bench/wireguard-far.js')
-  const sender = isAsked ? undefined : host.spawn([process.execPath, program, 'send', `${PEERS}`])
+  const sender = hasKeepalive ? undefined : host.spawn([process.execPath, program, 'send', `${PEERS}`])
   await all
   sender?.kill()
   const seconds = (performance.now() - from) / 1000

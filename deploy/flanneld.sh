@@ -1,27 +1,27 @@
 #!/bin/sh
-# flanneld.sh - the image's /opt/bin/flanneld: finds out which kind of iptables the host uses, and becomes weftd.
+# flanneld.sh - the image's /opt/bin/flanneld: chooses the kind of iptables that the host uses, and starts weftd.
 #
-# The kernel holds rules of the nf_tables kind and of the legacy one side by side, and a packet must pass both. Which one the
-# host's other programs write is told as in flannel's image (github.com/kubernetes-sigs/iptables-wrappers): by a chain that
-# kubelet makes for this, else by where more rules are, of both families. Once for the daemon's life: a change below it would
-# leave rules behind.
+# The kernel applies the rules of iptables-nft and of legacy iptables, and a packet must pass both. This script chooses as
+# flannel's image does (github.com/kubernetes-sigs/iptables-wrappers): the kind that has a chain of kubelet for this purpose,
+# else the kind with more rules, IPv4 and IPv6 together. weftd keeps the choice until it ends, because a change would leave
+# rules behind.
 opt=${0%/bin/*}
 
 kubelets() { printf '%s\n' "$1" | grep -Eq '^:KUBE-(IPTABLES-HINT|KUBELET-CANARY) '; }
 rules() { printf '%s\n' "$1" | grep -c '^-A'; }
 
-# What one kind shows of both families; fails where IPv4's cannot be had. Without -t no table is made that was not there.
+# Prints the IPv4 and IPv6 rules of one kind; fails if the IPv4 rules cannot be read. Without -t the command creates no tables.
 saved() { iptables-"$1"-save 2>/dev/null || return; ip6tables-"$1"-save 2>/dev/null || :; }
 nft=$(saved nft) && has_nft=yes
 legacy=$(saved legacy) && has_legacy=yes
 
 kind=nft
 if kubelets "$nft"; then
-  : # whatever else there is
+  : # kubelet uses iptables-nft
 elif [ -z "$has_legacy" ]; then
-  # The legacy tables of this network namespace (net/netfilter/x_tables.c), for which asking takes CAP_NET_RAW.
+  # Legacy iptables needs CAP_NET_RAW to read rules. These files list its tables in this network namespace (net/netfilter/x_tables.c).
   [ -z "$(cat /proc/net/ip_tables_names /proc/net/ip6_tables_names 2>/dev/null)" ] ||
-    echo 'flanneld: there are rules of the legacy kind of iptables, or were, and they cannot be read; if the host uses it,' \
+    echo 'flanneld: the host has or had rules of legacy iptables, and this container cannot read them; if the host uses legacy iptables,' \
       'add --cap-add NET_RAW -v /run/xtables.lock:/run/xtables.lock' >&2
 elif [ -z "$has_nft" ] || kubelets "$legacy" || [ "$(rules "$legacy")" -gt "$(rules "$nft")" ]; then
   kind=legacy

@@ -1,5 +1,5 @@
-// broken.ts - a network of three hosts, and each way in which it can be broken: how that is done, what everybody who looks is to say
-// of it on both sides, and how it is undone. docs/broken-networks.md shows what was said; `npm run demo -- --broken NAME` breaks one.
+// broken.ts - the faults of a network of several hosts: how each is made and undone, and what weft must report about it on both sides.
+// docs/broken-networks.md shows the reports of a run. `npm run demo -- --broken NAME` makes a fault.
 
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -21,37 +21,35 @@ import {
 } from './lab.ts'
 import { slowCable } from './slow-cable.ts'
 
-/** Who tells of a network, on a host: commands of weft, the page, Prometheus' alerts of that host, and what weftd remembers. */
+/** The reports about a network on a host: commands of weft, the page, the Prometheus alerts for that host, and weftd's events. */
 export const READERS = ['status', 'page', 'doctor', 'explain', 'bench', 'alerts', 'events'] as const
 export type Reader = (typeof READERS)[number]
 
 /**
- * The words that a reader is to say, by a blank; one with a question mark may be said. A reader that is left out is to find nothing
- * wrong. What the words are is in test/support/readers.ts.
+ * The words that each report must contain, separated by blanks. A word with a question mark is optional. A report that is left out must find
+ * no fault. test/support/readers.ts defines the words.
  */
 export type Expected = Partial<Readonly<Record<Reader, string>>>
 
 export interface Fault {
-  /** For a person, and the row's first cell. */
   readonly title: string
-  /** What is done, and what it does to packets. */
+  /** The action that makes the fault, and its effect on packets. */
   readonly does: string
-  /** What makes it green again, on real hosts. */
   readonly remedy: string
-  /** Of scripts/machine.mjs, beside what a lab needs. */
+  /** Programs of scripts/machine.mjs that the fault needs in addition to those of a lab. */
   readonly needs?: readonly string[]
   readonly store?: 'etcd'
-  /** More of the last host's daemon, made before it starts. */
+  /** Prepares options of the last host's daemon before it starts. */
   readonly before?: (lab: Lab) => Promise<DaemonMore>
-  /** Breaks it; resolves with what undoes that. */
+  /** Makes the fault; resolves with a function that undoes it. */
   readonly make: (network: Network) => Promise<() => Promise<unknown>>
-  /** On the host that is broken, or that is behind what is broken; on another one. */
+  /** The reports on the last host, whose side is broken. */
   readonly there: Expected
+  /** The reports on another host. */
   readonly here: Expected
 }
 
 interface DaemonMore {
-  /** In place of the lab's. */
   readonly subnetFile?: string
   readonly env?: Readonly<Record<string, string>>
 }
@@ -65,22 +63,20 @@ export interface Member {
 export interface Network {
   readonly lab: Lab
   readonly members: readonly Member[]
-  /** The one on whose side it is broken. */
+  /** The host on whose side the fault is. */
   readonly last: Member
-  /** A host without a daemon. */
   readonly spare: Host
   readonly etcd: Etcd | undefined
-  /** Those inside and beneath. */
   readonly families: readonly Family[]
   readonly config: string
-  /** The environment of a host: of its daemon, and of the commands there. */
+  /** Returns the environment of a host's daemon and of weft's commands there. */
   readonly envOf: (host: Host) => Readonly<Record<string, string>>
   readonly start: (host: Host, args?: readonly string[]) => Daemon
   readonly close: () => Promise<void>
 }
 
 const CONFIG_KEY = '/coreos.com/network/config'
-/** The configuration of the network: of both families where that of the datagrams is named, else of IPv4. */
+/** Returns the network configuration: dual-stack if `underlay` is given, else IPv4. */
 export const udpConfig = (underlay?: Family): string =>
   JSON.stringify({
     Network: '10.5.0.0/16',
@@ -90,29 +86,29 @@ export const udpConfig = (underlay?: Family): string =>
 const PORT = '8285'
 
 const subnetOf = ({ host }: Member): string => networkOf(subnetOfEnv(host.subnetEnv()).gateway)
-/** A host's port of the switch. */
 const readEnv = (file: string): Record<string, string> =>
   ({ ...parseEnv(readFileSync(file, 'utf8')) }) as Record<string, string>
 const portOf = ({ host }: Member): string => host.name.replace('host', 'h')
-/** Does one thing, to undo it by another. */
-async function inTurn(place: Place, make: string, undo: string): Promise<() => Promise<unknown>> {
+/** Runs the command `make`; returns a function that runs the command `undo`. */
+async function makeAndUndo(place: Place, make: string, undo: string): Promise<() => Promise<unknown>> {
   await place.output(make.split(' '))
   return () => place.output(undo.split(' '))
 }
-/** Drops what goes to the port, by each family that there is. */
 const filter =
   (chain: string) =>
   async ({ last, families }: Network) => {
     const rule = `${chain} -p udp --dport ${PORT} -j DROP`
     const tools = families.map((family) => (family === 'ipv4' ? 'iptables' : 'ip6tables'))
-    const undo = await Promise.all(tools.map((tool) => inTurn(last.host, `${tool} -A ${rule}`, `${tool} -D ${rule}`)))
+    const undo = await Promise.all(
+      tools.map((tool) => makeAndUndo(last.host, `${tool} -A ${rule}`, `${tool} -D ${rule}`)),
+    )
     return () => Promise.all(undo.map((each) => each()))
   }
 const setMtu = (place: Place, link: string) =>
-  inTurn(place, `ip link set ${link} mtu 1400`, `ip link set ${link} mtu 1500`)
+  makeAndUndo(place, `ip link set ${link} mtu 1400`, `ip link set ${link} mtu 1500`)
 const setClock = (lab: Lab, offset: string): void => writeFileSync(join(lab.folder, 'clock'), offset)
 
-const NOBODY_THERE: Expected = {
+const NO_DAEMON: Expected = {
   status: 'no-daemon',
   page: 'no-daemon',
   doctor: 'daemon-silent',
@@ -127,10 +123,10 @@ const PEER_SILENT: Expected = {
   explain: 'out:peer',
   bench: 'not-inside',
 }
-/** On the host that the others do not reach: one alert for it, not one for each of them. */
+/** The reports on the host that no other host reaches. It has one alert, not one for each other host. */
 const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 
-/** Small packets pass: who asks with long ones knows better. */
+/** Small packets pass, so only reports that use long packets find the fault. */
 const PATH_NARROW: Expected = {
   status: 'narrow?',
   page: 'red? path-mtu?',
@@ -166,18 +162,18 @@ export const FAULTS = {
         await last.daemon.line(/flannel is ready/)
       }
     },
-    there: NOBODY_THERE,
+    there: NO_DAEMON,
     here: { ...PEER_SILENT, bench: 'no-daemon-there' },
   },
   frozen: {
     title: 'frozen daemon',
-    does: '`kill -STOP` of weftd: it neither forwards nor answers, and the kernel takes no notice',
-    remedy: 'let it go on (`kill -CONT`), or restart it: `systemctl restart weftd`',
+    does: '`kill -STOP` of weftd: it neither forwards nor answers',
+    remedy: 'continue it (`kill -CONT`), or restart it: `systemctl restart weftd`',
     async make({ last }) {
       last.daemon.process.kill('SIGSTOP')
       return async () => last.daemon.process.kill('SIGCONT')
     },
-    there: NOBODY_THERE,
+    there: NO_DAEMON,
     here: { ...PEER_SILENT, bench: 'silent-there' },
   },
   port: {
@@ -204,9 +200,9 @@ export const FAULTS = {
     here: PEER_SILENT,
   },
   'answers-only': {
-    title: 'firewall that lets in answers alone',
-    does: 'INPUT drops all but TCP, ICMP and answers to what the host sent (`--ctstate RELATED,ESTABLISHED`), as many clouds have it',
-    remedy: 'let the port in before the rule that `weft doctor` names there',
+    title: 'firewall that accepts only answers',
+    does: 'INPUT accepts only TCP, ICMP and answers to packets of the host (`--ctstate RELATED,ESTABLISHED`), as in many clouds',
+    remedy: 'accept the port before the rule that `weft doctor` names there',
     needs: ['iptables'],
     async make({ last }) {
       const rules = ['-m conntrack --ctstate RELATED,ESTABLISHED', '-i lo', '-p icmp', '-p tcp']
@@ -222,7 +218,7 @@ export const FAULTS = {
   },
   reject: {
     title: "firewalld's reject",
-    does: 'a chain of nftables on the host accepts by its policy, and its last rule rejects all that is forwarded: containers alone are cut off',
+    does: 'an nftables chain on the host has the policy accept, but its last rule rejects all forwarded packets: only containers are cut off',
     remedy: 'accept the network in the chain that `weft doctor` names there',
     needs: ['nft'],
     async make({ last }) {
@@ -239,9 +235,9 @@ export const FAULTS = {
     here: {},
   },
   policy: {
-    title: 'rule of policy routing',
-    does: '`ip rule add iif cni0 lookup 30400` on the host: a table of its own sends what containers send to the router',
-    remedy: 'remove the rule that `weft doctor` names there, or have the main table asked first',
+    title: 'policy routing rule',
+    does: '`ip rule add iif cni0 lookup 30400` on the host: a separate routing table sends the packets of containers to the router',
+    remedy: 'remove the rule that `weft doctor` names there, or give the main table a higher priority',
     async make({ last }) {
       await last.host.output(`ip route add default via ${SWITCH_ADDRESS} table 30400`.split(' '))
       await last.host.output('ip rule add pref 30400 iif cni0 lookup 30400'.split(' '))
@@ -255,7 +251,7 @@ export const FAULTS = {
   },
   'path-mtu': {
     title: 'MTU on the path',
-    does: "`ip link set mtu 1400` at the host's port of the switch: what is longer is lost there, and nobody is told",
+    does: "`ip link set mtu 1400` at the host's port of the switch: it silently drops longer packets",
     remedy: 'raise the MTU there, or lower it on all hosts',
     make: ({ lab, last }) => setMtu(lab.switch, portOf(last)),
     there: PATH_NARROW,
@@ -263,19 +259,19 @@ export const FAULTS = {
   },
   mtu: {
     title: 'MTU on the host',
-    does: '`ip link set eth0 mtu 1400` on the host: weftd there goes by that, the others send as long packets as before',
-    remedy: 'give the interface the MTU that it had, or all hosts the new one',
+    does: '`ip link set eth0 mtu 1400` on the host: weftd there uses the new MTU, but other hosts still send longer packets',
+    remedy: 'restore the MTU of the interface, or give all hosts the new MTU',
     make: ({ last }) => setMtu(last.host, 'eth0'),
     there: { doctor: 'bridge-mtu mtu-shrunk? path-mtu?', alerts: 'WeftPathNarrow?' },
     here: PATH_NARROW,
   },
   route: {
     title: 'wrong route',
-    does: "a route of somebody else's sends another host's subnet to the router",
+    does: "another program's route sends packets for another host's subnet to the router",
     remedy: 'remove the route that `weft doctor` names there: `ip route del`',
     make({ members, last }) {
       const subnet = subnetOf(members[0] as Member)
-      return inTurn(last.host, `ip route add ${subnet} via ${SWITCH_ADDRESS}`, `ip route del ${subnet}`)
+      return makeAndUndo(last.host, `ip route add ${subnet} via ${SWITCH_ADDRESS}`, `ip route del ${subnet}`)
     },
     there: {
       ...PEER_SILENT,
@@ -287,7 +283,7 @@ export const FAULTS = {
   },
   etcd: {
     title: 'etcd down',
-    does: 'etcd is killed: known hosts reach each other, and no lease is renewed',
+    does: 'etcd is killed: hosts still reach the peers that they know, and no lease is renewed',
     remedy: 'start etcd again',
     needs: ['etcd', 'etcdctl'],
     store: 'etcd',
@@ -301,7 +297,7 @@ export const FAULTS = {
   wiped: {
     title: 'etcd wiped',
     does: '`etcdctl del "" --prefix`: leases and configuration are gone; each node writes its lease again',
-    remedy: 'put the configuration again: `weft config set`',
+    remedy: 'write the configuration again: `weft config set`',
     needs: ['etcd', 'etcdctl'],
     store: 'etcd',
     async make({ etcd, config }) {
@@ -313,8 +309,8 @@ export const FAULTS = {
   },
   'lost-route': {
     title: 'lost route',
-    does: '`ip route del` of the route to the network, which weftd puts back at once',
-    remedy: 'nothing is to be done: find who removes it, if it comes again',
+    does: '`ip route del` of the route to the network, which weftd restores immediately',
+    remedy: 'none is needed; if it happens again, find the program that removes the route',
     make: async ({ last }) => {
       await last.host.output('ip route del 10.5.0.0/16'.split(' '))
       return async () => {}
@@ -324,7 +320,7 @@ export const FAULTS = {
   },
   twin: {
     title: 'two nodes with one address',
-    does: 'another host starts a weftd with `--public-ip` of this one: both have one subnet',
+    does: 'another host starts a weftd with `--public-ip` of this host: both have one subnet',
     remedy: 'give each host its own address with --public-ip or --iface',
     async make({ start, spare, last, families }) {
       const ipv6 = families.includes('ipv6') ? ['--public-ipv6', last.host.ipv6] : []
@@ -362,7 +358,7 @@ export const FAULTS = {
   disk: {
     title: 'full disk',
     does: 'the file system of subnet.env is full, and the file is gone',
-    remedy: 'make room: weftd writes the file within seconds',
+    remedy: 'free disk space: weftd then writes the file within seconds',
     before: async (lab) => ({ subnetFile: join(await lab.mountMemory('small', '64k'), 'subnet.env') }),
     async make({ lab }) {
       const small = join(lab.folder, 'small')
@@ -382,8 +378,8 @@ export const FAULTS = {
   },
   loss: {
     title: '5% lost one way',
-    does: 'of the packets to the host one in twenty is lost on the way, and none of those from it',
-    remedy: 'find where they are lost, outside the tunnel',
+    does: 'one in twenty packets to the host is lost, but no packet from it',
+    remedy: 'find the loss outside the tunnel',
     needs: ['nft'],
     async make({ lab, last }) {
       await lab.switch.output([
@@ -398,8 +394,8 @@ export const FAULTS = {
   },
   slow: {
     title: 'slow peer',
-    does: 'each packet to the host and from it takes 150 ms',
-    remedy: 'find what is slow between the hosts, outside the tunnel',
+    does: 'each packet to and from the host takes 150 ms',
+    remedy: 'find the slow path between the hosts, outside the tunnel',
     needs: ['python3'],
     make: ({ lab, last }) => slowCable(lab, Number(last.host.name.replace('host', '')), 150),
     there: { status: 'slow', bench: 'slow' },
@@ -412,17 +408,16 @@ export const FAULT_NAMES = Object.keys(FAULTS) as FaultName[]
 
 interface NetworkOptions {
   readonly hosts: number
-  /** More of weftd's flags, for every host. */
   readonly args: readonly string[]
-  /** The family of the datagrams in a network of both; one of IPv4 alone where left out. */
+  /** The underlay's family of a dual-stack network. If it is left out, the network has IPv4 alone. */
   readonly underlay?: Family | undefined
 }
 
-/** Makes hosts with a daemon and a container each, fit to be broken in this way. */
+/** Makes hosts with a daemon and a container each, prepared for this fault. */
 export async function openNetwork(fault: Fault, { hosts, args, underlay }: NetworkOptions): Promise<Network> {
   const families: readonly Family[] = underlay === undefined ? ['ipv4'] : ['ipv4', 'ipv6']
   const config = udpConfig(underlay)
-  // One more stands by, without a daemon.
+  // One additional host has no daemon (`spare`).
   const lab = await createLab({ hosts: hosts + 1, families })
   let etcd: Etcd | undefined
   const close = async (): Promise<void> => {

@@ -1,6 +1,5 @@
 // causes.ts - lists the errors that the daemons of a lab logged, without repetitions.
 
-/** The maximum number of causes that are shown. */
 const MOST = 3
 
 /** Returns the errors in the logs of several daemons, or the warnings if there are no errors. Errors that most daemons logged come first. */

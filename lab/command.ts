@@ -1,4 +1,4 @@
-// command.ts - runs programs for the lab and waits for them; a failure shows what the program said.
+// command.ts - runs programs for the lab and waits for them. The error of a failed program has its output.
 
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
 
@@ -8,12 +8,12 @@ export interface Finished {
   readonly stderr: string
 }
 
-/** The factor by which everything may take longer, on a machine that is slower: one that is emulated. */
+/** The factor for all time limits, for slow machines such as emulated ones. */
 export const PATIENCE = Number(process.env['WEFT_PATIENCE'] ?? 1)
 
 const TIMEOUT_MS = 120_000 * PATIENCE
 
-/** Runs a program to its end, at most two minutes. */
+/** Runs a program until it ends, by default for at most two minutes. */
 export function execute(
   command: readonly string[],
   options: { timeoutMs?: number; input?: string } = {},
@@ -31,7 +31,6 @@ export function execute(
   })
 }
 
-/** The stdout of a program that must succeed. */
 export async function output(
   command: readonly string[],
   options: { timeoutMs?: number; input?: string } = {},
@@ -41,13 +40,12 @@ export async function output(
   return stdout
 }
 
-/** Like `output`, without the event loop: for cleaning up while the process ends. Failures are ignored. */
+/** Like `output`, but synchronous, for the clean-up while the process ends. It ignores failures. */
 export function executeSync(command: readonly string[]): string {
   const [file = '', ...args] = command
   return spawnSync(file, args, { encoding: 'utf8', timeout: 10_000 * PATIENCE }).stdout ?? ''
 }
 
-/** Resolves when the process has ended. */
 export function ended(child: ChildProcess): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return Promise.resolve()
   return new Promise((resolve) => child.once('exit', () => resolve()))

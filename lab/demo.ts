@@ -1,6 +1,7 @@
-// demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers talk; or do not, to see how
-// weft says why. A second network has both families, by the kernel; or the one has them itself, in datagrams of either. Or all is
-// encrypted by weft, and somebody listens on the cable.
+// demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers exchange packets.
+//
+// By default a second, dual-stack network runs on the kernel. Options make the first network dual-stack, encrypt it and capture its packets,
+// or break it, so that the user can find the fault with weft's tools.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -21,7 +22,7 @@ import {
   type Network,
 } from './broken.ts'
 import { causesIn } from './causes.ts'
-import { eavesdrop, TEXT, type Heard } from './eavesdrop.ts'
+import { eavesdrop, TEXT, type Captures } from './eavesdrop.ts'
 import {
   createLab,
   hostsHaveIpv6,
@@ -42,23 +43,21 @@ const USAGE = `Usage: npm run demo -- [--once | --page | --broken WHAT] [--encry
                            [--hosts N] [--engine native|dgram]
 
   --once         end after the table instead of waiting for Ctrl-C
-  --page         instead of the table: some traffic, and the addresses of the hosts' pages to look at
-  --broken WHAT  as --page, with something broken; find it as on your own hosts:
+  --page         no table: make some traffic, and print the addresses of the hosts' pages
+  --broken WHAT  like --page, with a fault that you can look for as on your own hosts:
                  ${inLines(FAULT_NAMES)}
-  --encrypted    by WireGuard, which weft carries without the kernel's, and with somebody who listens on the cable
-  --underlay     containers have both families, and between the hosts all goes by this one
-  --hosts N      number of hosts, 2 to 20 (3)
-  --engine       what moves the packets (native)
+  --encrypted    encrypt with weft's own WireGuard, and capture the packets between the hosts
+  --underlay     make a dual-stack network whose packets travel between the hosts over this family
+  --hosts N      number of hosts, 2 to 20. Default: 3
+  --engine       the engine that moves packets. Default: native
 `
 const NETWORK = '10.5.0.0/16'
-/** The second network, which the kernel carries. */
 const BOTH = { Network: '10.6.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:6::/48' }
 const TCP_SECONDS = 1
-/** A pair that does not answer yet is tried for this long. */
 const REACH_MS = 10_000
-/** A store that was away is asked again after half a minute at most. */
+/** The time limit until containers reach each other after a repair. weftd retries a lost store after half a minute at most. */
 const GREEN_MS = 60_000
-/** Short, so that a peer that is killed is soon seen. */
+/** A short interval, so that weftd soon notices a killed peer. */
 const PROBE_SECONDS = 3
 
 const tty = process.stdout.isTTY
@@ -71,9 +70,8 @@ const bold = paint(1)
 const dim = paint(2)
 const green = paint(32)
 const red = paint(31)
-const say = (text = ''): void => void process.stdout.write(`${text}\n`)
+const print = (text = ''): void => void process.stdout.write(`${text}\n`)
 
-/** Shows what is being done while it is done, and how long it took. */
 async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
   const started = performance.now()
   if (tty) process.stdout.write(`  ${dim('…')} ${title}`)
@@ -91,19 +89,18 @@ async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
 interface Wanted {
   readonly hosts: number
   readonly engine: string
-  /** True when all stays up until Ctrl-C. */
+  /** True if the hosts stay until Ctrl-C. */
   readonly stay: boolean
   readonly isForPage: boolean
   readonly isEncrypted: boolean
   readonly underlay: Family | undefined
 }
 
-/** A host in a network of both families. */
 interface DualMember extends Member {
   readonly subnet: Subnet
 }
 
-/** A container is asked by each family that it has. */
+/** Returns the functions that return a container's address, one for each of its families. */
 const waysOf = (underlay: Family | undefined) => (underlay === undefined ? [ipv4Of] : [ipv4Of, ipv6Of])
 
 function table(rows: readonly (readonly string[])[]): void {
@@ -113,7 +110,7 @@ function table(rows: readonly (readonly string[])[]): void {
       .map((cell, column) => cell.padEnd(widths[column] ?? 0))
       .join('   ')
       .trimEnd()
-    say(`  ${index === 0 ? bold(line) : line}`)
+    print(`  ${index === 0 ? bold(line) : line}`)
   })
 }
 
@@ -126,13 +123,13 @@ function gigabits(bitsPerSecond: number): string {
 const ipv4Of = ({ pod }: Member): string => pod.address
 const ipv6Of = ({ pod }: Member): string => pod.ipv6 ?? ''
 
-/** Waits until every container reaches every other; a pair that does not in time is left for a table to show. */
+/** Waits until every container reaches every other, or until the time is up. The table then shows the pairs that fail. */
 async function reachAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<void> {
   const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
   await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, addressOf(to), REACH_MS)))
 }
 
-/** By who pings and who is pinged, the median in ms; undefined where nothing came back. */
+/** Median round-trip times in ms, by sender and target; undefined if no answer came. */
 type Pings = readonly (readonly (number | undefined)[])[]
 
 async function pingAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<Pings> {
@@ -149,11 +146,9 @@ async function pingAll(members: readonly Member[], addressOf: (to: Member) => st
   )
 }
 
-/** The same by each of these ways. */
 const pingBy = (members: readonly Member[], ways: readonly ((to: Member) => string)[]): Promise<readonly Pings[]> =>
   Promise.all(ways.map((way) => pingAll(members, way)))
 
-/** What was found between two, by each way. */
 function timesText(pings: readonly Pings[], from: number, to: number): string {
   if (from === to) return '-'
   const times = pings.map((by) => by[from]?.[to])
@@ -163,15 +158,14 @@ function timesText(pings: readonly Pings[], from: number, to: number): string {
   return `${times.map((time) => time?.toFixed(2)).join(', ')} ms`
 }
 
-/** Nothing is found on the cable of what is found in every packet inside. */
-const isSecret = ({ inside, cable }: Heard): boolean =>
+/** True if every packet inside has the text, and no packet on the cable has the text or the addresses. */
+const isSecret = ({ inside, cable }: Captures): boolean =>
   inside.withText === inside.packets && cable.withText + cable.withAddresses === 0
 
 const isComplete = (pings: Pings): boolean =>
   pings.every((row, from) => row.every((time, to) => from === to || time !== undefined))
 const milliseconds = (time: number | undefined): string => (time === undefined ? 'no answer' : `${time.toFixed(2)} ms`)
 
-/** Starts a second daemon on each host, for a network of both families, with a container behind it. */
 async function startBoth(lab: Lab, type: string): Promise<DualMember[]> {
   const leases = join(lab.folder, 'leases-of-both')
   mkdirSync(leases)
@@ -188,7 +182,7 @@ async function startBoth(lab: Lab, type: string): Promise<DualMember[]> {
   return all
 }
 
-/** The page of a daemon, whose host this machine's browser cannot reach: at a port of this machine, from its Unix socket. */
+/** Serves a daemon's page at a port of this machine, because a browser cannot reach the host. Returns the page's URL. */
 async function showPage({ host }: Member): Promise<string> {
   const server = createServer((browser) => {
     const daemon = connect(host.statusSocket)
@@ -204,26 +198,25 @@ async function showPage({ host }: Member): Promise<string> {
   return `http://127.0.0.1:${typeof address === 'object' ? address?.port : ''}/`
 }
 
-async function sayPages(
+async function printPages(
   lab: Lab,
   members: readonly Member[],
   { command = 'status', envOf }: { readonly command?: string; readonly envOf?: Network['envOf'] } = {},
 ): Promise<void> {
-  say(`\n  ${bold('The tool')} on each host:`)
-  for (const member of members) say(`    ${toolOf(lab, member, envOf?.(member.host))} ${command}`)
-  say(`\n  ${bold('The page')} of each host, for a browser:`)
+  print(`\n  ${bold('The tool')} on each host:`)
+  for (const member of members) print(`    ${toolOf(lab, member, envOf?.(member.host))} ${command}`)
+  print(`\n  ${bold('The page')} of each host, for a browser:`)
   if (process.env['WEFT_UNPRIVILEGED']) {
-    // The network of this process is its own, and no browser's.
+    // A browser cannot reach the network namespace of this process.
     const [{ host } = { host: undefined }] = members
-    say(
+    print(
       `    socat TCP-LISTEN:8080,bind=127.0.0.1,fork UNIX-CONNECT:${host?.statusSocket} # then http://127.0.0.1:8080/`,
     )
     return
   }
-  for (const member of members) say(`    ${member.host.name}   ${await showPage(member)}`)
+  for (const member of members) print(`    ${member.host.name}   ${await showPage(member)}`)
 }
 
-/** Goes on until the demo ends: bursts to the second container, pings to the others. */
 function makeTraffic([first, second, ...others]: readonly Member[]): void {
   if (!first || !second) return
   const inside = ({ host, pod }: Member, script: string): void =>
@@ -233,7 +226,7 @@ function makeTraffic([first, second, ...others]: readonly Member[]): void {
   for (const { pod } of others) inside(first, `ping -q -i 0.1 -s 1200 ${pod.address}`)
 }
 
-/** The operator's tool as it is on that host: a command to type. */
+/** Writes a script that runs `weft` on a host. Returns its path, for a person to type. */
 function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>> = {}): string {
   const path = join(lab.folder, host.name, 'weft')
   const own = { FLANNELD_STATUS_SOCKET: host.statusSocket, FLANNELD_SUBNET_FILE: host.subnetFile }
@@ -245,40 +238,40 @@ function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>
   return path
 }
 
-/** Every Ctrl-C, not the first: npm passes on one that the terminal has already sent. */
+/** Resolves at Ctrl-C. The handlers stay, because npm repeats the signal that the terminal has already sent. */
 const untilInterrupted = (): Promise<void> =>
   new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
 
-/** Breaks a network, for a person to find out what it is; Enter tells, and makes it green again. */
+/** Makes a fault for a person to find. Enter explains and undoes it. */
 async function demoBroken(
   name: FaultName,
   { hosts, engine, underlay }: Pick<Wanted, 'hosts' | 'engine' | 'underlay'>,
 ): Promise<boolean> {
   const fault: Fault = FAULTS[name]
-  say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container\n`)
+  print(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container\n`)
   const interrupted = untilInterrupted()
   const args = ['--engine', engine, '--probe-interval', String(PROBE_SECONDS)]
   const network = await step(`${hosts} hosts, on each a weftd and a container`, () =>
     openNetwork(fault, { hosts, args, underlay }),
   )
   const { lab, members, envOf } = network
-  let isTold = false
-  const tell = (): void => {
-    if (!isTold) say(`\n  It was: ${bold(fault.title)}. ${fault.does}.\n  To make it green: ${fault.remedy}.\n`)
-    isTold = true
+  let isExplained = false
+  const explain = (): void => {
+    if (!isExplained) print(`\n  The fault: ${bold(fault.title)}. ${fault.does}.\n  The remedy: ${fault.remedy}.\n`)
+    isExplained = true
   }
   const ways = waysOf(underlay)
   const work = async (): Promise<never> => {
     await step('every container reaches every other', () => Promise.all(ways.map((way) => reachAll(members, way))))
     const undo = await fault.make(network)
-    say(
-      `\n  Now something is ${bold('broken')}. Find out what, from another terminal: doctor, status, ping, explain, or the page.`,
+    print(
+      `\n  The network is now ${bold('broken')}. Find the fault from another terminal: doctor, status, ping, explain, or the page.`,
     )
-    await sayPages(lab, members, { command: 'doctor', envOf })
-    say(`\n  ${bold('Enter')} tells what it is, and makes it green again. ${bold('Ctrl-C')} removes everything.`)
+    await printPages(lab, members, { command: 'doctor', envOf })
+    print(`\n  ${bold('Enter')} explains the fault and undoes it. ${bold('Ctrl-C')} removes everything.`)
     await once(process.stdin, 'data')
-    tell()
-    await step('made green again: every container reaches every other', async () => {
+    explain()
+    await step('repaired: every container reaches every other', async () => {
       await undo()
       await Promise.all(
         members.flatMap(({ pod }, at) =>
@@ -286,33 +279,32 @@ async function demoBroken(
         ),
       )
     })
-    say(`\n  ${bold('Ctrl-C')} removes everything.`)
+    print(`\n  ${bold('Ctrl-C')} removes everything.`)
     return new Promise<never>(() => {})
   }
   try {
     await Promise.race([work(), interrupted])
-    tell()
+    explain()
     return true
   } finally {
     await network.close()
-    say(dim('\n  Everything is taken down.'))
+    print(dim('\n  All hosts are removed.'))
   }
 }
 
-/** Names, so many to a line of the help. */
 function inLines(names: readonly string[]): string {
   const lines = [names.slice(0, 8), names.slice(8)].map((some) => some.join(', '))
   return lines.join(',\n                 ')
 }
 
-/** Says which programs a fault needs and this machine lacks, and how they are had. */
+/** Returns the programs that a fault needs and this machine lacks, and how to install them. */
 function lackOf({ needs = [] }: Fault): string | undefined {
   const missing = NEEDS.filter((need) => needs.includes(need.name) && !isThere(need))
   return missing.length === 0 ? undefined : sayLack(missing)
 }
 
 async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: Wanted): Promise<boolean> {
-  say(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases in a directory\n`)
+  print(`\n${bold('weft')}: ${hosts} hosts on this machine, each with a container; leases are in a directory\n`)
   const interrupted = untilInterrupted()
   const hasIpv6 = await hostsHaveIpv6()
   const ways = waysOf(underlay)
@@ -320,10 +312,10 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
   const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () =>
     createLab({ hosts, families: hasIpv6 ? ['ipv4', 'ipv6'] : ['ipv4'] }),
   )
-  // A page is of the first network, and the kernel's vxlan encrypts nothing.
+  // The pages show the first network, and the kernel's vxlan does not encrypt.
   const wantsBoth = hasIpv6 && !isForPage && !isEncrypted && underlay === undefined
   const lacksVxlan = wantsBoth ? await whyNoVxlan() : undefined
-  const bothBy = `of both families, by ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`
+  const bothBy = `dual-stack, with ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`
   try {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
@@ -332,7 +324,7 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
 
     const work = async (): Promise<boolean> => {
       const started = await step(
-        `weftd on each: a lease out of ${NETWORK}, ${isEncrypted ? 'a key' : 'a tunnel'}`,
+        `weftd on each: a lease from ${NETWORK}, ${isEncrypted ? 'a key' : 'a tunnel'}`,
         async () => {
           const all = lab.hosts.map((host) => ({
             host,
@@ -346,9 +338,9 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
           return all
         },
       )
-      // The second network starts while the first is tried.
+      // The second network starts while the containers of the first reach each other.
       const starting = wantsBoth ? startBoth(lab, lacksVxlan ? 'host-gw' : 'vxlan') : Promise.resolve([])
-      starting.catch(() => {}) // its step tells
+      starting.catch(() => {}) // the step of the second network reports the error
       const members = await step('a container behind each host', () =>
         Promise.all(
           started.map(async ({ host, daemon }): Promise<Member> => ({ host, daemon, pod: await host.startPod() })),
@@ -358,9 +350,9 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
       const last = members.at(-1) as Member
       if (isForPage) {
         makeTraffic(members)
-        await sayPages(lab, members)
-        say(`\n  See it turn red:   kill -9 ${last.daemon.process.pid}   # the daemon of ${last.host.name}`)
-        say(`\n  ${bold('Ctrl-C')} removes everything.`)
+        await printPages(lab, members)
+        print(`\n  To see the page turn red:   kill -9 ${last.daemon.process.pid}   # the daemon of ${last.host.name}`)
+        print(`\n  ${bold('Ctrl-C')} removes everything.`)
         return await new Promise<never>(() => {})
       }
       const dual = wantsBoth ? await step(`a second network, ${bothBy}`, () => starting) : []
@@ -369,12 +361,12 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
       )
       const [first, second] = members as [Member, Member]
       const complete = [...pings, ...dualPings].every(isComplete)
-      const heard =
+      const captures =
         isEncrypted && complete
-          ? await step('somebody listens on the cable', () => eavesdrop(first.pod, second.pod, second.host))
+          ? await step('capture the packets on the cable', () => eavesdrop(first.pod, second.pod, second.host))
           : undefined
       const speed = complete
-        ? await step('TCP, through weft and beside it', async () => {
+        ? await step('TCP, through weft and without it', async () => {
             const [host, pod] = await Promise.all([
               iperfServer((command) => second.host.spawn(command)),
               iperfServer((command) => second.host.spawn(['ip', 'netns', 'exec', second.pod.namespace, ...command])),
@@ -391,11 +383,8 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
           })
         : undefined
 
-      say()
-      if (underlay)
-        say(
-          `  Both families, in datagrams of ${bold(FAMILY_NAMES[underlay])} between the hosts. Ping by IPv4, by IPv6\n`,
-        )
+      print()
+      if (underlay) print(`  A dual-stack network over ${bold(FAMILY_NAMES[underlay])}. Ping over IPv4, IPv6\n`)
       table([
         ['host', 'address', ...(underlay ? ['IPv4', 'IPv6'] : ['subnet', 'container']), ...toEach(members)],
         ...members.map(({ host, pod }, from) => {
@@ -409,23 +398,23 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
           ]
         }),
       ])
-      say()
-      if (heard) {
-        const { inside, cable } = heard
-        say(
-          `  ${bold('Who listens')}: ${first.host.name}'s container sends "${TEXT}" to ${second.host.name}'s, which sends it back\n`,
+      print()
+      if (captures) {
+        const { inside, cable } = captures
+        print(
+          `  ${bold('Captured packets')}: ${first.host.name}'s container sends "${TEXT}" to ${second.host.name}'s, which sends it back\n`,
         )
         table([
           ['captured', 'packets', 'with the text', "with containers' addresses"],
           ['in the container', ...Object.values(inside).map(String)],
           [`on the cable, UDP 51820`, ...Object.values(cable).map(String)],
         ])
-        say(
-          `\n  ${isSecret(heard) ? green('✓ Nobody on the cable can read it.') : red('✗ It can be read on the cable.')}`,
+        print(
+          `\n  ${isSecret(captures) ? green('✓ No packet on the cable shows the text.') : red('✗ Packets on the cable show the text.')}`,
         )
       } else if (wantsBoth) {
-        say(
-          `  ${bold('The second network')}, ${bothBy}${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping by IPv4, by IPv6\n`,
+        print(
+          `  ${bold('The second network')}, ${bothBy}${lacksVxlan ? dim(` (${lacksVxlan})`) : ''}. Ping over IPv4, IPv6\n`,
         )
         table([
           ['host', 'IPv4', 'IPv6', ...toEach(dual)],
@@ -436,39 +425,46 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
             ...dual.map((_, to) => timesText(dualPings, from, to)),
           ]),
         ])
-      } else if (!isEncrypted && !underlay) say('  No second network of both families: IPv6 is off on this machine.')
-      say()
+      } else if (!isEncrypted && !underlay)
+        print('  There is no second, dual-stack network: IPv6 is off on this machine.')
+      print()
       if (speed) {
         const { inside, beside } = speed
-        const by = underlay ? ', by IPv4 and by IPv6' : ''
+        const by = underlay ? ', over IPv4 and IPv6' : ''
         const parts = inside.map((each) => `${Math.round((100 * each) / beside)}%`).join(' and ')
-        say(`  TCP between containers, through weft   ${bold(inside.map(gigabits).join(', '))}${by}`)
-        say(`  TCP between the hosts, without it      ${gigabits(beside)}   ${dim(`(${parts} of it; medians of 3)`)}`)
+        print(`  TCP between containers, through weft   ${bold(inside.map(gigabits).join(', '))}${by}`)
+        print(
+          `  TCP between the hosts, without weft    ${gigabits(beside)}   ${dim(`(${parts} through weft; medians of 3)`)}`,
+        )
       } else {
         const all = [...members, ...dual]
         const causes = causesIn(all.map(({ daemon }) => daemon.lines))
-        say(red(`  Some containers do not reach each other${causes.length > 0 ? ':' : '. The ends of the logs:'}`))
-        for (const cause of causes) say(`    ${cause}`)
+        print(
+          red(`  Some containers do not reach each other${causes.length > 0 ? ':' : '. The last lines of the logs:'}`),
+        )
+        for (const cause of causes) print(`    ${cause}`)
         if (causes.length === 0)
-          for (const { host, daemon } of all) say(['', `  ${host.name}`, ...lastLines(daemon)].join('\n    '))
+          for (const { host, daemon } of all) print(['', `  ${host.name}`, ...lastLines(daemon)].join('\n    '))
       }
       if (stay && complete) {
-        say(`\n  Look around, from another terminal:`)
-        say(`    ${lab.enter(first.pod.namespace)} ping ${second.pod.address}`)
-        say(`    ${lab.enter(first.host.namespace)} ip -s address show dev ${isEncrypted ? 'flannel-wg' : 'flannel0'}`)
-        say(`    cat ${first.host.subnetFile}`)
-        say(`    tail -f ${first.daemon.logFile}`)
-        say(`    ls ${join(leases, 'subnets')}`)
-        await sayPages(lab, members)
-        say(`\n  ${bold('Ctrl-C')} removes everything.`)
+        print(`\n  Commands for another terminal:`)
+        print(`    ${lab.enter(first.pod.namespace)} ping ${second.pod.address}`)
+        print(
+          `    ${lab.enter(first.host.namespace)} ip -s address show dev ${isEncrypted ? 'flannel-wg' : 'flannel0'}`,
+        )
+        print(`    cat ${first.host.subnetFile}`)
+        print(`    tail -f ${first.daemon.logFile}`)
+        print(`    ls ${join(leases, 'subnets')}`)
+        await printPages(lab, members)
+        print(`\n  ${bold('Ctrl-C')} removes everything.`)
         await new Promise(() => {})
       }
-      return complete && (!heard || isSecret(heard))
+      return complete && (!captures || isSecret(captures))
     }
     return await Promise.race([work(), interrupted.then(() => stay)])
   } finally {
     await lab.close()
-    say(dim('\n  Everything is taken down.'))
+    print(dim('\n  All hosts are removed.'))
   }
 }
 
@@ -498,27 +494,27 @@ const hosts = Number(values.hosts)
 const broken = FAULT_NAMES.find((name) => name === values.broken)
 const underlay = FAMILIES.find((family) => family === values.underlay)
 if (values.help) {
-  say(USAGE)
+  print(USAGE)
 } else if (!Number.isInteger(hosts) || hosts < 2 || hosts > 20) {
-  process.stderr.write(`--hosts is ${values.hosts}; give it 2 to 20\n`)
+  process.stderr.write(`--hosts is ${values.hosts}; the number must be from 2 to 20\n`)
   process.exitCode = 2
 } else if (!['native', 'dgram'].includes(values.engine)) {
   process.stderr.write(`--engine is ${values.engine}; give it native or dgram\n`)
   process.exitCode = 2
 } else if (values.broken !== undefined && broken === undefined) {
-  process.stderr.write(`--broken is ${values.broken}; give it ${FAULT_NAMES.join(', ')}\n`)
+  process.stderr.write(`--broken is ${values.broken}; it must be one of ${FAULT_NAMES.join(', ')}\n`)
   process.exitCode = 2
 } else if (broken !== undefined && lackOf(FAULTS[broken]) !== undefined) {
   process.stderr.write(`--broken ${broken}: ${lackOf(FAULTS[broken])}\n`)
   process.exitCode = 1
 } else if (values.encrypted && (values.broken !== undefined || values.engine !== 'native')) {
-  process.stderr.write('--encrypted goes neither with --broken nor with another engine than native\n')
+  process.stderr.write('--encrypted excludes --broken, and needs the engine native\n')
   process.exitCode = 2
 } else if (values.underlay !== undefined && underlay === undefined) {
-  process.stderr.write(`--underlay is ${values.underlay}; give it ${FAMILIES.join(' or ')}\n`)
+  process.stderr.write(`--underlay is ${values.underlay}; it must be ${FAMILIES.join(' or ')}\n`)
   process.exitCode = 2
 } else if (underlay !== undefined && (values.encrypted || values.engine === 'dgram')) {
-  process.stderr.write('--underlay goes neither with --encrypted nor with the dgram engine, which carries IPv4 alone\n')
+  process.stderr.write('--underlay excludes --encrypted, and the engine dgram, which carries IPv4 alone\n')
   process.exitCode = 2
 } else if ([values.once, values.page, values.broken].filter(Boolean).length > 1) {
   process.stderr.write('--once, --page and --broken exclude each other\n')
@@ -526,9 +522,9 @@ if (values.help) {
 } else {
   await becomeRoot()
   try {
-    // Leaves at once: a step that was cut off by Ctrl-C may still wait for something.
+    // process.exit ends a step that Ctrl-C interrupted and that may still wait.
     const { engine, once: isOnce, page, encrypted } = values
-    if (underlay && !(await hostsHaveIpv6())) throw new Error('IPv6 is off on this machine: leave --underlay out')
+    if (underlay && !(await hostsHaveIpv6())) throw new Error('IPv6 is off on this machine; omit --underlay')
     const isWell = broken
       ? await demoBroken(broken, { hosts, engine, underlay })
       : await demo({ hosts, engine, stay: !isOnce, isForPage: page, isEncrypted: encrypted, underlay })

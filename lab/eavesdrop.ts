@@ -1,32 +1,32 @@
-// eavesdrop.ts - what can be read on the cable of what two containers say: packets with a known text are sent, and captured on both sides
-// of the tunnel. Inside they have to be found, or the search is worth nothing.
+// eavesdrop.ts - checks if the packets between two containers can be read on the cable. It sends packets with a known text, and captures
+// them inside and outside the tunnel. The text must be in the packets inside: otherwise the search proves nothing.
 
 import { once } from 'node:events'
 import { parseIpv4 } from '../src/net/ipv4.ts'
 import { ended } from './command.ts'
 import { EVENT_MS, type Host, type Place, type Pod } from './lab.ts'
 
-/** As long as ping's pattern can be. */
+/** The text in each packet: 16 bytes, the maximum length of ping's pattern. */
 export const TEXT = 'nobody reads it.'
 const PINGS = 10
 const PAYLOAD = 1_000
-/** Of an ICMP echo request in IPv4, and of WireGuard's data message in UDP, without padding. */
+/** The length of an ICMP echo request in IPv4, and the UDP length of WireGuard's data message with it, without padding. */
 const INNER = PAYLOAD + 28
 const UDP_LENGTH = INNER + 8 + 32
 
-/** What was captured of the pings and their answers, and in how many of that a stranger would find something. */
+/** The number of captured pings and answers, and how many of them show the text or the containers' addresses. */
 interface Found {
   readonly packets: number
   readonly withText: number
   readonly withAddresses: number
 }
 
-export interface Heard {
+export interface Captures {
   readonly inside: Found
   readonly cable: Found
 }
 
-/** The packets of a capture so far (pcap, as tcpdump writes it on this machine). */
+/** Returns the complete packets of a capture (pcap, in the byte order of this machine). */
 function packetsOf(pcap: Buffer): Buffer[] {
   const packets: Buffer[] = []
   for (let at = 24; at + 16 <= pcap.length;) {
@@ -39,11 +39,9 @@ function packetsOf(pcap: Buffer): Buffer[] {
 }
 
 interface Tap {
-  /** Waits for so many packets, and ends. */
   take(count: number): Promise<readonly Buffer[]>
 }
 
-/** Listens at eth0 of a host or a container; resolves when it does. */
 async function tap(at: Place, filter: string): Promise<Tap> {
   const child = at.spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', filter])
   const { stdout, stderr } = child
@@ -56,7 +54,7 @@ async function tap(at: Place, filter: string): Promise<Tap> {
   const until = async (isSo: () => boolean, stream: NodeJS.ReadableStream): Promise<void> => {
     while (!isSo())
       await once(stream, 'data', { signal }).catch(() => {
-        throw new Error(`tcpdump does not show what is waited for: ${said.trim()}`)
+        throw new Error(`tcpdump did not capture the expected packets: ${said.trim()}`)
       })
   }
   await until(() => said.includes('listening on'), stderr)
@@ -76,8 +74,8 @@ function addressBytes(address: string): Buffer {
   return bytes
 }
 
-/** Sends the text from one container to another and back, and tells what of it is found in the other one, and on the cable of its host. */
-export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Heard> {
+/** Sends the text from one container to another and back. Captures the packets in the other container, and on the cable of its host. */
+export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Captures> {
   const [tapInside, tapCable] = await Promise.all([
     tap(to, `icmp and host ${from.address} and greater ${INNER}`),
     tap(host, `udp port 51820 and udp[4:2] = ${UDP_LENGTH}`),

@@ -1,4 +1,4 @@
-// etcd.ts - a scratch etcd for tests and benchmarks, alone or three as a cluster, on loopback or in a namespace.
+// etcd.ts - a temporary etcd for tests and benchmarks: one member or a cluster of three, on loopback or in a namespace.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
@@ -10,7 +10,7 @@ import { setImmediate, setTimeout as delay } from 'node:timers/promises'
 import { ended, output } from './command.ts'
 import { EVENT_MS } from './lab.ts'
 
-/** The command line of etcdctl: by itself it gives up a connection after 2 s, a command after 5 s. */
+/** The command line of etcdctl. Its default time limits, 2 s for a connection and 5 s for a command, are too short for slow machines. */
 const ETCDCTL = [
   'env',
   'ETCDCTL_API=3',
@@ -20,39 +20,35 @@ const ETCDCTL = [
   '--command-timeout',
   `${EVENT_MS}ms`,
 ]
-/** An etcd that is not ready yet is asked again this often. */
-const LOOK_MS = 100
+const RETRY_MS = 100
 
 export interface Etcd {
   readonly endpoint: string
   readonly process: ChildProcess
-  /** With `tls`: the PEM file of its own certificate, which serves as the authority too. */
+  /** With `tls`: the PEM file of the server's certificate, which is also the authority. */
   readonly certificate: string
-  /** Runs etcdctl against it and returns its stdout. */
   ctl(...args: string[]): Promise<string>
-  /** Ends the server, by SIGKILL unless told otherwise; its data stay for `start`. */
+  /** Ends the server with a signal, by default SIGKILL. Its data stay for `start`. */
   kill(signal?: NodeJS.Signals): Promise<void>
-  /** Starts it again on the same data and ports. */
   start(): Promise<void>
-  /** Ends it and starts it as it was when `etcdctl snapshot save` made this file. */
+  /** Ends the server and starts it with the data of this snapshot (`etcdctl snapshot save`). */
   restore(snapshot: string): Promise<void>
-  /** Ends it and removes its data. */
   close(): Promise<void>
 }
 
-/** A loopback address that is this process's alone (Linux has no pid above 2^22): nobody else binds or draws a port there. */
+/** A loopback address that only this process uses, because it contains the pid (at most 2^22 on Linux). */
 const OWN_ADDRESS = `127.${64 + (process.pid >> 16)}.${(process.pid >> 8) & 255}.${process.pid & 255}`
-/** Below what a kernel draws from for those who ask for any port, 32768 unless it is told otherwise. */
+/** The first port to try. It is below the ports that the kernel assigns itself, which begin at 32768 by default. */
 const FIRST_PORT = 20_000
 let portsGiven = 0
 
-/** A URL's host and port where nothing listens, nor will but for whoever asked; each time another. */
+/** Returns an address and port for a URL. No program listens there, and no other call returns the same. */
 export async function ownPlace(): Promise<string> {
   for (;;) {
     const port = FIRST_PORT + portsGiven++
     const server = createServer()
     const isFree = await new Promise<boolean>((resolve, reject) => {
-      // A server of the machine's may listen on all addresses.
+      // Another server of this machine may listen on all addresses.
       server.once('error', (error: NodeJS.ErrnoException) =>
         error.code === 'EADDRINUSE' ? resolve(false) : reject(error),
       )
@@ -62,7 +58,7 @@ export async function ownPlace(): Promise<string> {
   }
 }
 
-/** Runs etcd, behind `enter`, until this process ends; resolves when it serves clients. */
+/** Runs etcd, with the command prefix `enter`, until this process ends. Resolves when etcd serves clients. */
 async function launch(args: readonly string[], enter: readonly string[] = []): Promise<ChildProcess> {
   const common = ['--unsafe-no-fsync', '--logger', 'zap', '--log-outputs', 'stderr']
   const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...enter, 'etcd', ...common, ...args], {
@@ -82,10 +78,8 @@ async function launch(args: readonly string[], enter: readonly string[] = []): P
 }
 
 interface Site {
-  /** The URLs at which it serves clients, and the other members. */
   readonly client: string
   readonly peer: string
-  /** The words in front of a command that run it there. */
   readonly enter: readonly string[]
 }
 
@@ -97,19 +91,17 @@ async function siteOf(namespace?: string, address?: string): Promise<Site> {
 interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
-  /** Clients must use TLS. etcd makes a certificate for itself, or has this one and asks clients for it too. */
+  /** Clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must present it too. */
   readonly tls?: boolean | Certificate
-  /** More of etcd's flags. */
   readonly flags?: readonly string[]
 }
 
-/** PEM files of a certificate that signs itself, for servers and clients. */
+/** PEM files of a self-signed certificate for servers and clients. */
 interface Certificate {
   readonly certificate: string
   readonly key: string
 }
 
-/** Starts an etcd; `namespace` and `address` put it there instead of on loopback. */
 export async function startEtcd({ namespace, address, tls = false, flags = [] }: EtcdPlace = {}): Promise<Etcd> {
   const data = mkdtempSync(join(tmpdir(), 'weft-etcd-'))
   const { client, peer, enter } = await siteOf(namespace, address)
@@ -204,30 +196,28 @@ export async function startEtcd({ namespace, address, tls = false, flags = [] }:
   return etcd
 }
 
-/** One member of a cluster. */
 export interface EtcdMember {
   readonly endpoint: string
   readonly process: ChildProcess
-  /** Ends it with SIGKILL; its data stay for `start`. */
   kill(): Promise<void>
   start(): Promise<void>
-  /** Stops it where it is, its connections open, and lets it go on. Resolves when the kernel has done so. */
+  /** Stops the process with its connections open (SIGSTOP). Resolves when it has stopped. */
   freeze(): Promise<void>
   thaw(): void
-  /** Takes it out of the cluster for good and puts a new one with no data in its place. */
+  /** Removes the member from the cluster and adds a new member without data in its place. */
   replace(): Promise<void>
 }
 
 export interface EtcdCluster {
   readonly members: readonly EtcdMember[]
-  /** Runs etcdctl against these members, or all, where the first of them is, and returns its stdout. */
+  /** Runs etcdctl against these members (default: all), in the namespace of the first of them. Returns its stdout. */
   ctl(args: readonly string[], through?: readonly EtcdMember[]): Promise<string>
-  /** Resolves with the member that leads, as it says itself, as soon as one of `among` does. */
+  /** Resolves with the first member of `among` that reports itself as the leader. */
   leader(among?: readonly EtcdMember[]): Promise<EtcdMember>
   close(): Promise<void>
 }
 
-/** Tries until it does not fail, for a minute. */
+/** Calls `what` until it succeeds, for at most EVENT_MS. */
 async function untilDone<T>(what: () => Promise<T>): Promise<T> {
   const end = performance.now() + EVENT_MS
   for (;;) {
@@ -235,12 +225,11 @@ async function untilDone<T>(what: () => Promise<T>): Promise<T> {
       return await what()
     } catch (error) {
       if (performance.now() > end) throw error
-      await delay(LOOK_MS)
+      await delay(RETRY_MS)
     }
   }
 }
 
-/** Three members as one cluster: on loopback, or each in a namespace of its own. */
 export async function startEtcdCluster(
   places?: readonly { readonly namespace: string; readonly address: string }[],
 ): Promise<EtcdCluster> {
@@ -258,7 +247,6 @@ export async function startEtcdCluster(
       ...args,
     ])
 
-  /** Resolves when these agree on a leader. */
   const becomeHealthy = (through: readonly EtcdMember[]): Promise<unknown> =>
     untilDone(() => ctl(['endpoint', 'health'], through))
 
@@ -274,7 +262,7 @@ export async function startEtcdCluster(
         `m${index}`,
         '--data-dir',
         join(folder, `m${index}-${generation}`),
-        // The check would refuse a new member for the 5 s after the last one came.
+        // strict-reconfig-check would refuse a new member within 5 s of the last one.
         '--initial-cluster',
         initial,
         '--initial-cluster-state',
@@ -314,7 +302,7 @@ export async function startEtcdCluster(
         const id = new RegExp(`^([0-9a-f]+), .*, m${index}, `, 'm').exec(list)?.[1]
         if (id === undefined) throw new Error(`m${index} is not among the members:\n${list}`)
         await self.kill()
-        await becomeHealthy(others()) // it may have been the leader
+        await becomeHealthy(others()) // the killed member may have been the leader
         await ctl(['member', 'remove', id], others())
         await ctl(['member', 'add', `m${index}`, '--peer-urls', peerUrl], others())
         generation++

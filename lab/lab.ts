@@ -1,11 +1,11 @@
-// lab.ts - hosts made of network namespaces on one machine, each able to run a weftd, with containers behind them.
+// lab.ts - makes hosts from network namespaces on one machine. Each host can run a weftd and have containers.
 //
-//   switch   a namespace with a bridge: the underlay, 192.168.77.0/24
-//   host N   a namespace with eth0 192.168.77.N on that bridge; its daemon, its subnet.env, its log
-//   pod N    a container of host N: a namespace behind a bridge cni0, on the second address of the host's subnet
+//   switch   a namespace with a bridge, the underlay 192.168.77.0/24
+//   host N   a namespace with eth0 192.168.77.N on that bridge, and with its own daemon, subnet.env and log
+//   pod N    a container of host N: a namespace behind the bridge cni0, with the second address of the host's subnet
 //
-// All names carry the lab's id, `<owner's pid>-<its start time>`. A lab is taken down when its owner ends; what an
-// owner that was killed left behind is found by that id and removed when the next lab starts.
+// All names begin with the lab's id, which has the owner's pid and start time. A lab is removed when its owner ends. If the owner was killed, the
+// next lab removes its remains, which it recognises by that id.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import {
@@ -27,19 +27,20 @@ import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
 import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
-/** The package's top folder, from lab/ and from dist/lab/ alike. */
+/** The package's top folder, from lab/ and from dist/lab/. */
 export const packageRoot = (() => {
   let folder = dirname(fileURLToPath(import.meta.url))
   while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
   return folder
 })()
 
-/** The time in ms that an event of a lab may take before it counts as one that does not come: much, for slow machines. */
+/** The time limit for an event in a lab, in ms. It is long because of slow machines. */
 export const EVENT_MS = 60_000 * PATIENCE
 
 /**
- * For `DaemonArgs.before`, if the daemon is to have a WireGuard device: on a kernel without WireGuard, wireguard-go takes the place of that
- * device (wireguard-device/ip). wireguard-go names its socket after the device, so each host has a folder of its own for the socket.
+ * A value for `DaemonArgs.before` of a daemon that needs a WireGuard device. If the kernel has no WireGuard, wireguard-go makes the device
+ * (wireguard-device/ip). Each host gets its own folder for wireguard-go's socket, which is named after the device, because all hosts have
+ * the same device name.
  */
 export const WIREGUARD_APART: readonly string[] = [
   'unshare',
@@ -50,7 +51,7 @@ export const WIREGUARD_APART: readonly string[] = [
   join(packageRoot, 'lab/wireguard-device'),
 ]
 
-/** For `DaemonArgs.before`: gives the daemon's host this name, for itself alone. */
+/** A value for `DaemonArgs.before` that gives the daemon's host this name, in its own UTS namespace. */
 export const named = (name: string): readonly string[] => [
   'unshare',
   '--uts',
@@ -60,25 +61,25 @@ export const named = (name: string): readonly string[] => [
   name,
 ]
 
-/** False where the kernel is without IPv6, or has it off in new network namespaces. */
+/** Returns false if the kernel has no IPv6, or disables it in new network namespaces. */
 export async function hostsHaveIpv6(): Promise<boolean> {
   const { stdout } = await execute('unshare --net cat /proc/sys/net/ipv6/conf/default/disable_ipv6'.split(' '))
   return stdout.trim() === '0'
 }
 
-/** Why the kernel carries no vxlan, as `ip` says it; undefined where it does. */
+/** Returns why the kernel has no vxlan, in the words of `ip`; undefined if it has vxlan. */
 export async function whyNoVxlan(): Promise<string | undefined> {
   const { code, stderr } = await execute('unshare --net ip link add probe type vxlan id 1 dstport 8472'.split(' '))
   return code === 0 ? undefined : `no vxlan in the kernel: ${stderr.trim()}`
 }
 
-/** The address of the underlay's switch, which is the hosts' router too, and leads nowhere. */
+/** The address of the underlay's switch. It is also the hosts' default router, and leads to no other network. */
 export const SWITCH_ADDRESS = '192.168.77.254'
 
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
 
-/** The time when a process started, in clock ticks since boot (proc(5), field 22); undefined when there is none. */
+/** Returns the start time of a process in clock ticks since boot (proc(5), field 22); undefined if there is no such process. */
 function startTime(pid: number): string | undefined {
   try {
     return readFileSync(`/proc/${pid}/stat`, 'utf8')
@@ -94,67 +95,57 @@ let labCount = 0
 export interface Daemon {
   readonly process: ChildProcess
   readonly logFile: string
-  /** Every line it has logged. */
   readonly lines: readonly string[]
-  /** Resolves with the first line, past or to come, that matches; rejects when the daemon ends or time is up. */
+  /** Resolves with the first past or future line that matches. Rejects when the daemon ends or the time is up. */
   line(pattern: RegExp, timeoutMs?: number): Promise<string>
-  /** Sends the signal and waits for the end; returns the exit code. */
   stop(signal?: NodeJS.Signals): Promise<number | null>
 }
 
 export interface DaemonArgs {
-  /** Of a further daemon on the host: the name of its network, by which its files are named. */
+  /** The network's name of an additional daemon on the host. Its files are in a folder of that name. */
   readonly network?: string
-  /** weftd's flags beside --subnet-file and the interface's. */
+  /** weftd's flags, without --subnet-file and the flags of the interface. */
   readonly args: readonly string[]
-  /** The interface's, when they are not `--iface eth0`. */
   readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>
-  /** A FIFO that the daemon waits for before it starts, having printed `waiting`: to start several in one moment. */
+  /** A FIFO that delays the start until a writer opens it, so that several daemons start together. The daemon first prints `waiting`. */
   readonly gate?: string
-  /** Commands in front of weftd's, such as setpriv with its arguments. */
+  /** The command prefix of weftd, such as setpriv with its arguments. */
   readonly before?: readonly string[]
-  /** The folder of the weft whose weftd it is; this one where it is left out. */
   readonly checkout?: string
 }
 
-/** A network namespace, and what is done in it. */
 export interface Place {
   readonly namespace: string
-  /** Runs a program there. */
   run(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<Finished>
-  /** The same for one that must succeed; returns its stdout. */
   output(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<string>
-  /** Starts a program there that is ended with the lab. */
+  /** Starts a program in the namespace. It ends with the lab. */
   spawn(command: readonly string[], options?: { stdin?: boolean }): ChildProcess
 }
 
-/** A container: its address is on its host's subnet. */
 export interface Pod extends Place {
-  /** Of IPv4; empty where its host's subnet has none. */
+  /** The IPv4 address; empty if the host's subnet has no IPv4. */
   readonly address: string
-  /** Where its host's subnet has IPv6. */
   readonly ipv6?: string
 }
 
-/** A host's subnet, as subnet.env has it. */
+/** A host's subnet, with the values of subnet.env. */
 export interface Subnet {
-  /** The bridge's address and the prefix length: `10.5.1.1/24`; empty where the subnet has no IPv4. */
+  /** The bridge's address and the prefix length, such as `10.5.1.1/24`; empty if the subnet has no IPv4. */
   readonly gateway: string
-  /** The same of IPv6, where the subnet has it: `fd00:5:0:1::1/64`. */
+  /** The bridge's IPv6 address and prefix length, such as `fd00:5:0:1::1/64`, if the subnet has IPv6. */
   readonly ipv6Gateway?: string | undefined
   readonly mtu: string
-  /** The bridge of its containers, cni0 where left out. */
+  /** The bridge of its containers. Default: cni0. */
   readonly bridge?: string
 }
 
-/** `10.5.1.0/24` of `10.5.1.1/24`, and so of IPv6. */
+/** Returns the network of an address in either family: `10.5.1.0/24` for `10.5.1.1/24`. */
 export function networkOf(gateway: string): string {
   const [address = '', length] = gateway.split('/')
   return formatNet(netAround(parseAddress(address) ?? 0, Number(length)))
 }
 
-/** The subnet of these values of a subnet.env. */
 export const subnetOfEnv = ({
   FLANNEL_SUBNET = '',
   FLANNEL_IPV6_SUBNET,
@@ -167,50 +158,46 @@ export const subnetOfEnv = ({
 
 export interface Host extends Place {
   readonly name: string
-  /** On the underlay. */
   readonly address: string
-  /** The same of IPv6, where the lab has it. */
   readonly ipv6: string
   readonly subnetFile: string
-  /** The socket at which its daemon tells its status. */
   readonly statusSocket: string
   startDaemon(options: DaemonArgs): Daemon
-  /** The values of subnet.env, or of a further network's. */
+  /** Returns the values of subnet.env, or of the file of an additional network. */
   subnetEnv(network?: string): Readonly<Record<string, string>>
-  /** Makes a container on the host's subnet: that of subnet.env, which the daemon must have written, unless one is given. */
+  /** Makes a container. Its subnet is that of subnet.env, which the daemon must have written, unless `subnet` is given. */
   startPod(subnet?: Subnet): Promise<Pod>
 }
 
 export interface Lab {
   readonly id: string
   readonly hosts: readonly Host[]
-  /** The namespace of the underlay's bridge br0, of which h1 is host1's port; it has the address SWITCH_ADDRESS. */
+  /** The namespace of the underlay's bridge br0, which has the address SWITCH_ADDRESS. Its port h1 leads to host1. */
   readonly switch: Place
   readonly folder: string
-  /** The command that runs something in a namespace of this lab, for a person to type. */
+  /** Returns the command prefix with which a person can run a command in a namespace of this lab. */
   enter(namespace: string): string
-  /** Mounts a file system in memory, as large as a person would say it ('1m'), on a new folder of the lab's. */
+  /** Mounts a tmpfs of a size such as '1m' on a new folder of the lab. Returns the folder's path. */
   mountMemory(name: string, size: string): Promise<string>
-  /** The hosts' links, addresses and routes, and the end of each daemon's log: to understand a failure. */
+  /** Returns the hosts' links, addresses and routes and the end of each daemon's log, to explain a failure. */
   describe(): Promise<string>
-  /** Takes everything down. Idempotent. */
+  /** Removes everything. A second call does nothing. */
   close(): Promise<void>
 }
 
-/** The labs of this process; `beforeClose` is called while all of a lab's hosts still stand, for reports of failures. */
+/** The labs of this process. Each lab calls `beforeClose` before it removes its hosts, for reports of failures. */
 export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
 interface LabOptions {
   readonly hosts: number
-  /** The MTU of the underlay, in bytes. */
   readonly mtu?: number
-  /** `veth` joins two hosts directly, without the switch: the least there can be between them, to measure. */
+  /** `veth` connects two hosts directly, without the switch, for measurements. */
   readonly underlay?: 'bridge' | 'veth'
-  /** Of the underlay: hosts have addresses and default routes of these. IPv4 alone where left out. */
+  /** The families of the underlay's addresses and default routes. Default: IPv4. */
   readonly families?: readonly Family[]
 }
 
-/** Removes what labs whose owner is gone have left. */
+/** Removes the remains of labs whose owner has ended. */
 function removeLeftovers(): void {
   const gone = (id: string): boolean => {
     const match = /^weft-(\d+)-(\d+)/.exec(id)
@@ -220,7 +207,7 @@ function removeLeftovers(): void {
   for (const name of names.filter(gone)) removeNamespace(name)
   for (const name of readdirSync(tmpdir()).filter(gone)) {
     const folder = join(tmpdir(), name)
-    // Another user's is left to that user.
+    // The folder of another user stays.
     if (lstatSync(folder, { throwIfNoEntry: false })?.uid === process.getuid?.()) removeFolder(folder)
   }
 }
@@ -242,14 +229,14 @@ function removeNamespace(name: string): void {
   executeSync(['ip', 'netns', 'del', name])
 }
 
-/** Makes the underlay and its hosts. Needs root, or to be started by `unprivileged.ts`. */
+/** Makes the underlay and its hosts. Needs root or the namespaces of `unprivileged.ts`. */
 export async function createLab({
   hosts: count,
   mtu = 1500,
   underlay = 'bridge',
   families = ['ipv4'],
 }: LabOptions): Promise<Lab> {
-  if (underlay === 'veth' && count !== 2) throw new RangeError('a veth joins two hosts')
+  if (underlay === 'veth' && count !== 2) throw new RangeError('a veth connects two hosts')
   removeLeftovers()
   const id = `${PREFIX}${process.pid}-${startTime(process.pid)}-${labCount++}`
   const folder = mkdtempSync(join(tmpdir(), `${id}-`))
@@ -273,7 +260,7 @@ export async function createLab({
     await output(['ip', 'netns', 'add', namespace])
     return namespace
   }
-  /** One program for all of them: on a machine where programs are slow to start most of a lab would be that. */
+  /** Runs several `ip` commands with one program, because some machines start programs slowly. */
   const ip = (namespace: string, ...commands: string[]): Promise<string> =>
     output(['ip', '-n', namespace, '-batch', '-'], { input: commands.join('\n') })
   const inside = (namespace: string, command: readonly string[]): string[] => [
@@ -283,7 +270,7 @@ export async function createLab({
     namespace,
     ...command,
   ]
-  // A program ends with the lab's owner, also when that is killed.
+  // A program ends with the lab's owner, even if the owner is killed.
   function start(command: readonly string[], env: Readonly<Record<string, string>> = {}, stdin = false): ChildProcess {
     const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...command], {
       stdio: [stdin ? 'pipe' : 'ignore', 'pipe', 'pipe'],
@@ -301,7 +288,6 @@ export async function createLab({
     spawn: (command, options) => start(inside(namespace, command), {}, options?.stdin),
   })
 
-  /** Makes eth0 of a host with its other end, named `peer`. */
   const plug = (namespace: string, peer: string): string =>
     `link add ${peer} mtu ${mtu} type veth peer name eth0 mtu ${mtu} netns ${namespace}`
 
@@ -331,7 +317,6 @@ export async function createLab({
     const script = 'for each; do echo 1 > "/proc/sys/net/$each" || exit; done'
     await output(inside(namespace, ['sh', '-c', script, 'sh', ...forwarding]))
     let pods = 0
-    /** By bridge, the number of its containers. */
     const bridged = new Map<string, number>()
     const subnetEnv = (network?: string): Readonly<Record<string, string>> =>
       Object.fromEntries(
@@ -351,7 +336,7 @@ export async function createLab({
       startDaemon({ network, args, iface = ['--iface', 'eth0'], env = {}, gate, before = [], checkout = packageRoot }) {
         const files = filesOf(network)
         mkdirSync(dirname(files.subnetFile), { recursive: true })
-        // Opening a FIFO to read waits until somebody opens it to write.
+        // Opening a FIFO for reading waits until a writer opens it.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
         const command = [
           ...wait,
@@ -363,7 +348,7 @@ export async function createLab({
           files.subnetFile,
           '--status-socket',
           files.statusSocket,
-          // Probes are packets that no test has sent.
+          // Probes would add packets that the test did not send.
           '--probe-interval',
           '0',
           ...args,
@@ -384,20 +369,20 @@ export async function createLab({
         const add = `link add ${bridge} type bridge`
         if (!hasBridge && families.includes('ipv6')) {
           await ip(namespace, add)
-          // Nobody asks for a container's neighbour before the bridge has its link-local address, which takes two seconds otherwise.
+          // The kernel resolves no neighbours on the bridge until its link-local address is valid. Without this setting that takes two seconds.
           await output(inside(namespace, ['sh', '-c', `echo 0 > /proc/sys/net/ipv6/conf/${bridge}/accept_dad`]))
         }
         await ip(
           namespace,
           ...(hasBridge || families.includes('ipv6') ? [] : [add]),
-          // The subnet may have IPv6 only since the bridge was made.
+          // The subnet may have got IPv6 after the bridge was made.
           ...(gateway === '' ? [] : [`addr replace ${gateway} dev ${bridge}`]),
           ...(ipv6Gateway === undefined ? [] : [`addr replace ${ipv6Gateway} dev ${bridge} nodad`]),
           ...(hasBridge ? [] : [`link set ${bridge} mtu ${podMtu} up`]),
           `link add ${veth} mtu ${podMtu} type veth peer name eth0 mtu ${podMtu} netns ${pod}`,
           `link set ${veth} master ${bridge} up`,
         )
-        // The container has the next address after the gateway's, and all others by way of the gateway.
+        // Containers have the addresses after the gateway's, and a default route to the gateway.
         const [gateway4 = '', length4 = ''] = gateway.split('/')
         const [gateway6 = '', length6 = ''] = (ipv6Gateway ?? '').split('/')
         const ownIpv4 = gateway4 === '' ? '' : formatIpv4((parseIpv4(gateway4) ?? 0) + 1 + before)
@@ -498,7 +483,7 @@ function stateOf({ process: { exitCode, signalCode } }: Daemon): string {
   return exitCode === null ? 'running' : `ended with ${exitCode}`
 }
 
-/** The end of a daemon's log, for a report of what went wrong; long lines are cut. */
+/** Returns the last lines of a daemon's log, each at most 200 characters long. */
 export function lastLines({ lines }: Pick<Daemon, 'lines'>): string[] {
   return lines.slice(-20).map((line) => (line.length > 200 ? `${line.slice(0, 200)}...` : line))
 }
@@ -507,16 +492,16 @@ function watchDaemon(child: ChildProcess, logFile: string): Daemon {
   const lines: string[] = []
   const listeners = new Set<(line: string | undefined) => void>()
   const log = createWriteStream(logFile, { flags: 'a' })
-  const tell = (line: string | undefined): void => [...listeners].forEach((listener) => listener(line))
+  const notify = (line: string | undefined): void => [...listeners].forEach((listener) => listener(line))
   if (!child.stderr) throw new Error('the daemon has no stderr')
   createInterface({ input: child.stderr }).on('line', (line) => {
     lines.push(line)
     log.write(`${line}\n`)
-    tell(line)
+    notify(line)
   })
   child.once('close', () => {
     log.end()
-    tell(undefined)
+    notify(undefined)
   })
   return {
     process: child,
@@ -532,7 +517,9 @@ function watchDaemon(child: ChildProcess, logFile: string): Daemon {
           settle()
         }
         const failure = (why: string): Error =>
-          new Error(`${why} before ${String(pattern)} was logged; the log's end:\n${lastLines({ lines }).join('\n')}`)
+          new Error(
+            `${why} before the daemon logged ${String(pattern)}; the end of its log:\n${lastLines({ lines }).join('\n')}`,
+          )
         const listener = (line: string | undefined): void => {
           if (line === undefined) finish(() => reject(failure('the daemon ended')))
           else if (pattern.test(line)) finish(() => resolve(line))

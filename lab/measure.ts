@@ -1,4 +1,4 @@
-// measure.ts - ping and iperf3 between namespaces, and their numbers.
+// measure.ts - runs ping and iperf3 between namespaces and returns their figures.
 
 import type { ChildProcess } from 'node:child_process'
 import { createInterface } from 'node:readline'
@@ -10,7 +10,7 @@ const REACH_PAUSE_MS = 50
 
 const inside = (namespace: string, ...command: string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
 
-/** Round-trip times in ms of `count` pings; fewer if some were lost, or not sent by `deadlineS` whole seconds. */
+/** Returns the round-trip times in ms of `count` pings. There are fewer if pings were lost or `deadlineS` whole seconds have passed. */
 export async function ping(
   namespace: string,
   address: string,
@@ -23,29 +23,27 @@ export async function ping(
   return [...stdout.matchAll(/time=([\d.]+) ms/g)].map((match) => Number(match[1]))
 }
 
-/** Pings until one is answered; rejects after `timeoutMs`. */
+/** Pings until an answer comes; rejects after `timeoutMs`. */
 export async function reach(namespace: string, address: string, timeoutMs = EVENT_MS): Promise<void> {
   const end = performance.now() + timeoutMs
   for (;;) {
     const seconds = Math.max(1, Math.ceil((end - performance.now()) / 1000))
-    // An ICMP error ends it before the deadline -w: a node that is not known yet is answered with one.
+    // ping ends before the deadline (-w) if an ICMP error comes, for example because weftd does not know the peer yet.
     const { code, stdout, stderr } = await execute(
       inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', String(seconds), address),
     )
     if (code === 0) return
-    if (performance.now() >= end)
-      throw new Error(`${address} is not reached from ${namespace}: ${(stderr || stdout).trim()}`)
+    if (performance.now() >= end) throw new Error(`${namespace} cannot reach ${address}: ${(stderr || stdout).trim()}`)
     await delay(REACH_PAUSE_MS)
   }
 }
 
 interface IperfServer {
-  /** One run against it, by a client in a namespace; `args` beside the address, such as ['--udp', '--length', '64']. */
+  /** Runs a client in a namespace against the server, with more arguments such as ['--udp', '--length', '64']. */
   run(namespace: string, address: string, seconds: number, args?: readonly string[]): Promise<IperfResult>
   stop(): Promise<void>
 }
 
-/** An iperf3 server that `spawn` starts in a namespace; it serves one run at a time. */
 export async function iperfServer(
   spawn: (command: readonly string[]) => ChildProcess,
   port = 5201,
@@ -54,7 +52,7 @@ export async function iperfServer(
   const { stdout } = process
   if (!stdout) throw new Error('iperf3 has no stdout')
   const lines = createInterface({ input: stdout })[Symbol.asyncIterator]()
-  // Between two runs it does not listen for a moment, and says when it does again.
+  // After a run iperf3 stops listening for a moment, and prints a line when it listens again.
   const listens = async (): Promise<void> => {
     for (;;) {
       const { value, done } = await lines.next()
@@ -68,7 +66,7 @@ export async function iperfServer(
     async run(namespace, address, seconds, args = []) {
       await ready
       ready = listens()
-      ready.catch(() => {}) // it may be stopped without another run
+      ready.catch(() => {}) // the server may be stopped without another run
       return iperfClient(namespace, address, seconds, [...args, '--port', String(port)])
     },
     async stop() {
@@ -80,9 +78,8 @@ export async function iperfServer(
 
 export interface IperfResult {
   readonly bitsPerSecond: number
-  /** UDP datagrams that arrived, a second. */
   readonly packetsPerSecond: number
-  /** The part of UDP datagrams that was lost, 0 to 1. */
+  /** The share of lost UDP datagrams, 0 to 1. */
   readonly loss: number
   readonly retransmits: number
 }
@@ -122,7 +119,7 @@ async function iperfClient(
   }
 }
 
-/** The middle value; NaN of none. */
+/** Returns the median; NaN if there are no values. */
 export function median(values: readonly number[]): number {
   const sorted = values.toSorted((a, b) => a - b)
   const middle = sorted.length >> 1

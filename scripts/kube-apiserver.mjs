@@ -1,4 +1,4 @@
-// kube-apiserver.mjs - a real kube-apiserver for `npm run test:kube`; prints the program's path.
+// kube-apiserver.mjs - builds kube-apiserver for `npm run test:kube` and prints its path.
 
 import { printProgram } from './kube-build.mjs'
 

@@ -1,7 +1,7 @@
-// kube-build.mjs - a program of Kubernetes for the tests: Debian's source, built once.
+// kube-build.mjs - builds a program of Kubernetes for the tests from Debian's source.
 //
-// Debian has the source of 1.20 and no packages of its servers (a build takes some five minutes of two cores, and 3 GB
-// of disk that are given back). What is built stays in a cache beside no project: ~/.cache/weft, or $XDG_CACHE_HOME/weft.
+// Debian has the source of Kubernetes 1.20 but no packages of its servers. A build takes about five minutes on two cores, and temporarily
+// 3 GB of disk. The program is kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, and is built only once.
 
 import {
   copyFileSync,
@@ -20,20 +20,20 @@ import { createProgress, runAloud } from './progress.mjs'
 import { undo } from './undo.mjs'
 
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
-/** Where Debian's packages of Go libraries put their source. */
+/** The folder into which Debian's packages of Go libraries put their source. */
 const LIBRARIES = '/usr/share/gocode/src'
 /**
- * Vendored copies that were made for an older Go, whose maps they read by hand: with Debian's compiler the server panics as it
- * decodes a ClusterRoleBinding. Debian's own packages of the same libraries know the newer Go.
+ * Vendored libraries that depend on the map layout of an older Go. Built by Debian's compiler, the server panics when it decodes a
+ * ClusterRoleBinding. Debian's own packages of these libraries support the newer Go, so they replace the vendored copies.
  */
 const NEWER = ['github.com/modern-go/reflect2', 'github.com/json-iterator/go']
 
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
 
-/** The seconds that the steps take, about, on two cores. */
+/** The approximate seconds of each step on two cores. */
 const SECONDS = { lists: 10, source: 30, build: 280 }
 
-/** All output goes to stderr: stdout is for the path.
+/** Runs a command. All of its output goes to stderr, because stdout is for the path.
  * @param {string} command
  * @param {readonly string[]} args
  * @param {object} [options] */
@@ -52,7 +52,7 @@ async function build(name, program, tags) {
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   undo(() => rmSync(work, { recursive: true, force: true }))
-  // Lists and sources of its own: the machine's may name no sources, and are left as they are.
+  // Use separate lists and sources. The machine's own may name no source packages, and must not change.
   for (const folder of ['lists/partial', 'cache/archives/partial', 'source', 'go/src/k8s.io'])
     mkdirSync(join(work, folder), { recursive: true })
   writeFileSync(
@@ -89,29 +89,30 @@ async function build(name, program, tags) {
     cwd: tree,
     env: { ...process.env, GOPATH: join(work, 'go'), GOCACHE: join(work, 'go-cache') },
   })
-  // Where its makefile leaves what is for this machine. The tree is not to be searched: it has a link to itself in it.
+  // The makefile leaves the programs for this machine in _output/bin. Do not search the tree, because it contains a link to itself.
   copyFileSync(join(tree, '_output/bin', name), `${program}.part`)
   renameSync(`${program}.part`, program)
   progress.end()
 }
 
 /**
- * Prints the path of a program of Kubernetes, `kubelet` and the like, which is built if it was not yet; `variable` names one that somebody has.
+ * Prints the path of a program of Kubernetes, such as `kubelet`, and builds it first if necessary. `variable` is the environment variable
+ * by which a user can provide the program instead.
  * @param {string} name
  * @param {string} variable
- * @param {string} [tags] Flags of Go's for what is left out.
+ * @param {string} [tags] The flag of Go that excludes parts of the program.
  */
 export async function printProgram(name, variable, tags = '') {
   const program = join(cache, `${name}-1.20`)
   try {
     if (!existsSync(program)) {
-      process.stderr.write(`${name} is built from Debian's source into ${cache}: about five minutes\n`)
+      process.stderr.write(`${name} is built from Debian's source into ${cache}; this takes about five minutes\n`)
       await build(name, program, tags)
     }
     process.stdout.write(`${program}\n`)
   } catch (error) {
     process.stderr.write(
-      `${name} cannot be built: ${error.message}; set ${variable} to the path of one that you have\n`,
+      `${name} cannot be built: ${error.message}; set ${variable} to the path of a ${name} program\n`,
     )
     process.exitCode = 1
   }

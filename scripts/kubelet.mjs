@@ -1,6 +1,6 @@
-// kubelet.mjs - a real kubelet for `npm run test:kubelet`; prints the program's path.
+// kubelet.mjs - builds kubelet for `npm run test:kubelet` and prints its path.
 
 import { printProgram } from './kube-build.mjs'
 
-// Without the clouds' providers, which are most of it.
+// Without the cloud providers, which are most of the program.
 await printProgram('kubelet', 'WEFT_KUBELET', '-tags=providerless')

@@ -1,7 +1,7 @@
 // lint-exports.mjs - finds exported names that no other file imports, and values of src/ that only tests import.
 //
 // A type may be exported for tests. A value that only tests import is allowed if scripts/exports-for-tests.json lists its name. A listed name
-// that is no such value any more is an error too, so that the list stays true. `--list` prints the list as it is to be.
+// without such a value is an error too, so that the list stays correct. `--list` prints the correct list.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'
@@ -11,7 +11,7 @@ import { parseSync } from 'rolldown/utils'
 const TOP = resolve(dirname(fileURLToPath(import.meta.url)), '..')
 const FOLDERS = ['src', 'lab', 'bench', 'test', 'scripts', 'bin']
 const LIST = 'scripts/exports-for-tests.json'
-/** One takes the place of assets.ts in the one-file executable, and one is loaded by Stryker by its path. */
+/** Files that are used without an import: one replaces assets.ts in the single-file executable, and Stryker loads the other by its path. */
 const LOADED_OTHERWISE = new Set(['src/base/assets-inside.ts', 'scripts/mutants-stryker.mjs'])
 
 const filesIn = (folder) =>
@@ -30,14 +30,14 @@ const files = new Map(
   }),
 )
 
-/** The file that a specifier names; undefined for a package. A file of dist/ is the one that it is compiled from. */
+/** Returns the file that a specifier names; undefined for a package. A file of dist/ stands for its source. */
 function target(from, specifier) {
   if (!specifier.startsWith('.')) return undefined
   const path = relative(TOP, resolve(TOP, dirname(from), specifier)).replace(/^dist\//, '')
   return [path, path.replace(/\.js$/, '.ts')].find((each) => files.has(each))
 }
 
-/** The files that import a name, by `file name`. */
+/** The files that import a name, by `FILE NAME`. */
 const users = new Map()
 function use(file, name, by) {
   if (file === undefined || file === by) return
@@ -50,7 +50,7 @@ const exportsOf = (file) =>
     .module.staticExports.flatMap(({ entries }) => entries)
     .filter(({ exportName }) => exportName.kind === 'Name')
     .map(({ exportName, isType }) => ({ name: exportName.name, isType }))
-/** Counts each exported name of a file that a text has as a word: how a whole module is used is not looked at. */
+/** Counts each exported name that occurs as a word in a text, for imports of a whole module. */
 function useWords(file, text, by) {
   if (file === undefined) return
   for (const { name } of exportsOf(file))
@@ -67,7 +67,7 @@ for (const [path, { text, module }] of files) {
   for (const { entries } of module.staticExports)
     for (const { moduleRequest, importName } of entries)
       if (moduleRequest && importName.kind === 'Name') use(target(path, moduleRequest.value), importName.name, path)
-  // `import('./x.ts')`, as a value or a type, and the program of dist/ in a string.
+  // Count `import('./x.ts')` too, as a value or a type, and paths of dist/ in strings.
   for (const [, specifier] of text.matchAll(/\bimport\(\s*['"`](\.[^'"`]+)['"`]/g))
     useWords(target(path, specifier), text, path)
   for (const [, built] of text.matchAll(/\bdist\/([\w/-]+)\.js\b/g))
@@ -86,12 +86,14 @@ for (const path of files.keys()) {
     else if (path.startsWith('src/') && !isType && by.every(isTest)) {
       forTests.add(name)
       if (!listed.includes(name))
-        problems.push(`${path}: only tests import ${name}; test by what the program imports, or list it in ${LIST}`)
+        problems.push(
+          `${path}: only tests import ${name}; test it through an export that the program uses, or list it in ${LIST}`,
+        )
     }
   }
 }
 for (const name of listed)
-  if (!forTests.has(name)) problems.push(`${LIST}: ${name} is not exported for tests alone; take it out`)
+  if (!forTests.has(name)) problems.push(`${LIST}: ${name} is not exported only for tests; remove it`)
 if (process.argv.includes('--list'))
   process.stdout.write(
     `${JSON.stringify(

@@ -1,4 +1,4 @@
-// lint-native.mjs - the C++: formatted as .clang-format says, and no warning from gcc or clang. `--fix` formats it.
+// lint-native.mjs - checks that the C++ code has the format of .clang-format and no warnings of gcc and clang. `--fix` formats it.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
@@ -25,14 +25,14 @@ function run(command, args) {
 function headers() {
   const inPrefix = join(dirname(dirname(process.execPath)), 'include/node')
   if (existsSync(join(inPrefix, 'node_api.h'))) return inPrefix
-  return join(homedir(), '.cache/node-gyp', process.versions.node, 'include/node') // where node-gyp keeps them
+  return join(homedir(), '.cache/node-gyp', process.versions.node, 'include/node') // node-gyp's folder of headers
 }
 
 function compiles(compiler) {
   const addonApi = createRequire(import.meta.url)('node-addon-api').include_dir
   const flags = ['-std=c++20', '-fsyntax-only', '-fno-exceptions', '-Wall', '-Wextra', '-Werror', '-DNAPI_VERSION=8']
   flags.push('-DNODE_ADDON_API_DISABLE_CPP_EXCEPTIONS', '-isystem', headers(), '-isystem', join(root, addonApi))
-  // One run a file, so that every file's findings are seen, with each header checked by those that include it.
+  // Each file has its own run, so that all warnings are shown. The files that include a header check it.
   return sources
     .filter((path) => /^(native|bench\/native)\//.test(path) && path.endsWith('.cc'))
     .map((path) => run(compiler, [...flags, path]))

@@ -1,16 +1,16 @@
-// machine.mjs - what the commands need of the machine, whether it is there, and how it is had.
+// machine.mjs - the prerequisites of the commands on this machine: whether they are present, and how to get them.
 //
-// One table for setup.mjs, which installs what is missing or refuses, and for the tests (test/support/needs.ts), which skip.
-// Plain Node without a dependency, because setup.mjs is what installs them.
+// setup.mjs uses this table to install missing packages, or refuses. The tests (test/support/needs.ts) use it to skip. It has no npm
+// dependencies, because setup.mjs installs those.
 
 import { spawnSync } from 'node:child_process'
 import { closeSync, existsSync, openSync, readdirSync, readFileSync } from 'node:fs'
 import { basename, join } from 'node:path'
 
-/** What a developer needs every day. */
+/** The kinds of commands that a developer uses every day. */
 export const COMMON = ['demo', 'test', 'bench', 'lint']
-/** The tests that run when they are asked for by name, and are more than a choice of `npm test`. */
-const ASKED = [
+/** The kinds of tests that run only if the user names them. */
+const NAMED = [
   'stubborn',
   'soak',
   'paths',
@@ -25,30 +25,30 @@ const ASKED = [
   'release',
   'broken',
 ]
-export const KINDS = [...COMMON, 'build', ...ASKED]
-/** Which of them make hosts. */
+export const KINDS = [...COMMON, 'build', ...NAMED]
+/** The kinds that make hosts from network namespaces. */
 const HOSTED = ['demo', 'test', 'bench', 'soak', 'paths', 'kube', 'kubelet', 'page', 'image', 'release', 'broken']
 
-/** Needed of the machine, and no program that a package brings. */
+/** Prerequisites that are not programs of a Debian package. */
 export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
 export const KUBE_APISERVER = 'a real kube-apiserver'
 export const HELM = 'Helm'
 export const NODE = 'an architecture that the npm registry has Node.js for'
 
-/** Where a host keeps CNI's plugins. */
+/** The folders in which hosts keep CNI plugins. */
 export const CNI_FOLDERS = [...(process.env.CNI_PATH ?? '').split(':'), '/opt/cni/bin', '/usr/lib/cni'].filter(Boolean)
 
-/** Where the dynamic linker's $LIB may lead, by Debian's names of architectures. */
+/** The folders that the dynamic linker's $LIB can stand for, with Debian's names of architectures. */
 const LIBRARY_FOLDERS = ['/usr/lib/x86_64-linux-gnu', '/usr/lib/aarch64-linux-gnu', '/usr/lib64', '/usr/lib']
 
 /**
  * @typedef {object} Need
- * @property {string} name A command, where it has no `isThere`.
- * @property {readonly string[]} for
- * @property {boolean} [toBuild] Only while the addon is not built.
- * @property {() => boolean} [isThere]
- * @property {string | (() => string)} [package] Debian's.
- * @property {() => string} [remedy] Where no package brings it.
+ * @property {string} name The name of a command, unless `isThere` is present.
+ * @property {readonly string[]} for The kinds that need it.
+ * @property {boolean} [toBuild] Needed only to build the addon.
+ * @property {() => boolean} [isThere] True if it is present.
+ * @property {string | (() => string)} [package] The Debian package.
+ * @property {() => string} [remedy] How to get it if there is no package.
  */
 
 /** @type {readonly Need[]} */
@@ -56,8 +56,8 @@ export const NEEDS = [
   { name: 'make', package: 'make', for: KINDS, toBuild: true },
   { name: 'g++', package: 'g++', for: KINDS, toBuild: true },
   { name: 'python3', package: 'python3', for: KINDS, toBuild: true },
-  { name: 'python3', package: 'python3', for: ['test'] }, // plays systemd's part
-  { name: 'g++', package: 'g++', for: ['bench', 'test', 'soak', 'lint', 'mutants'] }, // programs of their own; all that is C++
+  { name: 'python3', package: 'python3', for: ['test'] }, // acts as systemd in tests
+  { name: 'g++', package: 'g++', for: ['bench', 'test', 'soak', 'lint', 'mutants'] }, // test programs in C++
   { name: 'ip', package: 'iproute2', for: HOSTED },
   { name: 'nstat', package: 'iproute2', for: ['test'] },
   { name: 'ping', package: 'iputils-ping', for: HOSTED },
@@ -115,7 +115,7 @@ export const NEEDS = [
     package: 'fonts-dejavu-core',
     for: ['page'],
   },
-  // To build Kubernetes' programs from their source (kube-build.mjs), and to ask one as an operator does.
+  // Needed to build programs of Kubernetes from source (kube-build.mjs), and to query a server as an operator does.
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['test', 'kube'] },
@@ -123,7 +123,7 @@ export const NEEDS = [
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // Last, since what is installed is of use in it. Without it, what `test` alone runs is skipped.
+  // Must be last, because the check uses installed programs. `test` does not require it, and skips the tests that do.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,
@@ -137,12 +137,12 @@ export const NEEDS = [
     for: ['image', 'kubelet'],
   },
   {
-    name: 'amd64, from which arm64 is compiled for',
+    name: 'amd64, which cross-compiles for arm64',
     isThere: () => process.arch === 'x64',
     remedy: () => 'run it on amd64',
     for: ['release'],
   },
-  // Those of run.mjs, which has them made.
+  // run.mjs makes these.
   { name: KUBE_APISERVER, isThere: () => Boolean(process.env.WEFT_KUBE_APISERVER), remedy: byTestKube, for: [] },
   { name: HELM, isThere: () => Boolean(process.env.WEFT_HELM), remedy: byTestKube, for: [] },
 ]
@@ -151,7 +151,7 @@ function byTestKube() {
   return '`npm run test:kube` gets it'
 }
 
-/** A library of Go's as Debian packs it, of which there is source alone.
+/** Returns the need for a Go library. Debian's packages contain only its source.
  * @param {string} path
  * @param {string} name
  * @returns {Need} */
@@ -160,17 +160,17 @@ function goLibrary(path, name) {
   return { name: `${path} for Go`, isThere, package: name, for: ['kube', 'kubelet'] }
 }
 
-/** Clang's folder of a version, which has the version for its name; undefined when there is no clang. */
+/** Returns clang's resource folder, whose name is clang's version; undefined if clang is not installed. */
 function clangFolder() {
   const clang = find('clang++')
   return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
 }
 
-/** Whether clang can link a fuzzer: what it takes is in a package of its own since version 14. */
+/** True if clang can link a fuzzer. Since version 14 the necessary library is in a separate package. */
 function hasFuzzer() {
   const folder = clangFolder()
   const libraries = folder && join(folder, 'lib')
-  // libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target's.
+  // The name is libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target.
   return (
     existsSync(libraries ?? '') &&
     readdirSync(libraries ?? '', { recursive: true, encoding: 'utf8' }).some((path) =>
@@ -179,7 +179,7 @@ function hasFuzzer() {
   )
 }
 
-/** That of the clang that is there; the one without a number goes with Debian's `clang`. */
+/** Returns the package for the installed clang. Without clang, returns the one that belongs to Debian's package `clang`. */
 function fuzzerPackage() {
   const folder = clangFolder()
   return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
@@ -248,7 +248,7 @@ function tryToRun([file, ...args]) {
   return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }
 
-/** The command's path; the sbin folders count too, which an ordinary user's PATH lacks on Debian.
+/** Returns the path of a command. Also searches the sbin folders, which an ordinary user's PATH lacks on Debian.
  * @param {string} command */
 export function find(command) {
   const folders = [...(process.env.PATH ?? '').split(':'), '/usr/sbin', '/sbin']
@@ -258,9 +258,9 @@ export function find(command) {
 /** @param {Need} need */
 export const isThere = (need) => (need.isThere ? need.isThere() : find(need.name) !== undefined)
 
-/** What is needed for these kinds and not there.
+/** Lists the missing prerequisites of these kinds.
  * @param {readonly string[]} kinds
- * @param {boolean} mustBuild Whether the addon is to be built. */
+ * @param {boolean} mustBuild True if the addon has to be built. */
 export function missingFor(kinds, mustBuild) {
   const wanted = NEEDS.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
   return wanted.filter((need) => !isThere(need))
@@ -274,7 +274,7 @@ export const packagesOf = (needs) => [
 /** @param {readonly string[]} packages */
 export const installLine = (packages) => `apt-get install -y --no-install-recommends ${packages.join(' ')}`
 
-/** How what is missing is had, in half a sentence.
+/** Describes how to get the missing prerequisites, as a part of a sentence.
  * @param {readonly Need[]} missing */
 function remedyFor(missing) {
   const packages = packagesOf(missing)
@@ -286,11 +286,11 @@ function remedyFor(missing) {
 
 const LACKS = 'this machine lacks '
 
-/** What is missing, and how it is had.
+/** Describes the missing prerequisites and how to get them.
  * @param {readonly Need[]} missing */
 export const sayLack = (missing) =>
   `${LACKS}${[...new Set(missing.map(({ name }) => name))].join(', ')}: ${remedyFor(missing)}`
 
-/** Whether a test that gives this reason is skipped for want of something that the machine could have.
+/** True if a test with this skip reason is skipped because of a missing prerequisite.
  * @param {string} reason */
 export const isLack = (reason) => reason.startsWith(LACKS)

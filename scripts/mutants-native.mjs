@@ -1,8 +1,9 @@
-// mutants-native.mjs - small mistakes put into native/core and native/encap, one at a time, and whether the tests of the core and of the walks notice.
+// mutants-native.mjs - puts small mistakes into native/core and native/encap, one at a time, and checks whether the tests of the core and of
+// the packet loops notice them.
 //
-// The operators are applied to the text, comments and strings left out: a mutant that does not compile is no mutant. Programs are
-// compiled without sanitizers; where only another file than the mutated one is needed, its object of before is linked. Which of
-// the mutants are tried is drawn by the seed, and what is known of one is kept until a source or a test changes.
+// The operators change the text of the code, except comments and strings. A mutant that does not compile does not count. Programs are
+// compiled without sanitizers, and files that a mutant does not affect are not compiled again. The seed decides which mutants are tried.
+// Results are kept until a source or a test changes.
 
 import { spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -10,17 +11,17 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync
 import { basename, dirname, join } from 'node:path'
 import { drawn } from './mutants-score.mjs'
 
-/** What Node would bring along. */
+/** Node.js provides libcrypto to the addon; the test programs have to link it. */
 const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
-/** Those that can be linked without Node, and their arguments: a seed and how many rounds. */
+/** The test programs that can be linked without Node.js, and their arguments: a seed and the number of rounds. */
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
 const COMPILE_MS = 300_000
-/** How many times as long as without a mistake a program may run, and what it may take however short that was. */
+/** A mutant's program may run PATIENCE times as long as the program without a mistake, and at least LEAST_MS. */
 const PATIENCE = 10
 const LEAST_MS = 20_000
 
-/** What is looked for, and what it becomes; the first group stays before it. @type {[string, RegExp, string[]][]} */
+/** The name of each operator, the pattern that it replaces, and the replacements. @type {[string, RegExp, string[]][]} */
 const OPERATORS = [
   ['relation', /(?<= )<(?= )/g, ['<=']],
   ['relation', /(?<= )<=(?= )/g, ['<']],
@@ -46,7 +47,7 @@ const OPERATORS = [
   ['truth', /\btrue\b/g, ['false']],
   ['truth', /\bfalse\b/g, ['true']],
   ['condition', /\bif \((?!constexpr)/g, ['if (false && ', 'if (true || ']],
-  // A call, an assignment or a jump that is a line of its own; not a declaration.
+  // Matches a call, an assignment or a jump that is a whole line, but not a declaration.
   [
     'statement',
     /(?<=^ +)(?:(?:[\w.:>\]-]+(?:\[[^\]]*\])?(?: [-+|&^]?= [^;]+|\([^;]*\))|continue|break|\+\+[\w.]+|[\w.]+\+\+);)$/gm,
@@ -54,7 +55,7 @@ const OPERATORS = [
   ],
 ]
 
-/** The text with comments, strings, and lines of the preprocessor blank, of the same length. @param {string} text */
+/** Replaces comments, strings and preprocessor lines by spaces, so that the length stays the same. @param {string} text */
 function codeOf(text) {
   return text.replaceAll(
     /\/\/[^\n]*|\/\*[\s\S]*?\*\/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)+'(?!\w)|^#[^\n]*|static_assert\([^;]*;/gm,
@@ -83,14 +84,14 @@ export function mutantsOf(text, file) {
 }
 
 /**
- * Every mutant of a room, in the order that the seed gives.
- * @param {{ root: string, room: string, seed: string }} options
+ * Lists all mutants of an area, in the order that the seed decides.
+ * @param {{ root: string, area: string, seed: string }} options
  */
-export function nativeMutants({ root, room, seed }) {
-  const files = readdirSync(join(root, 'native', room)).filter((name) => /\.(cc|h)$/.test(name))
+export function nativeMutants({ root, area, seed }) {
+  const files = readdirSync(join(root, 'native', area)).filter((name) => /\.(cc|h)$/.test(name))
   return files
     .toSorted()
-    .flatMap((name) => mutantsOf(readFileSync(join(root, 'native', room, name), 'utf8'), `native/${room}/${name}`))
+    .flatMap((name) => mutantsOf(readFileSync(join(root, 'native', area, name), 'utf8'), `native/${area}/${name}`))
     .map((mutant, index) => ({
       mutant,
       at: drawn(`${seed} ${mutant.file} ${mutant.line} ${mutant.was} ${mutant.became} ${index}`),
@@ -99,7 +100,7 @@ export function nativeMutants({ root, room, seed }) {
     .map(({ mutant }) => mutant)
 }
 
-/** How a command ended: its exit code, or why it has none. @param {string[]} command @param {{ cwd: string, limitMs: number }} options @returns {Promise<number | string>} */
+/** Runs a command; resolves with its exit code, or with the signal that ended it. @param {string[]} command @param {{ cwd: string, limitMs: number }} options @returns {Promise<number | string>} */
 function end([file, ...args], { cwd, limitMs }) {
   return new Promise((resolve, reject) => {
     const child = spawn(file, args, { cwd, stdio: 'ignore', timeout: limitMs, killSignal: 'SIGKILL' })
@@ -108,32 +109,32 @@ function end([file, ...args], { cwd, limitMs }) {
 }
 
 /**
- * Makes and keeps what is needed to try mutants: the objects without a mistake, and which sources each is made of.
+ * Compiles the objects without a mistake, and records the sources of each object.
  * @param {{ root: string, folder: string }} options
  */
 export async function createNativeTrials({ root, folder }) {
   const before = join(folder, 'objects')
-  const list = (/** @type {string} */ room, /** @type {RegExp} */ pattern) =>
-    readdirSync(join(root, room))
+  const list = (/** @type {string} */ area, /** @type {RegExp} */ pattern) =>
+    readdirSync(join(root, area))
       .filter((name) => pattern.test(name))
-      .map((name) => `${room}/${name}`)
+      .map((name) => `${area}/${name}`)
       .toSorted()
-  const rooms = ['native', 'native/crypto', 'native/core', 'native/encap', 'native/io', 'native/walk']
-  const sources = [...rooms, 'test/native'].flatMap((room) => list(room, /\.(cc|h)$/))
+  const areas = ['native', 'native/crypto', 'native/core', 'native/encap', 'native/io', 'native/walk']
+  const sources = [...areas, 'test/native'].flatMap((area) => list(area, /\.(cc|h)$/))
   const state = createHash('sha256')
   for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
   const key = state.digest('hex')
-  // Of what did not change since the last run the objects are there.
+  // The objects of the last run are valid if no source has changed.
   const keyPath = join(before, 'key')
   const isBuilt = existsSync(keyPath) && readFileSync(keyPath, 'utf8') === key
   if (!isBuilt) rmSync(before, { recursive: true, force: true })
   mkdirSync(before, { recursive: true })
-  const shared = ['native/crypto', 'native/core', 'native/io'].flatMap((room) => list(room, /\.cc$/))
+  const shared = ['native/crypto', 'native/core', 'native/io'].flatMap((area) => list(area, /\.cc$/))
   const mains = Object.keys(PROGRAMS).map((name) => `test/native/${name}.cc`)
   const objectOf = (/** @type {string} */ source, /** @type {string} */ to) =>
     join(to, `${basename(dirname(source))}-${basename(source)}.o`)
 
-  /** Which files an object is made of. @type {Map<string, Set<string>>} */
+  /** The files from which each object was compiled. @type {Map<string, Set<string>>} */
   const made = new Map()
   for (const source of [...shared, ...mains]) {
     const object = objectOf(source, before)
@@ -150,7 +151,7 @@ export async function createNativeTrials({ root, folder }) {
     )
   }
 
-  /** @param {string} name @param {string} to The folder of objects that go before those without a mistake. */
+  /** @param {string} name @param {string} to The folder of the mutant's objects, which take precedence. */
   async function link(name, to) {
     const program = join(to, name)
     const objects = [...shared, `test/native/${name}.cc`].map((source) => {
@@ -170,19 +171,19 @@ export async function createNativeTrials({ root, folder }) {
     const program = await link(name, before)
     const began = performance.now()
     const code = await end([program, ...args], { cwd: root, limitMs: COMPILE_MS })
-    if (code !== 0) throw new Error(`${name} fails without a mistake too: ${code}`)
+    if (code !== 0) throw new Error(`${name} also fails without a mistake: ${code}`)
     limits[name] = Math.ceil(Math.max(LEAST_MS, PATIENCE * (performance.now() - began)))
   }
 
   /**
-   * Whether a test notices this mistake; undefined when it does not compile.
+   * Resolves with true if a test notices this mistake; undefined if it does not compile.
    * @param {{ file: string, index: number, was: string, became: string }} mutant
    */
   async function isNoticed({ file, index, was, became }) {
     const to = join(folder, 'mutant')
     rmSync(to, { recursive: true, force: true })
     mkdirSync(join(to, 'tree'), { recursive: true })
-    // A tree of its own, since a header is found beside the file that includes it.
+    // Copy the whole tree, because headers are searched next to the file that includes them.
     if ((await end(['cp', '-r', '--parents', ...sources, join(to, 'tree')], { cwd: root, limitMs: COMPILE_MS })) !== 0)
       throw new Error('sources cannot be copied')
     const text = readFileSync(join(root, file), 'utf8')
@@ -200,7 +201,7 @@ export async function createNativeTrials({ root, folder }) {
     return false
   }
 
-  // Where the copied tree lacks a file nothing compiles, and mutants that only the walks notice would be none.
+  // If the copied tree lacked a file, mutants would not compile and would not be counted.
   if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
     throw new Error('the copied tree without a mistake does not compile')
   writeFileSync(keyPath, key)

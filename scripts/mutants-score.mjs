@@ -1,16 +1,16 @@
-// mutants-score.mjs - what mutants say of a room: how many were noticed, and which survivors nobody has given a reason for.
+// mutants-score.mjs - evaluates the mutants of an area: how many were noticed, and which survivors have no known reason.
 
 import { createHash } from 'node:crypto'
 import { dirname } from 'node:path'
 
-/** Of the mutants of a room, what its tests must notice. */
+/** The minimum percentage of mutants that the tests of an area must notice. */
 export const LEAST_PERCENT = 85
 
 /**
  * @typedef {object} Mutant
  * @property {string} file
- * @property {number} number Of the line.
- * @property {string} line Its text, with single spaces.
+ * @property {number} number The number of the line.
+ * @property {string} line The text of the line, with single spaces.
  * @property {string} was
  * @property {string} became
  * @property {string} operator
@@ -18,21 +18,20 @@ export const LEAST_PERCENT = 85
  */
 
 /**
- * A known survivor, by what stands in the file, since numbers of lines change. One without `was` or `became` stands for all
- * survivors of the line that fit the rest.
+ * A known survivor, identified by text because line numbers change. An entry without `was` or `became` matches any value.
  * @typedef {{ file: string, line: string, was?: string, became?: string, reason: string }} Known
  */
 
 /**
  * @typedef {object} Score
- * @property {string} room
+ * @property {string} area
  * @property {number} total
  * @property {number} killed
  * @property {number} percent
  * @property {boolean} isLow
  * @property {Mutant[]} survivors
- * @property {Mutant[]} unknown Those that nothing is known of.
- * @property {Known[]} stale What is known of mutants that do not survive, or are no more.
+ * @property {Mutant[]} unknown The survivors without a known entry.
+ * @property {Known[]} stale The known entries that match no survivor.
  * @property {number} [minutes]
  */
 
@@ -44,20 +43,20 @@ const fits = (known, mutant) =>
   (known.became ?? mutant.became) === mutant.became
 
 /**
- * @param {string} room
+ * @param {string} area
  * @param {readonly Mutant[]} mutants
- * @param {readonly Known[]} known Of all rooms.
- * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: all mutants of the room are there, else what is known may be of
- *   others. `mayBeEmpty`: the room may have none, else none is too few.
+ * @param {readonly Known[]} known The known survivors of all areas.
+ * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: `mutants` has all mutants of the area; otherwise no entry counts as
+ *   stale. `mayBeEmpty`: an area without mutants is accepted.
  * @returns {Score}
  */
-export function judge(room, mutants, known, { isWhole, mayBeEmpty = true }) {
+export function judge(area, mutants, known, { isWhole, mayBeEmpty = true }) {
   const survivors = mutants.filter(({ isKilled }) => !isKilled)
   const killed = mutants.length - survivors.length
-  const own = known.filter(({ file }) => dirname(file) === `src/${room}` || file === `src/${room}.ts`)
+  const own = known.filter(({ file }) => dirname(file) === `src/${area}` || file === `src/${area}.ts`)
   const percent = mutants.length > 0 ? (100 * killed) / mutants.length : mayBeEmpty ? 100 : 0
   return {
-    room,
+    area,
     total: mutants.length,
     killed,
     percent,
@@ -70,8 +69,8 @@ export function judge(room, mutants, known, { isWhole, mayBeEmpty = true }) {
 
 /** @param {readonly Score[]} scores */
 export function scoreTable(scores) {
-  const rows = scores.map(({ room, killed, total, percent, unknown, minutes }) => [
-    room,
+  const rows = scores.map(({ area, killed, total, percent, unknown, minutes }) => [
+    area,
     `${killed}/${total}`,
     `${percent.toFixed(1)}%`,
     `${total - killed - unknown.length} known`,
@@ -89,5 +88,5 @@ export function scoreTable(scores) {
     .join('\n')
 }
 
-/** A number from 0 to 1 that a text decides, for samples that are the same each time. @param {string} text */
+/** Returns a number from 0 to 1 that depends only on the text, so that samples are reproducible. @param {string} text */
 export const drawn = (text) => createHash('sha256').update(text).digest().readUInt32BE(0) / 2 ** 32

@@ -1,4 +1,5 @@
-// mutants-stryker.mjs - Stryker on the pure files of one room of src/, and what Stryker loads for it: who ignores prose, who tells how far it is.
+// mutants-stryker.mjs - runs Stryker on the pure files of one area of src/. Stryker also loads two plugins from here: one ignores prose, one
+// reports progress.
 
 import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -6,17 +7,17 @@ import { fileURLToPath } from 'node:url'
 import { Stryker } from '@stryker-mutator/core'
 import { drawn } from './mutants-score.mjs'
 
-/** Of the run that is going on, for the plugins below, which Stryker makes by itself. */
+/** The options of the current run. They are global because Stryker creates the plugins itself. */
 const run = {
   isProse: /** @type {(text: string) => boolean} */ (() => false),
   onPlan: /** @type {(total: number) => void} */ (() => {}),
   onTested: () => {},
 }
 
-/** A sentence, as opposed to a name or a rule of a firewall: three words of letters in a row. */
+/** Matches a sentence, as opposed to a name or a firewall rule: three consecutive words of letters. */
 const SENTENCE = /(^|\s)[\p{L}'’]+,? [\p{L}'’]+,? [\p{L}'’]+/u
 
-/** @param {any} path Where a string stands. Whether that is within what makes an error or a line of the log. */
+/** True if the string belongs to an error or a line of the log. @param {any} path */
 function isMessage(path) {
   return Boolean(
     path.findParent((/** @type {any} */ { node }) => {
@@ -26,7 +27,7 @@ function isMessage(path) {
   )
 }
 
-/** @param {any} path The text of a string, or of a template whose holes are no more than names and their fields. */
+/** Returns the text of a string, or of a template that contains only names and their fields. @param {any} path */
 function textOf({ node }) {
   if (node.type === 'StringLiteral') return node.value
   if (node.type !== 'TemplateLiteral') return undefined
@@ -64,11 +65,11 @@ export const strykerPlugins = [
   },
 ]
 
-/** Of a sample, so many lines stay together: what spans more is mutated in a whole run alone. */
+/** The number of lines in each block of a sample. Code that spans more lines is mutated only in a whole run. */
 const LINES_TOGETHER = 8
 
 /**
- * Which lines are mutated, as Stryker names them.
+ * Returns the line ranges to mutate, in Stryker's format.
  * @param {string} file @param {number} share @param {string} seed
  */
 function rangesOf(file, share, seed) {
@@ -79,10 +80,10 @@ function rangesOf(file, share, seed) {
     .map((first) => `${file}:${first}-${first + LINES_TOGETHER - 1}`)
 }
 
-/** What Stryker says of a file that cannot be loaded, or that throws when no test runs: that fails too. */
+/** Stryker's text for a file that cannot be loaded, or that throws outside of a test. Such a mutant counts as noticed. */
 const OUTSIDE = 'An error occurred outside of a test run'
 
-/** What runs as a file is loaded no test is known to cover: Stryker would not ask a new test about one that survived. @param {string} path */
+/** Removes survivors in code that runs at import. Stryker knows no test that covers them, so it would not try new tests. @param {string} path */
 function forgetStaticSurvivors(path) {
   if (!existsSync(path)) return
   const known = JSON.parse(readFileSync(path, 'utf8'))
@@ -97,20 +98,20 @@ function forgetStaticSurvivors(path) {
 const collapse = (/** @type {string} */ text) => text.replaceAll(/\s+/g, ' ').trim()
 
 /**
- * The mutants of these files, judged by these tests. What neither the files nor the tests changed about is taken from the last run.
- * @param {{ root: string, folder: string, room: string, files: string[], tests: string[], hasProse: boolean, share: number, seed: string,
- *   onPlan: (total: number) => void, onTested: () => void }} options `hasProse`: sentences are ignored wherever they stand.
- *   `share`: of the lines, drawn by the seed.
+ * Runs the mutants of these files with these tests. Results of unchanged files and tests are taken from the last run.
+ * @param {{ root: string, folder: string, area: string, files: string[], tests: string[], hasProse: boolean, share: number, seed: string,
+ *   onPlan: (total: number) => void, onTested: () => void }} options `hasProse`: all sentences are ignored, not only those of
+ *   errors and log lines. `share`: the fraction of the lines that is mutated, chosen by the seed.
  */
-export async function mutateTypescript({ root, folder, room, files, tests, hasProse, share, seed, onPlan, onTested }) {
+export async function mutateTypescript({ root, folder, area, files, tests, hasProse, share, seed, onPlan, onTested }) {
   Object.assign(run, {
     isProse: hasProse ? (/** @type {string} */ text) => SENTENCE.test(text) : () => false,
     onPlan,
     onTested,
   })
   process.env.WEFT_MUTANTS_TESTS = tests.join(',')
-  // A sample knows nothing of the lines beside it, whose outcomes of before it would take for its own.
-  const incrementalFile = join(folder, `${room.replaceAll('/', '-')}${share < 1 ? `-${share}-${seed}` : ''}.json`)
+  // Each sample has its own file, because Stryker would mix up its results with those of other lines.
+  const incrementalFile = join(folder, `${area.replaceAll('/', '-')}${share < 1 ? `-${share}-${seed}` : ''}.json`)
   forgetStaticSurvivors(incrementalFile)
   const stryker = new Stryker({
     testRunner: 'vitest',
@@ -125,9 +126,9 @@ export async function mutateTypescript({ root, folder, room, files, tests, hasPr
     incremental: true,
     incrementalFile,
     tempDirName: join(folder, `sandbox-${process.pid}`),
-    // The addon stays: a test that imports what loads it could not be loaded itself.
+    // Keep the addon, because tests that load it could not be imported otherwise.
     ignorePatterns: ['/build/*', '!/build/Release', '/dist', '/docs/images', '/bench/results'],
-    // It rewrites tsconfig.json by the API of a TypeScript before 7; the copy needs no rewriting.
+    // Stryker rewrites tsconfig.json with an API that TypeScript 7 lacks. The copy needs no rewriting.
     tsconfigFile: 'none',
     allowEmpty: true,
     logLevel: 'error',
@@ -140,7 +141,7 @@ export async function mutateTypescript({ root, folder, room, files, tests, hasPr
     .map(({ fileName, location: { start, end }, replacement, mutatorName, status, statusReason }) => {
       const file = fileName.slice(root.length + 1)
       if (!texts.has(file)) texts.set(file, readFileSync(fileName, 'utf8').split('\n'))
-      // Both count from 1.
+      // Lines and columns count from 1.
       const part = texts.get(file).slice(start.line - 1, end.line)
       const line = collapse(part[0])
       part[part.length - 1] = part.at(-1).slice(0, end.column - 1)

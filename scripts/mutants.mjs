@@ -1,9 +1,10 @@
-// mutants.mjs - whether the tests notice small mistakes: `npm run test:mutants -- [ROOM...]`.
+// mutants.mjs - checks whether the tests notice small mistakes: `npm run test:mutants -- [AREA...]`.
 //
-// Mutants are the pure files of src/ (test/support/pure-files.ts), by Stryker and the unit tests of the same room, and native/core and
-// native/encap, by mutants-native.mjs. A mutant that no test notices has survived. test/mutants.json says which survivors are
-// known, and why; any other makes this fail, and so does a room of which fewer are noticed than LEAST_PERCENT, and an entry
-// that nothing stands for any more. What did not change since the last run is not run again (build/mutants).
+// An area is a folder of src/ or native/, or a file directly in src/. Stryker makes mutants of the pure files of src/
+// (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for native/core and
+// native/encap. A mutant that no test notices survives. test/mutants.json lists the known survivors with reasons. The command fails for
+// any other survivor, for an area with less than LEAST_PERCENT noticed mutants, and for an entry that matches no survivor. Unchanged
+// areas are not run again; build/mutants has their results.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -19,9 +20,9 @@ const folder = join(root, 'build/mutants')
 const knownPath = join(root, 'test/mutants.json')
 process.chdir(root)
 
-/** Where the tests of a room are not at the paths of its files. */
+/** The tests of areas whose tests are not at the paths of their files. */
 const TESTS = { net: ['net/nets'] }
-/** Rooms that are full of sentences for people: how those are worded is no behaviour. */
+/** Areas with many sentences for people. Mutants of sentences are ignored, because wording is not behavior. */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
 
@@ -35,9 +36,9 @@ const { isPure } = await import(join(root, 'dist/test/support/pure-files.js'))
 const files = readdirSync('src', { recursive: true, encoding: 'utf8' })
   .filter((file) => file.endsWith('.ts') && isPure(file))
   .toSorted()
-/** Its folder; of a file on top of src/ its name. */
-const roomOf = (/** @type {string} */ file) => file.replace(file.includes('/') ? /\/[^/]*$/ : /\.ts$/, '')
-const rooms = [...new Set(files.map(roomOf)), ...NATIVE.map((room) => `native/${room}`)]
+/** Returns the folder of a file; for a file directly in src/, its name without the ending. */
+const areaOf = (/** @type {string} */ file) => file.replace(file.includes('/') ? /\/[^/]*$/ : /\.ts$/, '')
+const areas = [...new Set(files.map(areaOf)), ...NATIVE.map((area) => `native/${area}`)]
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -52,13 +53,13 @@ const { values, positionals } = parseArgs({
 const number = Number(values.number)
 const minutes = Number(values.minutes)
 const share = Number(values.share)
-if (!(number >= 1)) fail(`--number ${values.number}: it takes how many mutants of each native room are tried`)
+if (!(number >= 1)) fail(`--number ${values.number}: give it the number of mutants to try in each native area`)
 if (!(share > 0 && share <= 1))
-  fail(`--share ${values.share}: it takes what part of the lines of src/ is tried, such as 0.2`)
-if (!(minutes > 0)) fail(`--minutes ${values.minutes}: it takes the minutes after which no further room is begun`)
-const strange = positionals.find((room) => !rooms.includes(room))
-if (strange !== undefined) fail(`there is no room ${strange}; it takes ${rooms.join(', ')}, or nothing for all`)
-const wanted = positionals.length > 0 ? positionals : rooms
+  fail(`--share ${values.share}: give it the fraction of the lines of src/ to try, such as 0.2`)
+if (!(minutes > 0)) fail(`--minutes ${values.minutes}: give it the minutes after which no further area is started`)
+const strange = positionals.find((area) => !areas.includes(area))
+if (strange !== undefined) fail(`there is no area ${strange}; choose from ${areas.join(', ')}, or name none for all`)
+const wanted = positionals.length > 0 ? positionals : areas
 
 mkdirSync(folder, { recursive: true })
 const known = JSON.parse(readFileSync(knownPath, 'utf8'))
@@ -67,11 +68,11 @@ const isOver = () => performance.now() >= endsAt
 
 /** @typedef {import('./mutants-score.mjs').Mutant} Mutant */
 
-/** @param {string} room @returns {Promise<Mutant[]>} */
-async function tryTypescript(room) {
-  const own = files.filter((file) => roomOf(file) === room).map((file) => `src/${file}`)
-  // A test that is at no such path may start processes, which would be for each mutant.
-  const tests = (TESTS[room] ?? own.map((file) => file.slice('src/'.length, -'.ts'.length))).map(
+/** @param {string} area @returns {Promise<Mutant[]>} */
+async function tryTypescript(area) {
+  const own = files.filter((file) => areaOf(file) === area).map((file) => `src/${file}`)
+  // Other tests are left out, because they may start processes, which is too slow for each mutant.
+  const tests = (TESTS[area] ?? own.map((file) => file.slice('src/'.length, -'.ts'.length))).map(
     (name) => `test/unit/${name}.test.ts`,
   )
   let done = 0
@@ -81,17 +82,17 @@ async function tryTypescript(room) {
     return await mutateTypescript({
       root,
       folder,
-      room,
+      area,
       files: own,
       tests,
-      hasProse: PROSE.has(room),
+      hasProse: PROSE.has(area),
       share,
       seed: values.seed,
       onPlan: (total) => {
         progress = createProgress('test:mutants', { total, pace: 'even' })
-        progress.now(room)
+        progress.now(area)
       },
-      onTested: () => progress?.reach(++done, room),
+      onTested: () => progress?.reach(++done, area),
     })
   } finally {
     progress?.end()
@@ -100,20 +101,20 @@ async function tryTypescript(room) {
 
 /** @type {Awaited<ReturnType<typeof createNativeTrials>> | undefined} */
 let trials
-/** @param {string} room @returns {Promise<Mutant[]>} */
-async function tryNative(room) {
+/** @param {string} area @returns {Promise<Mutant[]>} */
+async function tryNative(area) {
   const progress = createProgress('test:mutants', { total: number, pace: 'even' })
-  progress.now(`${room}: build`, 0)
+  progress.now(`${area}: build`, 0)
   trials ??= await createNativeTrials({ root, folder })
-  const path = join(folder, `${room.replaceAll('/', '-')}.json`)
+  const path = join(folder, `${area.replaceAll('/', '-')}.json`)
   const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')) : {}
   /** @type {Record<string, boolean | null>} By mutant; null for one that does not compile. */
   const outcomes = kept.state === trials.state ? kept.outcomes : {}
   const results = []
-  for (const mutant of nativeMutants({ root, room: room.split('/')[1], seed: values.seed })) {
+  for (const mutant of nativeMutants({ root, area: area.split('/')[1], seed: values.seed })) {
     if (results.length === number || isOver()) break
     const key = `${mutant.file} ${mutant.index} ${mutant.was} ${mutant.became}`
-    progress.reach(results.length, `${room}: ${mutant.file.split('/').at(-1)}, line ${mutant.number}`)
+    progress.reach(results.length, `${area}: ${mutant.file.split('/').at(-1)}, line ${mutant.number}`)
     if (!(key in outcomes)) {
       outcomes[key] = (await trials.isNoticed(mutant)) ?? null
       writeFileSync(path, JSON.stringify({ state: trials.state, outcomes }))
@@ -128,36 +129,37 @@ async function tryNative(room) {
 /** @type {import('./mutants-score.mjs').Score[]} */
 const scores = []
 const left = []
-for (const room of wanted) {
+for (const area of wanted) {
   if (isOver()) {
-    left.push(room)
+    left.push(area)
     continue
   }
-  const isNative = room.startsWith('native/')
+  const isNative = area.startsWith('native/')
   const began = performance.now()
-  const mutants = await (isNative ? tryNative(room) : tryTypescript(room))
+  const mutants = await (isNative ? tryNative(area) : tryTypescript(area))
   const minutesTaken = (performance.now() - began) / 60_000
   if (isNative && mutants.length === 0 && isOver()) {
-    left.push(room)
+    left.push(area)
     continue
   }
-  // A sample has not met every known one. A room of types alone has none; of C++ none are left where nothing compiles any more.
+  // A sample does not contain every known survivor. An area of types has no mutants, but an area of C++ without mutants is an error.
   const about = { isWhole: !isNative && share === 1, mayBeEmpty: !isNative }
-  const score = { ...judge(room, mutants, known, about), minutes: minutesTaken }
+  const score = { ...judge(area, mutants, known, about), minutes: minutesTaken }
   scores.push(score)
   process.stdout.write(`${scoreTable([score])}\n`)
   if (values.survivors) for (const each of score.survivors) process.stdout.write(`${JSON.stringify(each)}\n`)
 }
 
 process.stdout.write(`\n${scoreTable(scores)}\n`)
-if (left.length > 0) process.stdout.write(`not begun, since the time was over: ${left.join(', ')}\n`)
-for (const { unknown, stale, isLow, room } of scores) {
+if (left.length > 0) process.stdout.write(`not started, because the time was over: ${left.join(', ')}\n`)
+for (const { unknown, stale, isLow, area } of scores) {
   for (const { file, number: line, was, became } of unknown)
     process.stdout.write(
       `survived, and test/mutants.json has no reason: ${file}:${line}: ${was} became ${became || 'nothing'}\n`,
     )
-  for (const entry of stale) process.stdout.write(`in test/mutants.json, but no survivor: ${JSON.stringify(entry)}\n`)
-  if (isLow) process.stdout.write(`${room}: less than ${LEAST_PERCENT}% were noticed\n`)
+  for (const entry of stale)
+    process.stdout.write(`in test/mutants.json, but not a survivor: ${JSON.stringify(entry)}\n`)
+  if (isLow) process.stdout.write(`${area}: less than ${LEAST_PERCENT}% were noticed\n`)
 }
 const isGood =
   scores.length > 0 && scores.every(({ unknown, stale, isLow }) => unknown.length + stale.length === 0 && !isLow)

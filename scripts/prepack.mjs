@@ -1,7 +1,7 @@
-// prepack.mjs - `npm pack` runs it: builds what the package holds, and prebuilds the addon for this machine's architecture.
+// prepack.mjs - runs at `npm pack`: builds the contents of the package, and prebuilds the addon for this machine's architecture.
 //
-// A prebuilt addon of another architecture that stands in prebuilds/ already is packed too. All output goes to stderr:
-// stdout is npm's, whose last line there is the package's name.
+// Prebuilt addons of other architectures in prebuilds/ are packed too. All output goes to stderr, because npm writes the name of the package
+// to stdout.
 
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, mkdtempSync, readdirSync, rmSync, symlinkSync } from 'node:fs'
@@ -20,7 +20,7 @@ function run(script, args, env = {}) {
   if (status !== 0) throw new Error(`${script} failed`)
 }
 
-/** What was compiled from a source that is no longer there: tsc leaves it. */
+/** Removes compiled files whose source was deleted, because tsc keeps them. */
 function removeStale() {
   const compiled = join(root, 'dist/src')
   for (const path of readdirSync(compiled, { recursive: true })) {
@@ -29,16 +29,16 @@ function removeStale() {
   }
 }
 
-/** Builds on a copy: prebuildify begins with an empty build/, and a daemon may run on the one that is there. */
+/** Builds in a copy, because prebuildify empties build/, and a running daemon may use the existing one. */
 function prebuild() {
-  const copy = mkdtempSync(join(root, 'build/prebuild-')) // on the same file system, since the addon is renamed
+  const copy = mkdtempSync(join(root, 'build/prebuild-')) // on the same file system, because the addon is renamed
   try {
     for (const name of ['binding.gyp', 'native', 'package.json'])
       cpSync(join(root, name), join(copy, name), { recursive: true })
     symlinkSync(join(root, 'node_modules'), join(copy, 'node_modules'))
-    // Node-API is the same for every Node.js, the C library is not: elsewhere than on glibc the addon is built from source.
+    // Node-API is the same for all versions of Node.js, but C libraries differ. Without glibc the addon is built from source.
     const target = ['--napi', '--tag-libc', '--strip', `--target=${process.versions.node}`]
-    // As in setup.mjs: node-gyp would download the headers that are beside the program.
+    // Use the headers next to the program, because node-gyp would download them again (as in setup.mjs).
     const prefix = dirname(dirname(process.execPath))
     const hasHeaders = existsSync(join(prefix, 'include/node/node_api.h'))
     run(join(root, 'node_modules/prebuildify/bin.js'), [...target, `--cwd=${copy}`, `--out=${root}`], {

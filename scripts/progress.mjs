@@ -1,33 +1,33 @@
-// progress.mjs - how far long work is: a bar that is written over in place on a terminal, a line a step elsewhere.
+// progress.mjs - shows the progress of long work: a bar on a terminal, one line per step elsewhere.
 //
-// Plain Node without a dependency, since setup.mjs shows by it how it installs them. While a bar stands, whatever this process
-// writes goes above it and stays; a child's output is handed on by this process (piped, not inherited), so nothing tears.
+// It has no npm dependencies, because setup.mjs uses it while it installs those. While a bar is shown, other output of this process appears
+// above it. Output of child processes must be piped through this process, so that it does not break the bar.
 
 import { spawn } from 'node:child_process'
 
 const CELLS = 20
 const LEAST_CELLS = 5
 const REDRAW_MS = 500
-/** What is said of a terminal that tells no size, such as one that a program made. */
+/** The width of a terminal that reports no size, such as one that a program created. */
 const COLUMNS = 80
 
 /**
  * @typedef {object} State
  * @property {string} title
- * @property {string} step What is being done now.
+ * @property {string} step The name of the current step.
  * @property {number} done
  * @property {number} total
- * @property {boolean} counted Whether `total` is a number of steps, of which one is being done; it is a share otherwise.
+ * @property {boolean} counted True if `total` is a number of steps. If false, the bar shows a percentage.
  * @property {number} elapsedMs
- * @property {number} [leftMs] Where that can be known.
+ * @property {number} [leftMs] The remaining time, if it is known.
  */
 
 /**
  * @typedef {object} Progress
- * @property {(step: string, size?: number) => void} now What begins, as large a part of the whole (1); the step before is done.
- * @property {(done: number, step: string) => void} reach So much of the whole is done, for work that is not one step after another.
- * @property {(line: string) => void} plain A line for whom no bar is shown.
- * @property {() => void} end Takes the bar away.
+ * @property {(step: string, size?: number) => void} now Ends the current step and starts the next one, with its size (1).
+ * @property {(done: number, step: string) => void} reach Sets the amount of work done, for work that does not consist of consecutive steps.
+ * @property {(line: string) => void} plain Writes a line if no bar is shown.
+ * @property {() => void} end Removes the bar.
  */
 
 /**
@@ -38,7 +38,7 @@ const COLUMNS = 80
  */
 
 /**
- * Whether a bar can be shown: on a terminal that knows how to be written over (`dumb` is what terminfo calls one that does not).
+ * True if a bar can be shown: on a terminal that can move its cursor. terminfo calls other terminals `dumb`.
  * @param {Output} [stream]
  * @param {Record<string, string | undefined>} [environment]
  */
@@ -53,8 +53,8 @@ function duration(ms) {
 }
 
 /**
- * The bar as one line of less than `columns`, since a terminal goes to the next line after the last one. A narrow one has fewer
- * cells, whatever the text, so that they stay where they are; the text is cut.
+ * Returns the bar as one line, shorter than `columns`, because a terminal wraps after its last column. A narrow terminal gets fewer cells,
+ * and the text is truncated.
  * @param {State} state
  * @param {number} columns
  * @param {boolean} colour
@@ -63,7 +63,7 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
   const share = total > 0 ? Math.min(1, Math.max(0, done / total)) : 0
   const place = counted ? `${Math.min(total, Math.floor(done) + 1)} of ${total}` : `${Math.floor(100 * share)}%`
   const left = leftMs === undefined ? '' : `, about ${duration(Math.max(1000, leftMs))} left`
-  // A control character in a name would move the cursor.
+  // Control characters in a name would move the cursor.
   const text = ` ${place}, ${duration(elapsedMs)}${left}: ${step}`.replaceAll(/\p{Cc}/gu, ' ')
   const cells = Math.min(CELLS, Math.floor(columns / 4))
   const full = Math.floor(share * cells)
@@ -75,11 +75,11 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
 /** @typedef {'seconds' | 'even' | 'unknown'} Pace */
 
 /**
- * How far work is, and how long the rest takes, by the pace of the steps that are done; before the first by the sizes, when they
- * are seconds. A step that is being done counts by the clock, and never as more than it was said to be: where the last one
- * takes longer nobody knows what is left.
- * @param {{ done: number, size: number, total: number, pace: Pace, beforeMs: number, withinMs: number }} work Until the step
- *   began, `done` took `beforeMs`; it is going on since `withinMs`.
+ * Returns the amount of work done and the remaining time, at the pace of the finished steps. Before the first step is finished, uses the
+ * sizes if they are seconds. The current step counts by its elapsed time, up to its size. If the last step takes longer, the remaining
+ * time is unknown.
+ * @param {{ done: number, size: number, total: number, pace: Pace, beforeMs: number, withinMs: number }} work `beforeMs`: the time
+ *   of the finished work `done`. `withinMs`: the elapsed time of the current step.
  */
 export function progressOf({ done, size, total, pace, beforeMs, withinMs }) {
   const unitMs = pace === 'unknown' ? undefined : done > 0 ? beforeMs / done : pace === 'seconds' ? 1000 : undefined
@@ -92,8 +92,8 @@ export function progressOf({ done, size, total, pace, beforeMs, withinMs }) {
  * @param {string} title
  * @param {object} options
  * @param {number} options.total The number of steps, or the sum of their sizes.
- * @param {Pace} [options.pace] What the sizes say of time, without which nobody can tell what is left:
- *   they are seconds, about; they are in proportion to it; nothing.
+ * @param {Pace} [options.pace] The meaning of the sizes: approximate seconds; proportional to the time; unknown, so that the remaining time
+ *   is not shown.
  * @param {Output} [options.stream]
  * @param {Record<string, string | undefined>} [options.environment]
  * @returns {Progress}
@@ -102,11 +102,11 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
   if (!canShowBar(stream, environment)) {
     return { now() {}, reach() {}, plain: (line) => void stream.write(`${line}\n`), end() {} }
   }
-  /** When the first step did, since nothing is known of what was before it. */
+  /** The start of the first step. */
   let began = NaN
   const current = { step: '', size: 0, done: 0, since: NaN }
   let shown = ''
-  /** Whether something was written whose line has no end yet: the bar would cut it. */
+  /** True if the last output does not end with a newline. The bar is then not drawn, because it would overwrite that line. */
   let isOpen = false
   let isEnded = false
   const draw = () => {
@@ -126,7 +126,7 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
 
   const guarded = [...new Set([stream, process.stdout, process.stderr])].filter(({ isTTY }) => isTTY)
   const originals = guarded.map((each) => each.write)
-  /** Past the guards.
+  /** Writes to the stream without `guarded`'s wrapper.
    * @param {string} text */
   const write = (text) => void originals[0]?.call(stream, text)
   for (const [index, each] of guarded.entries()) {
@@ -148,7 +148,7 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
     for (const [index, each] of guarded.entries()) if (originals[index]) each.write = originals[index]
     process.off('exit', end).off('SIGINT', interrupted)
   }
-  /** Ctrl-C ends this process as it would have, unless others listen, who then say what follows. */
+  /** Lets Ctrl-C end this process as usual, unless there are other listeners that decide. */
   const interrupted = () => {
     end()
     if (process.listenerCount('SIGINT') === 0) process.kill(process.pid, 'SIGINT')
@@ -171,11 +171,11 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
 }
 
 /**
- * Runs a program and hands on what it writes, also beside a bar. Resolves with its exit code, null when a signal ended it; rejects
- * when it cannot be started.
+ * Runs a program and passes its output on, so that a bar stays intact. Resolves with its exit code, or null if a signal ended it. Rejects if
+ * it cannot be started.
  * @param {string} file
  * @param {readonly string[]} args
- * @param {{ cwd?: string, env?: Record<string, string | undefined>, stdout?: Output, stderr?: Output }} [options] Where it writes, if elsewhere.
+ * @param {{ cwd?: string, env?: Record<string, string | undefined>, stdout?: Output, stderr?: Output }} [options] `stdout` and `stderr` receive its output.
  * @returns {Promise<number | null>}
  */
 export function runAloud(file, args, { stdout = process.stdout, stderr = process.stderr, ...options } = {}) {

@@ -1,7 +1,7 @@
-// run.mjs - `npm run NAME` for what needs something of the machine: sets that up, then runs the commands of tasks.mjs.
+// run.mjs - `npm run NAME` for tasks with prerequisites: sets them up, then runs the commands of tasks.mjs.
 //
-// It ends with the exit code of what failed first, and nothing is run after that: a shell would go on after a $(...) that
-// failed, and skip the requested task. Words that a task does not accept are refused before anything is set up. vitest treats file names as
+// It ends with the exit code of the first command that fails. A shell script would continue after a failed $(...), and skip the requested
+// task. Words that a task does not accept are refused before anything is set up. vitest treats file names as
 // parts of paths and ignores names without a match, so each name must match a test file.
 
 import { spawn } from 'node:child_process'
@@ -72,20 +72,20 @@ const env = {
 }
 const node = (...args) => [process.execPath, ...args]
 
-/** Runs to the end, also when this process is told to end, which it does when that fails; resolves with what was written, if asked for. */
+/** Runs a command to its end, and forwards signals to it. Ends this process if it fails. Resolves with its output if `stdout` is `pipe`. */
 async function run([file, ...args], stdout = 'inherit') {
   const child = spawn(file, args, { cwd: root, stdio: ['inherit', stdout, 'inherit'], env })
   let written = ''
   child.stdout?.setEncoding('utf8').on('data', (text) => (written += text))
   const signals = ['SIGINT', 'SIGTERM', 'SIGHUP']
-  // A terminal sends SIGINT to all of its processes.
-  const hear = (signal) => void (signal === 'SIGINT' || child.kill(signal))
-  for (const signal of signals) process.on(signal, hear)
+  // SIGINT is not forwarded, because the terminal sends it to all processes itself.
+  const forward = (signal) => void (signal === 'SIGINT' || child.kill(signal))
+  for (const signal of signals) process.on(signal, forward)
   const end = await new Promise((resolve) => {
     child.on('error', (error) => fail(`${file} cannot be run: ${error.message}`))
     child.on('close', (code, signal) => resolve(code ?? 128 + constants.signals[signal]))
   })
-  for (const signal of signals) process.off(signal, hear)
+  for (const signal of signals) process.off(signal, forward)
   if (end !== 0) process.exit(end)
   return written.trim()
 }
@@ -102,6 +102,6 @@ await run(node('scripts/setup.mjs', ...task.setup))
 for (const [variable, path] of Object.entries(task.made ?? {})) {
   if (env[variable]) continue
   env[variable] = await run(node(path), 'pipe')
-  if (env[variable] === '') fail(`${path} made nothing; set ${variable} to the path of one`)
+  if (env[variable] === '') fail(`${path} printed no path; set ${variable} to the path of the program`)
 }
 for (const [file, ...args] of commands) await run(file === 'node' ? node(...args) : [file, ...args])

@@ -1,8 +1,8 @@
-// setup.mjs - brings a fresh clone to where the demo, the tests and the benchmarks run; does nothing when it is there.
+// setup.mjs - prepares a fresh clone for the demo, the tests and the benchmarks. Does nothing if everything is present.
 //
-// Plain Node without a dependency, because it is what installs them. Four steps, each skipped when nothing is missing:
-// system packages, npm packages, the addon, the TypeScript. `node scripts/setup.mjs KIND...` asks for what these need
-// (machine.mjs), and for what a developer needs every day without a word.
+// It has no npm dependencies, because it installs them. It has four steps, each of which is skipped if nothing is missing: system packages,
+// npm packages, the addon, the TypeScript. `node scripts/setup.mjs KIND...` installs the prerequisites of these kinds (machine.mjs); without
+// KIND, those of a developer's everyday commands.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -25,7 +25,7 @@ import { createProgress } from './progress.mjs'
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
-/** The services that these packages enable: nobody who runs a test has asked for them. */
+/** The services that these packages enable. They are disabled again, because tests do not need them. */
 const SERVICES = {
   'etcd-server': ['etcd.service'],
   prometheus: ['prometheus.service'],
@@ -37,10 +37,10 @@ function fail(message) {
   process.exit(1)
 }
 
-/** How far setup is; there once it is known how many steps there are. */
+/** The progress bar; undefined until the number of steps is known. */
 let progress
 
-/** Runs a step, which becomes one line; shows its whole output, and ends setup, only when it fails. */
+/** Runs a step and writes one line about it. If the step fails, shows its whole output and ends setup. */
 function step(title, file, args, { env = {} } = {}) {
   return new Promise((resolve) => {
     const began = performance.now()
@@ -67,7 +67,7 @@ const apt = find('apt-get')
 const mayInstall = apt !== undefined && process.getuid() === 0
 
 async function systemPackages(missing, kinds) {
-  // The tests skip, and say so, what needs something that only they use; all else is needed by what was asked for.
+  // Prerequisites of tests alone are optional: those tests are skipped, with a message. All others are required.
   const isOnlyForTests = (need) => !need.toBuild && !need.for.some((kind) => kind !== 'test' && kinds.includes(kind))
   const hindering = missing.filter((need) => !isOnlyForTests(need))
   const packages = packagesOf(missing)
@@ -88,7 +88,7 @@ async function systemPackages(missing, kinds) {
   if (still.length > 0) fail(`installed, but still not found: ${still.map(({ name }) => name).join(', ')}`)
 }
 
-/** Keeps packages from starting their daemons: the tests run an etcd of their own (Debian policy manual 9.3.3.1). */
+/** Prevents packages from starting their daemons during `install`, because tests run their own etcd (Debian policy manual 9.3.3.1). */
 async function withoutServices(install) {
   const policy = '/usr/sbin/policy-rc.d'
   if (existsSync(policy)) return install()
@@ -101,7 +101,7 @@ async function withoutServices(install) {
   remove()
 }
 
-/** Whether node_modules holds what package-lock.json names: npm writes what it installed beside it. */
+/** True if node_modules matches package-lock.json. npm records the installed packages in node_modules/.package-lock.json. */
 function npmPackagesFit() {
   const read = (path) => JSON.parse(readFileSync(join(root, path), 'utf8')).packages
   const hidden = 'node_modules/.package-lock.json'
@@ -117,7 +117,7 @@ function npmPackagesFit() {
   )
 }
 
-/** The time of the newest file or folder below `paths`, in ms; a folder's time tells of a deleted file. */
+/** Returns the time of the newest file or folder below `paths`, in ms. A folder's time changes when a file is deleted. */
 function newest(paths, wanted = () => true) {
   let latest = 0
   const visit = (path) => {
@@ -141,14 +141,14 @@ function addonFits() {
     createRequire(import.meta.url)(addonPath)
     return true
   } catch {
-    return false // built for another machine
+    return false // the addon was built for another machine
   }
 }
 
 async function buildAddon() {
   const began = Date.now() / 1000
   const gyp = join(root, 'node_modules/node-gyp/bin/node-gyp.js')
-  // Distributions put the headers beside the program; node-gyp would download them again.
+  // Use the headers next to the program if they exist, because node-gyp would download them again.
   const prefix = dirname(dirname(process.execPath))
   const headers = existsSync(join(prefix, 'include/node/node_api.h')) ? [`--nodedir=${prefix}`] : []
   const makefile = statSync(join(root, 'build/Makefile'), { throwIfNoEntry: false })
@@ -160,7 +160,7 @@ async function buildAddon() {
     '--jobs=max',
     ...headers,
   ])
-  // A change that make sees no work in (a comment in a header nobody includes) must not be a reason for ever.
+  // Set the time even if make rebuilt nothing, for example after a change of an unused header. Otherwise every setup would build again.
   utimesSync(addonPath, began, began)
 }
 
@@ -224,9 +224,9 @@ async function setup(kinds) {
 
 const kinds = process.argv.slice(2)
 const unknown = kinds.find((kind) => !KINDS.includes(kind))
-if (unknown !== undefined) fail(`unknown: ${unknown}; it takes ${KINDS.join(', ')} or nothing`)
+if (unknown !== undefined) fail(`unknown kind: ${unknown}; choose from ${KINDS.join(', ')}, or name none`)
 
-// Two npm scripts may start at once: the second waits for the first. flock needs no lock file and leaves none behind.
+// If two npm scripts start simultaneously, the second waits for the first. flock locks the folder itself, so no lock file is left.
 if (process.env.WEFT_SETUP_LOCKED === root || !find('flock')) {
   await setup(kinds.length > 0 ? kinds : COMMON)
 } else {

@@ -1,7 +1,7 @@
-// stubborn.mjs - runs the tests over and over, also on a busy and on a slow machine: `npm run test:stubborn -- [N] [FILE...]`.
+// stubborn.mjs - runs the tests repeatedly, with and without CPU load and CPU limits: `npm run test:stubborn -- [N] [FILE...]`.
 //
 // Without files it runs `npm test` N times (4): three times with an endless loop on each core, and then with a quarter of a core. With
-// files it runs only these N times (20), in four modes by turns: quiet, busy, with half a core, busy. At the end it lists the runs
+// files it runs only these N times (20), in four alternating modes: quiet, busy, with half a core, busy. At the end it lists the runs
 // that failed, and the files with their output.
 
 import { spawn } from 'node:child_process'
@@ -37,24 +37,24 @@ const counted = first !== undefined && /^\d+$/.test(first)
 const files = counted ? others : process.argv.slice(2)
 const missing = files.find((file) => !existsSync(join(root, file)))
 if (missing !== undefined)
-  fail(`there is no ${missing}; it takes a number and test files, such as 8 test/sim/simulation.test.ts`)
+  fail(`there is no ${missing}; give it a number and test files, such as 8 test/sim/simulation.test.ts`)
 const times = counted ? Number(first) : files.length > 0 ? 20 : 4
-if (times < 1) fail('it takes a number of runs from 1 on')
+if (times < 1) fail('the number of runs must be 1 or more')
 const MODES =
   files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['busy', 'busy', 'busy', 'a quarter of a core']
 /** The modes that limit a run to a share of one core. */
 const SHARES = { 'half a core': 0.5, 'a quarter of a core': 0.25 }
 
-/** A process for each core that does nothing but run. */
+/** Starts an endless loop on each core. Returns a function that ends them. */
 function keepBusy() {
   const loops = Array.from({ length: availableParallelism() }, () =>
-    // Without its parent it ends as well, when that is killed.
+    // --pdeathsig ends the loop if this process is killed.
     spawn('setpriv', ['--pdeathsig', 'KILL', 'sh', '-c', 'while :; do :; done'], { stdio: 'ignore' }),
   )
   return undo(() => loops.forEach((loop) => loop.kill('SIGKILL')))
 }
 
-/** A new cgroup below `parent`. Those of runs that were interrupted go, once nothing is in them. */
+/** Makes a cgroup below `parent`, and removes empty ones that interrupted runs left. */
 function newCgroup(parent) {
   for (const name of readdirSync(parent).filter((each) => each.startsWith(PREFIX)))
     try {
@@ -99,7 +99,7 @@ async function removeCgroup(cgroup) {
   }
 }
 
-/** One run; resolves with whether it was green, its seconds and the failures that it named. */
+/** Runs the tests once. Resolves with the result, the duration in seconds, the failures and the last line. */
 async function run(mode, path) {
   const command =
     files.length > 0

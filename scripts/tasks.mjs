@@ -1,26 +1,26 @@
-// tasks.mjs - what `npm run NAME` does: what is set up before (machine.mjs), the commands, what they find in their environment.
+// tasks.mjs - defines `npm run NAME`: the prerequisites (machine.mjs), the commands and their environment.
 
-/** The project's tests by vitest; what follows a name on the command line goes to the last command. */
+/** Runs the project's tests with vitest. Further words of the command line are appended to the last command. */
 const vitest = (...words) => ['vitest', 'run', ...words]
 const script = (path, ...words) => ['node', path, ...words]
 /** Multiplies the limit of every wait, because a busy machine needs longer. It does not slow a test whose event arrives. */
 const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
 /** A script that the user runs by name fails if the machine lacks something and a test is skipped for it (summary-reporter.ts). */
-const ASKED = { ...PATIENT, WEFT_REQUIRE: '1' }
-const LONG = { ...ASKED, WEFT_LONG: '1' }
+const STRICT = { ...PATIENT, WEFT_REQUIRE: '1' }
+const LONG = { ...STRICT, WEFT_LONG: '1' }
 
 /**
  * @typedef {object} Task
- * @property {readonly string[]} setup For which kinds of machine.mjs; what `test` alone needs may be missing, all else not.
- * @property {readonly (readonly string[])[]} commands One after another, to the first that fails.
+ * @property {readonly string[]} setup The kinds of machine.mjs to set up. Only prerequisites of the kind `test` may be missing.
+ * @property {readonly (readonly string[])[]} commands The commands, which run one after another until one fails.
  * @property {string} [usage] The words that its own script accepts, for `--help`; tasks without it hand `--help` to their last command.
  * @property {RegExp} [accepts] Matches each word that the task accepts. If it is missing, the task's script checks the words itself.
  * @property {boolean} [makesHosts] True if the task needs to make hosts. If that is impossible, it fails before anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
- * @property {Readonly<Record<string, string>>} [made] Variables whose value a script prints that makes what it names; not where they are set.
+ * @property {Readonly<Record<string, string>>} [made] Environment variables, each with the script that makes a program and prints its path.
+ *   The script does not run if the user has set the variable.
  */
 
-/** For a task that accepts no words. */
 const NO_WORDS = { usage: '', accepts: /^$/ }
 
 /** @type {Readonly<Record<string, Task>>} */
@@ -44,6 +44,7 @@ export const TASKS = {
       ['oxlint', '--type-aware', '--deny-warnings'],
       script('scripts/lint-exports.mjs'),
       ['oxfmt', '--check'],
+      script('scripts/alert-rules.mjs', '--check'),
     ],
   },
   'lint:native': {
@@ -58,7 +59,11 @@ export const TASKS = {
     setup: ['lint'],
     commands: [script('scripts/lint-words.mjs')],
   },
-  format: { ...NO_WORDS, setup: ['lint'], commands: [['oxfmt'], script('scripts/lint-native.mjs', '--fix')] },
+  format: {
+    ...NO_WORDS,
+    setup: ['lint'],
+    commands: [script('scripts/alert-rules.mjs'), ['oxfmt'], script('scripts/lint-native.mjs', '--fix')],
+  },
   // `test` runs the tests that test/selection.json chooses, `test:whole` all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
@@ -71,7 +76,7 @@ export const TASKS = {
   'test:stubborn': {
     usage: '[N] [FILE...]',
     setup: ['test', 'stubborn'],
-    env: ASKED,
+    env: STRICT,
     commands: [script('scripts/stubborn.mjs')],
   },
   'test:soak': {
@@ -100,7 +105,7 @@ export const TASKS = {
   'test:vm': {
     usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
     setup: ['test', 'vm'],
-    env: ASKED,
+    env: STRICT,
     commands: [script('scripts/test-vm.mjs')],
   },
   'test:kube': {
@@ -111,35 +116,35 @@ export const TASKS = {
   },
   'test:kubelet': {
     setup: ['test', 'kubelet'],
-    env: ASKED,
+    env: STRICT,
     made: { WEFT_KUBELET: 'scripts/kubelet.mjs' },
     commands: [vitest('--project', 'kubelet')],
   },
   'test:mutants': {
-    usage: '[ROOM...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',
+    usage: '[AREA...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',
     setup: ['mutants'],
     commands: [script('scripts/mutants.mjs')],
   },
-  'test:page': { setup: ['test', 'page'], env: { ...ASKED, WEFT_PAGE: '1' }, commands: [vitest('--project', 'page')] },
+  'test:page': { setup: ['test', 'page'], env: { ...STRICT, WEFT_PAGE: '1' }, commands: [vitest('--project', 'page')] },
   'test:broken': {
     setup: ['test', 'broken'],
-    env: { ...ASKED, WEFT_BROKEN: '1' },
+    env: { ...STRICT, WEFT_BROKEN: '1' },
     commands: [vitest('--project', 'broken')],
   },
   release: {
     ...NO_WORDS,
     setup: ['release'],
-    // Two at once would write into each other's files: the second waits.
+    // Two simultaneous runs would write the same files, so the second one waits.
     commands: [['flock', '--no-fork', 'scripts/release', ...script('scripts/release/main.mjs')]],
   },
   'release:test': {
     setup: ['test', 'release', 'image'],
-    env: { ...ASKED, WEFT_RELEASE: '1' },
+    env: { ...STRICT, WEFT_RELEASE: '1' },
     commands: [vitest('--project', 'release')],
   },
   'image:test': {
     setup: ['test', 'image'],
-    env: { ...ASKED, WEFT_IMAGE: '1' },
+    env: { ...STRICT, WEFT_IMAGE: '1' },
     commands: [vitest('--project', 'image')],
   },
 }

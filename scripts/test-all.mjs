@@ -1,4 +1,4 @@
-// test-all.mjs - `npm run test:all`: every test script of package.json, one after another, with a table of results and times at the end.
+// test-all.mjs - `npm run test:all`: runs every test script of package.json, one after another, and ends with a table of results and times.
 //
 // It can be interrupted: scripts that have passed for exactly this tree are recorded in build/test-all and not run again. `-- --again`
 // runs everything.
@@ -15,7 +15,7 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/test-all')
 const STATE = join(folder, 'state.json')
 
-/** The order, and a rough number of minutes on two cores: for the progress bar and the first line, not a claim. */
+/** The order of the scripts, and their approximate minutes on two cores. They are used only for the progress bar and the first line. */
 const MINUTES = {
   'test:whole': 25,
   'test:paths': 10,
@@ -121,8 +121,8 @@ const results = keptResults(tree)
 const left = names.filter((name) => results[name] === undefined)
 const minutes = left.reduce((sum, name) => sum + (MINUTES[name] ?? 10), 0)
 process.stdout.write(
-  `${left.length} of ${names.length} test scripts are to be run, about ${(minutes / 60).toFixed(1)} hours on two quiet cores.` +
-    ` Interrupt it when you like: the next \`npm run test:all\` goes on here, as long as no file changes.\n`,
+  `${left.length} of ${names.length} test scripts will run, which takes about ${(minutes / 60).toFixed(1)} hours on two quiet cores.` +
+    ` You can interrupt it: the next \`npm run test:all\` continues here if no file has changed.\n`,
 )
 if (tree === '') process.stdout.write('Without git the results of an interrupted run are not kept.\n')
 const progress = createProgress('test:all', { total: 60 * minutes, pace: 'seconds' })

@@ -1,6 +1,6 @@
-// test-arch.mjs - the native core's tests on other architectures, emulated: `npm run test:arch`.
+// test-arch.mjs - runs the native core's tests on other, emulated architectures: `npm run test:arch`.
 //
-// arm64, and s390x for its byte order, with Debian's cross compilers and qemu-user.
+// They are arm64, and s390x because it is big-endian. Debian's cross compilers and qemu-user are used.
 
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -14,10 +14,10 @@ const ARCHITECTURES = [
   { name: 's390x', compiler: 's390x-linux-gnu-g++', qemu: 'qemu-s390x-static' },
 ]
 const PROGRAMS = ['core_test', 'io_test', 'walk_test']
-const SOURCES = ['native/crypto', 'native/core', 'native/io'].flatMap((room) =>
-  readdirSync(join(root, room))
+const SOURCES = ['native/crypto', 'native/core', 'native/io'].flatMap((area) =>
+  readdirSync(join(root, area))
     .filter((name) => name.endsWith('.cc'))
-    .map((name) => join(root, room, name)),
+    .map((name) => join(root, area, name)),
 )
 const ROUNDS = '4'
 
@@ -36,7 +36,7 @@ try {
       const flags = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', '-static']
       await run(compiler, [...flags, join(root, `test/native/${test}.cc`), ...SOURCES, '-o', program, '-lpthread'])
       process.stdout.write(`${name}, ${test}: `)
-      // qemu-user 7.2 hands numbers in control messages, of UDP_SEGMENT and IPV6_TCLASS, on without changing their byte order.
+      // qemu-user 7.2 does not convert the byte order of the control messages UDP_SEGMENT and IPV6_TCLASS.
       const without = name === 's390x' ? ['without-control-numbers'] : []
       await run(qemu, [program, String(Date.now() % 1_000_000), ROUNDS, ...without])
     }

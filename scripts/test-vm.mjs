@@ -1,9 +1,9 @@
-// test-vm.mjs - tests on another kernel, Debian's own in QEMU: `npm run test:vm -- [FILE...] [-t NAME]`, or `-- -- COMMAND...`.
+// test-vm.mjs - runs tests on Debian's kernel in QEMU: `npm run test:vm -- [FILE...] [-t NAME]`, or `-- -- COMMAND...`.
 //
-// The machine is emulated, which needs no right and no virtualization, and is ten to twenty times slower than this one. Its
-// root is this machine's tree, read-only beneath a tmpfs (vm/initramfs), where the command runs (vm/guest) as it would here:
-// the same programs, another kernel. The kernel is the package that `linux-image-amd64` depends on, unpacked into build/vm,
-// never installed. Each part of the list has a machine of its own, so that none meets what another left.
+// The machine is emulated. That needs no rights and no virtualization, but is ten to twenty times slower than this machine. Its root is this
+// machine's file system, read-only below a tmpfs (vm/initramfs). The command (vm/guest) runs with the same programs on another kernel. The
+// kernel is the package that `linux-image-amd64` depends on, unpacked into build/vm and never installed. Each part of the list gets its
+// own machine, so that it does not depend on earlier parts.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -26,17 +26,17 @@ import { undo } from './undo.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/vm')
-/** How many times as long whatever a test waits for may take there. */
+/** The factor by which the tests' time limits are multiplied in the machine. */
 const PATIENCE = 10
 const MEMORY_MIB = 4096
-/** For one machine, from its start to its end. */
+/** The maximum run time of one machine. */
 const LIMIT_MS = 20 * 60_000
-/** What its root is made of: virtio's bus, this machine's tree, what is written above it. */
+/** The kernel modules for the root file system: the virtio bus, the shared file system of this machine, the writable layer. */
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
 /**
- * What runs when nothing is named, as arguments of vitest: the engine, which misses features of newer kernels there, and
- * backends, some of which need devices that not every kernel has.
+ * The default runs, as arguments of vitest: the engine, because this kernel lacks features of newer ones, and the backends that need devices
+ * that some kernels lack.
  */
 const DEFAULT = [
   ['test/native/engines.test.ts'],
@@ -54,14 +54,14 @@ function fail(message) {
   process.exit(2)
 }
 
-/** The stdout of a program that must succeed. */
+/** Returns the stdout of a program. Fails if the program fails. */
 function outputOf(command, args, cwd = root) {
   const { status, stdout, stderr, error } = spawnSync(command, args, { cwd, encoding: 'utf8' })
   if (status !== 0) fail(`${[command, ...args].join(' ')} failed: ${error?.message ?? stderr.trim()}`)
   return stdout
 }
 
-/** Debian's kernel as it is now: the folder with the package unpacked, which is downloaded once. */
+/** Returns the folder with Debian's current kernel package, which is downloaded and unpacked once. */
 function unpackedKernel() {
   const name = /Depends: (linux-image-\S+)/.exec(outputOf('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
   if (name === undefined) fail('apt knows no linux-image-amd64; run apt-get update')
@@ -83,7 +83,7 @@ function unpackedKernel() {
 
 const versionOf = (unpacked) => readdirSync(join(unpacked, 'lib/modules'))[0]
 
-/** Packs what the kernel starts with: busybox, the modules for the root in the order of loading, the script. */
+/** Packs the initramfs: busybox, the modules for the root in the order of loading, and the script. */
 function packInitramfs(unpacked, to) {
   const tree = `${to}-tree`
   for (const each of ['bin', 'modules', 'proc', 'sys', 'dev', 'lower', 'upper', 'root'])
@@ -91,8 +91,8 @@ function packInitramfs(unpacked, to) {
   copyFileSync(outputOf('sh', ['-c', 'command -v busybox']).trim(), join(tree, 'bin/busybox'))
   copyFileSync(join(root, 'scripts/vm/initramfs'), join(tree, 'init'))
   chmodSync(join(tree, 'init'), 0o755)
-  const asked = ['-d', unpacked, '-S', versionOf(unpacked), '-a', '--show-depends', ...ROOT_MODULES]
-  const paths = new Set([...outputOf('modprobe', asked).matchAll(/^insmod (\S+)/gm)].map(([, path]) => path))
+  const query = ['-d', unpacked, '-S', versionOf(unpacked), '-a', '--show-depends', ...ROOT_MODULES]
+  const paths = new Set([...outputOf('modprobe', query).matchAll(/^insmod (\S+)/gm)].map(([, path]) => path))
   for (const [index, path] of [...paths].entries())
     copyFileSync(path, join(tree, 'modules', `${String(index).padStart(2, '0')}-${basename(path)}`))
   outputOf('sh', ['-c', `find . | cpio --quiet -o -H newc > "$0"`, to], tree)
@@ -101,7 +101,7 @@ function packInitramfs(unpacked, to) {
 
 const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
 
-/** Runs a command on a machine of its own; shows its output as it comes, and resolves with it, the exit code and the kernel. */
+/** Runs a command in a new machine and shows its output. Resolves with the output, the exit code, the kernel and the duration. */
 async function runThere(command, exchange) {
   const unpacked = unpackedKernel()
   const at = (name) => join(exchange, name)
@@ -111,7 +111,7 @@ async function runThere(command, exchange) {
   const env = {
     HOME: '/root',
     PATH: `${process.env.PATH}:/usr/sbin:/sbin`,
-    TMPDIR: '/run/tmp', // the tree's is used by others meanwhile, whose labs would look like leftovers there
+    TMPDIR: '/run/tmp', // not the tree's /tmp, because the labs of other processes there would look like leftovers
     NO_COLOR: '1',
     WEFT_PATIENCE: PATIENCE,
     ...Object.fromEntries(Object.entries(process.env).filter(([name]) => name.startsWith('WEFT_'))),
@@ -125,7 +125,7 @@ async function runThere(command, exchange) {
     `local,path=${path},mount_tag=${tag},security_model=none,multidevs=remap${readonly ? ',readonly=on' : ''}`,
   ]
   const began = performance.now()
-  // Without its parent it ends as well, when that is killed.
+  // --pdeathsig ends QEMU if this process is killed.
   const qemu = spawn('setpriv', [
     '--pdeathsig',
     'KILL',
@@ -162,7 +162,7 @@ async function runThere(command, exchange) {
   const kill = () => qemu.kill('SIGKILL')
   const ended = undo(kill)
   const limit = setTimeout(() => {
-    said += `its ${LIMIT_MS / 60_000} minutes were over`
+    said += `it took longer than ${LIMIT_MS / 60_000} minutes`
     kill()
   }, LIMIT_MS)
   const ends = (child) => new Promise((resolve) => child.on('error', resolve).on('close', resolve))
@@ -185,7 +185,7 @@ async function runThere(command, exchange) {
   }
 }
 
-/** Of a run of vitest: what its last line counts. One that has none, or is not content, has failed. */
+/** Returns the counts in vitest's last line. A run without that line, or with another exit code than 0, counts as failed. */
 function countsOf({ code, output }) {
   const last = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1)
   const [passed, failed, skipped] = last?.slice(1).map(Number) ?? [0, 0, 0]
@@ -206,7 +206,7 @@ if (args[0] === '--') {
   const parts = args.length > 0 ? [args] : DEFAULT
   const missing = parts.flat().find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
   if (missing !== undefined) fail(`there is no ${missing}`)
-  // Each test is told as it ends: a file's take minutes, and when time is up it is seen which one hung.
+  // Show each test when it ends, because a file takes minutes, and the output then shows which test hung.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
   const lines = []

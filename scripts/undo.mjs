@@ -1,8 +1,8 @@
-// undo.mjs - what a script is to undo at its end, also when it is interrupted.
+// undo.mjs - cleans up at the end of a script, even if it is interrupted.
 
 const cleanups = new Set()
 
-/** Undoes it when this process ends, or when the function that this returns is called. */
+/** Calls `cleanup` when this process ends. The returned function calls it earlier. */
 export function undo(cleanup) {
   if (cleanups.size === 0) {
     process.once('exit', undoAll)

@@ -153,7 +153,7 @@ async function resume(
     if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     log.info(`Forwarding to ${peers} peers as last known, until the store reports the present ones`)
-    notifier?.tell({ ready: false, status: 'forwarding as last known' })
+    notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(options, known.config)
     const forwarding: ForwardingNode = {
       ownership,

@@ -23,7 +23,7 @@ import { familiesOf, netText, type Nets } from './net/address.ts'
 import { networkAsking } from './node/ask-nodes.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
-import { endNode } from './node/end.ts'
+import { endNode, endUnusedNode, giveNewLeaseBack } from './node/end.ts'
 import { retry } from './node/exit-or-wait.ts'
 import { externalBefore, findExternal } from './node/external.ts'
 import { findConfig, watchConfig } from './node/loops/config.ts'
@@ -34,7 +34,7 @@ import { warnOfForwarding, watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
 import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { clearLeftovers } from './node/loops/leftovers.ts'
+import { clearEarlier, clearLeftovers, earlierType } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepNames } from './node/loops/names.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -55,7 +55,7 @@ import type { Ownership } from './node/ownership.ts'
 import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
 import type { Handover } from './node/restart/handover.ts'
 import { lastKnownFile, removeLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
-import { requireRights } from './node/rights.ts'
+import { permit } from './node/rights.ts'
 import { refuseToMove, waitForSameNetwork } from './node/same-network.ts'
 import type { DaemonOptions } from './options.ts'
 import type { Events } from './report/events.ts'
@@ -165,7 +165,7 @@ function publisher(
     }
     const report = () => startingReportOf(manager.name, beginning(), ownership)
     Object.assign(health, { beginning, report: async () => report() })
-    notifier?.tell({ ready: false, status: report().summary })
+    notifier?.report({ ready: false, status: report().summary })
   }
 }
 
@@ -229,7 +229,7 @@ async function startNode(
       amend,
       publish,
       onNode: (node) => void (start.forwarding = node),
-      permit: requireRights,
+      permit: (prepared, host) => permit(prepared, { ...host, run }),
     })
   } finally {
     await watch.end()
@@ -248,16 +248,26 @@ export async function runNode(
   const attrs = await backend.prepare(signal)
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
-  // Check the rights before the lease is written, because other nodes send packets to every node with a lease.
-  if (!predecessor && !ownership.dataPath) await prefixed(REGISTERING, before.permit(backend))
-  const lease = await prefixed(
-    `${REGISTERING}failed to acquire lease: `,
-    obtainLease(parts, attrs, previous, false, before.publish),
-  )
+  // Other nodes send packets to every node with a lease. So the lease is written last, when this node is likely to forward.
+  const isForwarding = predecessor !== undefined || ownership.dataPath !== undefined
+  const { tunNames } = handover
+  await prefixed(REGISTERING, before.permit(backend, { predecessor: predecessor?.pid, isForwarding, tunNames }))
+  if (!ownership.dataPath) await parts.firewall?.rules.check?.()
+  const typeBefore = await earlierType(parts, attrs)
+  const obtaining = obtainLease(parts, attrs, previous, false, before.publish)
+  const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
   const resumed = await handover.opening()
   // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
   if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
-  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
+  const clear = () => clearEarlier(parts, lease, typeBefore)
+  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before, clear)).catch(
+    async (error: unknown) => {
+      // Another program may have taken a port since the check.
+      const isUseless = lease.isNew === true && !ownership.dataPath && !handover.isOnLoan && !signal.aborted
+      if (isUseless) await giveNewLeaseBack(parts, lease)
+      throw error
+    },
+  )
   before.onNode(node)
   if (health) {
     health.snapshot = () => snapshotOf(node)
@@ -266,6 +276,7 @@ export async function runNode(
     health.drops = (after) => dropsReportOf(node, after)
     health.memory = () => node.memory
   }
+  let isUseless = false
   try {
     await clearLeftovers(node)
     await raiseOrLate(node, resumed !== undefined)
@@ -275,10 +286,12 @@ export async function runNode(
     log.info('Running backend.')
     return await runLoops(node, stopping)
   } catch (error) {
+    isUseless = lease.isNew === true && !node.isPublished && !signal.aborted
     stopping.abort(error) // so that no successor borrows a data path that is about to end
     throw error
   } finally {
     if (handover.isOnLoan) await ownership.release() // the predecessor forwards again
+    else if (isUseless) await endUnusedNode(node)
     else await endNode(node, signal.reason)
   }
 }

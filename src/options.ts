@@ -1,4 +1,4 @@
-// options.ts - weftd's flags, and what each may be: flanneld's with their defaults (flannel main.go), then weft's own.
+// options.ts - weftd's flags with their defaults and checks: first flanneld's (flannel main.go), then weft's own.
 
 import { WeftError } from './base/errors.ts'
 import type { Options } from './base/go-flags.ts'
@@ -6,7 +6,7 @@ import { Secret, secretUrls } from './base/secret.ts'
 import { parseIpv4 } from './net/ipv4.ts'
 import { parseIpv6 } from './net/ipv6.ts'
 
-/** flanneld's, by its names and with its defaults. */
+/** flanneld's flags, with flanneld's names and defaults. */
 export const FLANNEL_FLAGS = {
   'etcd-endpoints': {
     default: secretUrls('http://127.0.0.1:4001,http://127.0.0.1:2379'),
@@ -61,67 +61,67 @@ const ENGINES = ['native', 'dgram'] as const
 export const WEFT_FLAGS = {
   'lease-dir': {
     default: '',
-    help: 'keep leases in this directory instead of etcd; several daemons may share it, also over a network file system',
+    help: 'store the leases in this directory instead of etcd; the hosts may share it over a network file system',
   },
   'iface-wait': {
     default: 120,
-    help: 'seconds to wait at the start for an interface that fits: its route, its address or the device itself may come late',
+    help: 'seconds to wait at the start for a suitable external interface, because a device, address or route may appear late',
   },
   'fail-static-hold': {
     default: 30,
-    help: 'seconds to keep peers when more than half of them vanish from the store at once',
+    help: 'seconds to keep the peers if more than half of them disappear from the store at the same time',
   },
   engine: {
     default: 'native',
-    help: 'what moves packets where weftd does it: native; or, to compare with, dgram (TypeScript, no threads)',
+    help: 'the engine that forwards packets in user space: native; or, for comparison, dgram (TypeScript, no threads)',
   },
   workers: {
     default: 8,
-    help: 'lanes of the native engine, 1 to 16; each has a TUN queue, a socket and a thread, so that packets that wait in one lane do not delay the others',
+    help: 'number of lanes of the native engine, 1 to 16; each lane has its own TUN queue, socket and thread',
   },
   nice: {
     default: -5,
-    help: "priority of the native engine's threads, -20 (highest) to 19 (lowest); 0: that of weftd",
+    help: "priority of the native engine's threads, from -20 (highest) to 19 (lowest); 0 means the priority of weftd",
   },
   'poll-us': {
     default: 50,
-    help: 'microseconds that an idle thread of the native engine keeps looking for packets before it sleeps, 0 to 1000; it lets other threads run meanwhile',
+    help: 'microseconds that an idle thread of the native engine polls for packets before it sleeps, 0 to 1000; it yields to other threads meanwhile',
   },
   persist: {
     default: true,
-    help: 'leave the TUN device, its address and its route in place when weftd ends, so that the next weftd loses no packet',
+    help: 'keep the TUN device, its address and its route when weftd ends, so that a restart loses no packet',
   },
   leave: {
     default: false,
-    help: 'end the weftd that runs for this subnet file, give its lease back, remove what it left on the host, and exit',
+    help: 'end the weftd that runs for this subnet file, release its lease, remove its traces from the host, and exit',
   },
   'probe-interval': {
     default: 10,
-    help: 'seconds between the echo requests that show whether a peer answers; 0: none are sent',
+    help: 'seconds between the echo requests that check whether a peer answers; 0 sends none',
   },
   'status-socket': {
     default: '/run/weft/weftd.sock',
-    help: 'Unix socket where the command weft asks for the status of the daemon; empty: none',
+    help: 'Unix socket at which the command weft reads the status of weftd; empty for none',
   },
   'status-ip': {
     default: '127.0.0.1',
-    help: 'address where the health port shows the whole status, not only the health checks, which everybody may ask; 0.0.0.0: every address, empty: none',
+    help: 'address at which the health port serves the full status, besides the loopback address; elsewhere it answers only health checks; 0.0.0.0 for every address, empty to serve no status',
   },
   'status-page': {
     default: true,
-    help: 'show the status as a page for browsers, at / of the health port',
+    help: 'serve a status page for browsers, at / of the health port',
   },
   'status-network': {
     default: 0,
-    help: 'TCP port at which other nodes, and nobody else, may ask this one how it is, at its own address in the network; the same on all nodes; 0: none',
+    help: 'TCP port at which only the other nodes can query the status of this node, at its address in the network; must be the same on all nodes; 0 for none',
   },
   'status-token-file': {
     default: '',
-    help: 'file with a token that nodes show when they ask one another; the same on all nodes; empty: none',
+    help: 'file with the token that nodes send when they query each other; must be the same on all nodes; empty for none',
   },
   without: {
     default: [] as readonly string[],
-    help: 'kernel feature not to be used, such as udp-gso; may be given several times',
+    help: 'kernel feature that weftd must not use, such as udp-gso; may be given several times',
   },
 } as const
 
@@ -129,7 +129,7 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 
 export type DaemonOptions = Options<typeof FLAGS>
 
-/** The flags that name a store, for whoever else opens it. */
+/** The flags that name a store. Tools that open the store accept them too. */
 export const STORE_FLAGS = {
   'lease-dir': WEFT_FLAGS['lease-dir'],
   'etcd-endpoints': FLANNEL_FLAGS['etcd-endpoints'],
@@ -148,7 +148,7 @@ export function storeKindOf(options: Pick<StoreOptions, 'lease-dir'>): 'director
   return options['lease-dir'] === '' ? 'etcd' : 'directory'
 }
 
-/** The flags about the external interface, as host/external-interface.ts takes them. */
+/** Returns the flags that select the external interface, for host/external-interface.ts. */
 export const interfaceWishes = (options: DaemonOptions) => ({
   ifaces: options.iface,
   patterns: options['iface-regex'],
@@ -156,25 +156,25 @@ export const interfaceWishes = (options: DaemonOptions) => ({
   publicIp: { ipv4: options['public-ip'], ipv6: options['public-ipv6'] },
 })
 
-/** Flags of klog that are accepted, so that a unit or a manifest may name them. */
+/** klog's flags that weftd accepts and ignores, because units and manifests may contain them. */
 export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
 
 /** Checks `--without`, given the features that the native engine has. Throws WeftError USAGE. */
 export function checkFeatures({ without, engine }: DaemonOptions, features: readonly string[]): void {
   const unknown = without.find((name) => !features.includes(name))
   if (unknown !== undefined) {
-    throw new WeftError('USAGE', `--without ${unknown}: there is no such feature`, {
+    throw new WeftError('USAGE', `--without ${unknown}: unknown feature`, {
       remedy: `choose from ${features.join(', ')}`,
     })
   }
   if (without.length > 0 && engine === 'dgram') {
-    throw new WeftError('USAGE', `--without ${without[0]}: the engine ${engine} uses no such feature`, {
-      remedy: 'leave it out, or take the native engine',
+    throw new WeftError('USAGE', `--without ${without[0]}: the engine ${engine} does not use kernel features`, {
+      remedy: 'leave --without out, or use the native engine',
     })
   }
 }
 
-/** Checks of flanneld's flags what their types do not say. Throws WeftError USAGE, for which flanneld exits with 1. */
+/** Checks the range of flanneld's lease margin. Throws WeftError USAGE; flanneld exits with 1 in this case. */
 export function checkMargin(options: DaemonOptions): void {
   const margin = options['subnet-lease-renew-margin']
   if (margin < 1 || margin > 1439) {
@@ -184,17 +184,18 @@ export function checkMargin(options: DaemonOptions): void {
   }
 }
 
-/** True for an address without a zone. */
 const isAddress = (text: string): boolean => parseIpv4(text) !== undefined || parseIpv6(text) !== undefined
 
-/** Checks of weft's own flags what their types do not say. Throws WeftError USAGE. */
+/** Checks the values of weft's own flags beyond their types. Throws WeftError USAGE. */
 export function checkOptions(options: DaemonOptions): void {
   if (options['kube-subnet-mgr'] && options['lease-dir'] !== '') {
-    throw new WeftError('USAGE', '--lease-dir and --kube-subnet-mgr exclude each other', { remedy: 'leave one out' })
+    throw new WeftError('USAGE', '--lease-dir and --kube-subnet-mgr exclude each other', {
+      remedy: 'leave one of them out',
+    })
   }
   if (options['iface-wait'] < 0) {
     throw new WeftError('USAGE', `--iface-wait is ${options['iface-wait']}`, {
-      remedy: 'give it seconds, 0 for no wait',
+      remedy: 'give it a number of seconds, or 0 for no wait',
     })
   }
   if (!(ENGINES as readonly string[]).includes(options.engine)) {
@@ -205,13 +206,13 @@ export function checkOptions(options: DaemonOptions): void {
   }
   if (options['probe-interval'] < 0 || options['probe-interval'] > 3600) {
     throw new WeftError('USAGE', `--probe-interval is ${options['probe-interval']}`, {
-      remedy: 'give it 1 to 3600 seconds, 0 for none',
+      remedy: 'give it 1 to 3600 seconds, or 0 to send no probes',
     })
   }
   const statusIp = options['status-ip']
   if (statusIp !== '' && !isAddress(statusIp)) {
     throw new WeftError('USAGE', `--status-ip is ${JSON.stringify(statusIp)}`, {
-      remedy: 'give it an address of this host, 0.0.0.0 for all of them, or nothing for none',
+      remedy: "give it an address of this host, 0.0.0.0 for all addresses, or '' to serve no status",
     })
   }
   const port = options['status-network']
@@ -222,7 +223,7 @@ export function checkOptions(options: DaemonOptions): void {
   }
   if (options['status-token-file'] !== '' && port === 0) {
     throw new WeftError('USAGE', '--status-token-file is given without --status-network', {
-      remedy: 'give it --status-network 8287 too, or leave it out',
+      remedy: 'add --status-network 8287, or leave --status-token-file out',
     })
   }
   if (options.nice < -20 || options.nice > 19) {
@@ -233,5 +234,5 @@ export function checkOptions(options: DaemonOptions): void {
   }
 }
 
-/** The file beside subnet.env in which a daemon keeps what befell the peers, for itself and those after it. */
+/** Returns the path of the file, next to subnet.env, that stores the peers' events across restarts. */
 export const eventsFile = (options: Pick<DaemonOptions, 'subnet-file'>): string => `${options['subnet-file']}.events`

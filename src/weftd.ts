@@ -70,7 +70,7 @@ export async function main(program: string, args: readonly string[], environment
   const { createLog, seldom } = await import('./base/log.ts')
   const { createEvents } = await import('./report/events.ts')
   const events = createEvents()
-  const log = createLog(options.v, undefined, (level, message) => events.hear(level, message))
+  const log = createLog(options.v, undefined, (level, message) => events.add(level, message))
   for (const message of badVariables) log.error(`Failed to set flag FLANNELD from env: ${message}`)
   await warnOfUnread(parsed, environment, log)
   for (const name of WITHOUT_EFFECT) {
@@ -218,7 +218,7 @@ async function untilStopped(
   signalled: Promise<void>,
   free: Promise<void>,
 ): Promise<'stopped' | 'alone'> {
-  notifier?.tell({ ready: true, status: `${why}; waiting to be stopped` })
+  notifier?.report({ ready: true, status: `${why}; waiting to be stopped` })
   // A signal handler does not keep Node.js running, but a timer does.
   const alive = setInterval(() => notifier?.alive(), notifier?.aliveMs ?? 86_400_000)
   const how = await Promise.race([signalled.then(() => 'stopped' as const), free.then(() => 'alone' as const)])

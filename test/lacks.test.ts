@@ -42,7 +42,7 @@ it(
       )
       const failures = [...(stdout + stderr).matchAll(/^ *FAIL .*\n.*/gm)].map(([lines]) => lines)
       expect({ code, failures }).toEqual({ code: 0, failures: [] })
-      expect(stdout).toMatch(/\n\d+ passed, 0 failed, [1-9]\d{2} skipped\n$/)
+      expect(stdout).toMatch(/\n\d+ passed, 0 failed, [1-9]\d{2,} skipped\n$/)
     } finally {
       rmSync(folder, { recursive: true })
     }

@@ -1,8 +1,8 @@
-// junk.cc - a host that has no lease sends what is not let in, evenly, until it is ended.
+// junk.cc - acts as a host without a lease: sends packets that weftd refuses, at an even rate, until it is ended.
 //
-//   junk ADDRESS PORT RATE FROM LANES   RATE datagrams a second, by the ports FROM to FROM + LANES - 1 in turn, a few
-//   at once: an IPv4
-//                                       packet of 10.5.0.9, which no node has, to 10.5.0.1
+//   junk ADDRESS PORT RATE FROM LANES   sends RATE datagrams a second in small bursts, from the source ports FROM to
+//                                       FROM + LANES - 1 in turn. Each has an IPv4 packet from 10.5.0.9, which no node
+//                                       has, to 10.5.0.1
 #include <arpa/inet.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
     each.msg_hdr.msg_iovlen = 1;
   }
 
-  constexpr int64_t kTickNs = 50'000;  // as traffic.cc looks what is due
+  constexpr int64_t kTickNs = 50'000;  // as in traffic.cc
   timespec start;
   clock_gettime(CLOCK_MONOTONIC, &start);
   int64_t sent = 0, batch = 0;
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
       const int fd = sockets[static_cast<size_t>(batch++ % lanes)].get();
       const auto count = static_cast<unsigned>(std::min<int64_t>(due - sent, kBatch));
       sendmmsg(fd, messages, count, MSG_DONTWAIT);
-      sent += count;  // packets that the kernel had no room for are lost, as on a wire
+      sent += count;  // packets that the kernel refused count as sent, like packets that a wire loses
     }
     const int64_t at = start.tv_nsec + ns;
     const timespec next{start.tv_sec + static_cast<time_t>(at / 1'000'000'000), static_cast<long>(at % 1'000'000'000)};

@@ -1,10 +1,10 @@
-// micro.cc - the time of the pure functions of native/, beside what memory gives: one JSON line for each.
+// micro.cc - measures functions of native/ that do no I/O, and the speed of memory. Prints one JSON line for each.
 //
 //   micro   {"name":"checksum","label":"1400 B","bytes":1400,"ns":...,"cycles":...,"clock":"cycles"}
 //
-// Cycles are the core's own by perf_event_open(2); where that is not allowed the time-stamp counter of x86, which
-// ticks at a fixed rate; else there are none. Each is run once in cache, on one buffer, and once out of cache, on
-// buffers visited in random order that together are larger than any cache.
+// Cycles come from perf_event_open(2). If that is not allowed, they are ticks of the time-stamp counter of x86, which
+// has a fixed rate. Other machines have no cycles. Each function runs once in cache, on one buffer, and once out of
+// cache, on buffers in random order that together are larger than any cache.
 #include <linux/perf_event.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
@@ -36,7 +36,7 @@ constexpr size_t kArenaBytes = 256 << 20;
 constexpr uint64_t kRunNs = 10'000'000;
 constexpr size_t kSizes[] = {64, 1400, 65536};
 constexpr size_t kSegmentBytes = 1400;
-constexpr size_t kSegments = 46;  // as many as an IPv4 packet of 64 KiB holds
+constexpr size_t kSegments = 46;  // the number of segments in an IPv4 packet of 64 KiB
 
 uint64_t now_ns() {
   timespec time;
@@ -44,7 +44,7 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
 }
 
-/// Keeps a result that nobody uses from being optimised away.
+/// Prevents the compiler from removing an unused result.
 template <typename T>
 void use(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
@@ -89,8 +89,8 @@ class Bench {
     for (size_t at = 0; at < arena_.size(); at += sizeof(uint64_t)) store(&arena_[at], random());
   }
 
-  /// Calls `once(buffer)` for buffers that start with the bytes of `content`, in cache and out of it. `touched` is
-  /// how many bytes of a buffer a call goes through.
+  /// Calls `once(buffer)` for buffers that start with the bytes of `content`, in cache and out of cache. `touched` is
+  /// the number of bytes that a call reads or writes.
   template <typename Once>
   void run(const char* name, const std::string& label, size_t bytes, size_t touched,
            const std::vector<uint8_t>& content, Once once) {
@@ -103,12 +103,12 @@ class Bench {
     measure(name, label + ", cold", touched, [&](size_t call) { once(&arena_[order[call % order.size()] * stride]); });
   }
 
-  /// Calls `once(n)` with n = 0, 1, 2, ... and prints what a call took.
+  /// Calls `once(n)` with n = 0, 1, 2, ... and prints the time of a call.
   template <typename Once>
   void measure(const char* name, const std::string& label, size_t bytes, Once once) {
     size_t calls = 0;
     size_t batch = 1;
-    for (uint64_t start = now_ns(); now_ns() - start < kRunNs / 4; batch *= 2) {  // warms up, and sizes the batch
+    for (uint64_t start = now_ns(); now_ns() - start < kRunNs / 4; batch *= 2) {  // warms up and chooses the batch size
       for (size_t i = 0; i < batch; i++) once(calls++);
     }
     const size_t from = calls;
@@ -128,7 +128,7 @@ class Bench {
   std::vector<uint8_t> arena_;
 };
 
-/// A TCP superpacket over IPv4 as the TUN hands it over, with its virtio header.
+/// A TCP superpacket over IPv4 with its virtio header, as a read of the TUN returns it.
 struct Superpacket {
   VirtioHeader virtio{kVirtioNeedsCsum, kGsoTcp4, 40, kSegmentBytes, 20, 16};
   Packet packet;
@@ -149,7 +149,7 @@ struct Superpacket {
     read_packet(bytes.data(), bytes.size(), packet);
   }
 
-  /// Its segments behind each other, all of one size.
+  /// Returns the segments of the superpacket one after another, all of one size.
   std::vector<uint8_t> cut() {
     std::vector<uint8_t> result((40 + kSegmentBytes) * kSegments);
     uint8_t* at = result.data();
@@ -173,7 +173,7 @@ void memory(Bench& bench) {
       use(target[0]);
     });
     bench.run("read", label, size, size, {}, [&](const uint8_t* buffer) {
-      uint64_t a = 0, b = 0, c = 0, d = 0;  // four sums: one would wait for its own last addition
+      uint64_t a = 0, b = 0, c = 0, d = 0;  // four independent sums: additions to one sum would wait for each other
       size_t at = 0;
       for (; at + 32 <= size; at += 32) {
         a += load<uint64_t>(buffer + at);
@@ -217,13 +217,13 @@ void packets(Bench& bench) {
       read_packet(buffer + i * kPacket, kPacket, packet);
       coalescer.add(buffer + i * kPacket, packet, limits);
     }
-    if (coalescer.writes() != 1) std::abort();  // another thing would be timed than is meant
+    if (coalescer.writes() != 1) std::abort();  // the packets were not joined, so the measurement would be wrong
     use(coalescer.write(0, iovecs.data()));
     coalescer.clear();
   });
 }
 
-/// `count` peers with a /24 each from 10.0.0.0, as src/path/engine/peers.ts lays them out.
+/// Returns the records of `count` peers with a /24 each from 10.0.0.0, in the layout of src/path/engine/peers.ts.
 std::vector<uint8_t> peer_records(size_t count) {
   std::vector<uint8_t> records(count * sizeof(PeerRecord));
   for (size_t i = 0; i < count; i++) {

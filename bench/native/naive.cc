@@ -1,9 +1,10 @@
-// naive.cc - a tunnel that moves one packet by one system call, as flanneld's udp backend does
-// (pkg/backend/udp/proxy_amd64.c, run_proxy): what the benchmark compares the native engine with.
+// naive.cc - a tunnel that moves one packet with each system call, as flanneld's udp backend does (run_proxy in
+// pkg/backend/udp/proxy_amd64.c). The benchmark compares the native engine with it.
 //
-// `naive LOCAL REMOTE`, two IPv4 addresses, makes the TUN naive0, prints `ready`, and carries each packet of the TUN in
-// a UDP datagram to REMOTE, and back. One thread moves one packet each way in turn until there are none, and then
-// polls. Each packet has its header checked and its TTL counted down. There are no offloads, and no source is checked.
+// `naive LOCAL REMOTE` takes two IPv4 addresses. It makes the TUN naive0, prints `ready`, and carries the TUN's packets
+// in UDP datagrams to and from REMOTE. One thread moves one packet in each direction by turns, and polls if there are
+// no packets. It checks the header of each packet and decrements its TTL. It uses no offloads, and does not check the
+// source of packets.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +51,7 @@ int open_tun() {
   return tun;
 }
 
-/// The ones' complement sum over a header of IPv4: 0xffff if its checksum is right.
+/// Returns the ones' complement sum over an IPv4 header: 0xffff if its checksum is right.
 uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
   uint32_t sum = 0;
   for (ssize_t i = 0; i < bytes; i += 2) sum += static_cast<uint32_t>(header[i] << 8 | header[i + 1]);
@@ -58,7 +59,7 @@ uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
   return sum;
 }
 
-/// Checks the header and counts the TTL down; false for a packet that is dropped.
+/// Checks the header and decrements the TTL. Returns false if the packet must be dropped.
 bool forward(uint8_t* packet, ssize_t bytes) {
   if (bytes < kIpv4HeaderBytes || packet[0] >> 4 != 4) return false;
   const ssize_t header_bytes = (packet[0] & 0xf) * 4;
@@ -105,7 +106,7 @@ int main(int count, char** words) {
       bytes = recv(udp, packet, sizeof packet, 0);
       if (bytes > 0) {
         moved = true;
-        // The TUN takes a packet whole or refuses it, and what it refuses is lost.
+        // A packet that the TUN refuses is lost.
         if (forward(packet, bytes) && write(tun, packet, static_cast<size_t>(bytes)) < 0) continue;
       }
     }

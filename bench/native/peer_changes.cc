@@ -1,5 +1,5 @@
-// peer_changes.cc - what the peer table's thread pays for one changed peer among so many: `peer_changes COUNT` prints a
-// line of JSON.
+// peer_changes.cc - measures the CPU time of a change of one peer in a peer table with COUNT peers. `peer_changes
+// COUNT` prints a line of JSON.
 #include <malloc.h>
 #include <time.h>
 

@@ -1,14 +1,14 @@
-// traffic.cc - the ends of a measurement that iperf3 cannot make: paced UDP, and one byte there and back.
+// traffic.cc - the ends of measurements that iperf3 cannot make: paced UDP, and requests and answers of one byte.
 //
-//   traffic serve                           answers the others; prints `ready`
-//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams of BYTES payload, RATE a second or as many as it can (0);
-//                                           they go to a receiver that is woken by them, as programs are
-//   traffic udp-polled ...                  the same to a receiver that sleeps and looks from time to time
-//   traffic rr ADDRESS SECONDS PAUSE_US     one connection: a byte, its answer, a pause, the next
-//   traffic crr ADDRESS SECONDS             a connection for each byte and answer
+//   traffic serve                           serves the other modes; prints `ready`
+//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams with BYTES of payload, RATE a second or as fast as it can
+//                                           (0), to a receiver that each datagram may wake
+//   traffic udp-polled ...                  sends like udp, to a receiver that checks its socket at intervals
+//   traffic rr ADDRESS SECONDS PAUSE_US     one connection: a byte, its answer, a pause, and again
+//   traffic crr ADDRESS SECONDS             a new connection for each byte and its answer
 //
-// All but serve print one line of JSON. A server takes one client at a time; the first byte of a connection says
-// what it is for, so that a `crr` is served by the least there can be.
+// All modes except serve print one line of JSON. A server serves one client at a time. The first byte of a connection
+// names its kind, so that `crr` needs the least possible work.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -39,16 +39,17 @@ constexpr char kEcho = 'e';
 constexpr char kSink = 'u';
 constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
-/// Datagrams of one system call.
+/// The maximum number of datagrams in one system call.
 constexpr size_t kBatch = 64;
-/// The sender looks this often for what is due: finer than what fills a queue, coarse enough to cost little.
+/// The interval at which the sender sends the datagrams that are due. It is short enough not to fill a queue, and long
+/// enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
-/// The most that a sender which was not scheduled in time may catch up with. More would be a burst; a rate lower than
-/// asked for shows in what was sent.
+/// The maximum delay that a sender makes up for when it was not scheduled in time. More would be a burst. The sender
+/// reports the number of sent datagrams, which shows a rate that is too low.
 constexpr uint64_t kCatchUpNs = 500'000;
-/// A polled sink sleeps between looks, so that no datagram wakes it; its cost is then next to nothing.
+/// The interval at which a polled sink checks its socket. No datagram wakes it, so it costs almost no CPU time.
 constexpr uint64_t kSinkTickNs = 500'000;
-/// A sink that was told of the end waits this long for another datagram.
+/// How long a sink waits for more datagrams after the sender has finished.
 constexpr uint64_t kPatienceNs = 50'000'000;
 constexpr int kSinkBufferBytes = 128 << 20;
 constexpr int kSendBufferBytes = 8 << 20;
@@ -71,7 +72,7 @@ void sleep_until(uint64_t ns) {
   }
 }
 
-/// CPU time of this process, the kernel's work for it included.
+/// Returns the CPU time of this process, including the kernel's work for it.
 uint64_t cpu_ns() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -82,7 +83,7 @@ void set(int fd, int level, int option, int value, const char* what) {
   if (setsockopt(fd, level, option, &value, sizeof value) != 0) fail(what);
 }
 
-/// Sets a buffer as large as asked for with CAP_NET_ADMIN, else as large as the system allows.
+/// Sets the size of a socket buffer. Without CAP_NET_ADMIN the system's limit applies.
 void set_buffer(int fd, int forced, int plain, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
 }
@@ -101,7 +102,7 @@ Fd connect_to(int type, const weft::Address& address, uint16_t port) {
   return fd;
 }
 
-/// For both families, where the host has both.
+/// Opens a socket for both families, or for IPv4 if the host has no IPv6.
 Fd bind_any(int type, uint16_t port) {
   sockaddr_in6 both{};
   both.sin6_family = AF_INET6;
@@ -120,7 +121,7 @@ Fd bind_any(int type, uint16_t port) {
   return fd;
 }
 
-/// False at the end of the stream.
+/// Returns false at the end of the stream.
 bool read_all(int fd, void* bytes, size_t size) {
   const ssize_t got = recv(fd, bytes, size, MSG_WAITALL);
   if (got < 0) fail("recv");
@@ -131,15 +132,15 @@ void write_all(int fd, const void* bytes, size_t size) {
   if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
 }
 
-/// The counts of the sink. Both ends are this program on one machine: the struct crosses as it lies in memory.
+/// The counts of the sink. Both ends are this program on one machine, so the struct is sent as it is in memory.
 struct Received {
   uint64_t datagrams = 0;
-  uint64_t reordered = 0;   // came after one that was sent later
-  uint64_t sink_drops = 0;  // the sink's own socket was full: not the path's fault
+  uint64_t reordered = 0;   // datagrams that arrived after a later one
+  uint64_t sink_drops = 0;  // datagrams that the full socket of the sink dropped; the path did carry them
   uint64_t cpu_ns = 0;
 };
 
-/// The start of each datagram; the sink reads no more of it.
+/// The start of each datagram, and the only part that the sink reads.
 using Sequence = uint64_t;
 
 class Sink {
@@ -162,7 +163,7 @@ class Sink {
     return ntohs(local.port());
   }
 
-  /// Counts all that has come.
+  /// Counts the datagrams in the socket.
   void drain() {
     for (;;) {
       const int count = recvmmsg(fd_.get(), messages_, kBatch, MSG_DONTWAIT, nullptr);
@@ -263,7 +264,7 @@ class Sender {
       std::memcpy(iovecs_[i].iov_base, &sequence, sizeof sequence);
     }
     const int taken = sendmmsg(fd_.get(), messages_, static_cast<unsigned>(count), 0);
-    // A full queue below counts as lost on the way, as it does for any program that ignores the error.
+    // A datagram that a full queue refused counts as lost, as for any program that ignores the error.
     if (taken < 0 && errno != ENOBUFS && errno != EAGAIN) fail("sendmmsg");
     sent_ += taken < 0 ? 1 : static_cast<uint64_t>(taken);
     return taken < 0 ? 1 : static_cast<size_t>(taken);
@@ -316,7 +317,7 @@ int send_udp(char sink, const weft::Address& address, uint64_t duration, size_t 
   return 0;
 }
 
-/// Prints how many there were a second and the percentiles of how long they took.
+/// Prints the number of requests a second, and percentiles of their duration.
 int print_times(std::vector<uint64_t>& ns, uint64_t duration) {
   if (ns.empty()) fail("no answer");
   std::sort(ns.begin(), ns.end());
@@ -357,7 +358,8 @@ int connect_request_response(const weft::Address& address, uint64_t duration) {
   while (now < start + duration) {
     const uint64_t asked = now;
     const Fd fd = connect_to(SOCK_STREAM, address, kPort);
-    // The server closes first, and this end answers with a reset: else tens of thousands would stay in TIME-WAIT.
+    // The server closes first, and this end answers with a reset. Otherwise tens of thousands of connections would stay
+    // in TIME-WAIT.
     const linger reset{1, 0};
     if (setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0) fail("SO_LINGER");
     char byte = kOnce;

@@ -1,17 +1,17 @@
-// addon.mjs - the addon of an architecture, linked so that it runs with an older C library than this machine's.
+// addon.mjs - builds the addon of an architecture, linked so that it runs with an older C library than this machine's.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
-/** glibc's that the addon may ask for: the one that Node.js asks for, older than the one it is linked with. */
+/** The newest version of glibc that the addon may require. Node.js requires the same; the addon is linked with a newer one. */
 const GLIBC = [2, 28]
 
-/** binding.gyp may be more than JSON by node-gyp; this one is not. */
+/** Reads binding.gyp. It must be plain JSON, although node-gyp allows more. */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
-/** Compiles and links it. Throws where it asks for a newer glibc. */
+/** Compiles and links the addon. Throws if it requires a newer glibc. */
 export function buildAddon(root, architecture, target) {
   const { gnu } = architecture
   const system = sysroot(architecture)
@@ -31,7 +31,7 @@ export function buildAddon(root, architecture, target) {
       join(nodeRelease(architecture), 'include/node'),
       '-I',
       'node_modules/node-addon-api',
-      // The compiler's own path to this machine's libraries would come first.
+      // Without these paths the compiler would first search this machine's libraries.
       `--sysroot=${system}`,
       `-L${system}/lib/${gnu}`,
       `-L${system}/usr/lib/${gnu}`,
@@ -50,6 +50,6 @@ export function buildAddon(root, architecture, target) {
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
   for (const [, version = ''] of symbols.matchAll(/GLIBC_([\d.]+)/g)) {
     const [major = 0, minor = 0] = version.split('.').map(Number)
-    if (major > GLIBC[0] || minor > GLIBC[1]) throw new Error(`${target} asks for glibc ${version}`)
+    if (major > GLIBC[0] || minor > GLIBC[1]) throw new Error(`${target} requires glibc ${version}`)
   }
 }

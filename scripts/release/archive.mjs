@@ -1,4 +1,4 @@
-// archive.mjs - tar and gzip of a folder whose bytes are told by names, modes and contents alone.
+// archive.mjs - reproducible tar and gzip: the bytes depend only on names, modes and contents.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -6,7 +6,7 @@ import { gzipSync } from 'node:zlib'
 
 export const sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex')
 
-/** A tar of what is in a folder, or of `names` in it, all root's and of SOURCE_DATE_EPOCH. */
+/** Returns a tar of a folder, or of `names` in it. All files belong to root and have the time SOURCE_DATE_EPOCH. */
 export const tarOf = (folder, ...names) =>
   execFileSync(
     'tar',
@@ -26,8 +26,8 @@ export const tarOf = (folder, ...names) =>
   )
 
 /**
- * Gives a folder and all in it the time SOURCE_DATE_EPOCH: dpkg-deb and rpmbuild do so with what is later, and leave what is earlier as it
- * is, by a clock that is wrong.
+ * Sets the time of a folder and everything in it to SOURCE_DATE_EPOCH. dpkg-deb and rpmbuild do that only for later times. With a wrong clock
+ * there may be earlier times.
  */
 export const date = (folder) =>
   execFileSync('find', [
@@ -40,5 +40,5 @@ export const date = (folder) =>
     '+',
   ])
 
-/** gzip's without a name and a time. */
+/** Compresses with gzip, without a file name and a time. */
 export const gzip = (bytes) => gzipSync(bytes, { level: 9 })

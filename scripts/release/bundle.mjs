@@ -1,7 +1,7 @@
-// bundle.mjs - the whole program as one CommonJS file, for the executable (src/executable.ts), with what is inside it.
+// bundle.mjs - bundles the whole program into one CommonJS file, for the executable (src/executable.ts), and lists the packages inside.
 //
-// Three things of the packages need a file beside them when they run, and are given it here: src/base/assets.ts what it reads,
-// etcd3 the protocol of etcd, protobufjs the package of 64-bit integers, without which they would lose digits.
+// Three modules load files at run time, and this file embeds those: the assets of src/base/assets.ts, etcd's protocol for etcd3, and the
+// package of 64-bit integers for protobufjs, without which large integers would lose digits.
 
 import { readFileSync } from 'node:fs'
 import { createRequire, SourceMap } from 'node:module'
@@ -16,7 +16,7 @@ const PROTOCOL = 'weft:etcd-protocol'
 const OPTIONAL = '@protobufjs/inquire'
 const LOADING = '(0, proto_loader_1.loadSync)(`${__dirname}/../proto/rpc.proto`'
 
-/** etcd's protocol, of several files, as JSON. */
+/** Returns etcd's protocol, which consists of several files, as JSON. */
 function etcdProtocol(root) {
   const protobuf = require('protobufjs')
   const file = join(root, 'node_modules/etcd3/proto/rpc.proto')
@@ -39,14 +39,14 @@ const inside = (root) => ({
   transform(code, id) {
     if (!id.endsWith('/etcd3/lib/connection-pool.js')) return
     const changed = code.replace(LOADING, `(0, proto_loader_1.fromJSON)(require('${PROTOCOL}')`)
-    if (changed === code) throw new Error('etcd3 loads its protocol in another way than LOADING says')
+    if (changed === code) throw new Error('etcd3 no longer loads its protocol with the code in LOADING')
     return { code: changed, map: { mappings: '' } }
   },
 })
 
 /**
- * By runs of lines: from which line of the bundle on which file's lines follow. Of each run three numbers: the first line in the bundle,
- * the file, -1 for what is not weft's, and the line there.
+ * Maps the lines of the bundle to the lines of weft's files. Each run of consecutive lines has three numbers: the first line in the bundle,
+ * the index of the file or -1 if it does not belong to weft, and the first line in that file.
  */
 function linesOf(code, map) {
   const sources = new SourceMap(map)
@@ -67,23 +67,25 @@ function linesOf(code, map) {
 }
 
 /**
- * The same program of ASCII alone, line by line: V8 keeps a program of which one letter is none of Latin-1's in twice the memory.
- * Throws where that would change what a template is without its escapes.
+ * Replaces all other characters than ASCII by escapes, without changing the lines. V8 needs twice the memory for a program with a character
+ * outside of Latin-1. Throws if a String.raw template contains such a character, because the escape would change its value.
  */
 export function inAscii(code) {
   if (/String\.raw`[^`]*[^\0-\x7f]/.test(code))
-    throw new Error('a String.raw has a letter that is not of ASCII: write it by its number')
+    throw new Error(
+      'a String.raw template has a character that is not ASCII: write it as an escape outside of the template',
+    )
   return code.replace(/[^\0-\x7f]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }
 
-/** The packages of which something is inside: their folders. */
+/** Returns the folders of the packages whose modules are in the bundle. */
 const foldersOf = (root, ids) =>
   [...new Set(ids.flatMap((id) => /^(.*\/node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(id)?.[1] ?? []))]
     .map((folder) => relative(root, folder))
     .toSorted((a, b) => (a < b ? -1 : 1))
 
 /**
- * Of a clone that is built. Throws when something cannot be resolved.
+ * Bundles a clone whose TypeScript is built. Throws if an import cannot be resolved.
  * @returns {Promise<{ code: string, lines: string, packages: readonly { name: string, version: string, license: string, folder: string }[] }>}
  */
 export async function bundle(root) {
@@ -93,7 +95,7 @@ export async function bundle(root) {
     platform: 'node',
     plugins: [inside(root)],
     onLog(level, log, handle) {
-      // What stays unresolved would be missed on somebody's host. A package's own eval is no news.
+      // An unresolved import would fail on a user's host. Packages that use eval are known, so that warning is suppressed.
       if (log.code === 'UNRESOLVED_IMPORT') throw new Error(log.message)
       if (log.code !== 'EVAL') handle(level, log)
     },
@@ -104,7 +106,7 @@ export async function bundle(root) {
     strictExecutionOrder: true,
     sourcemap: true,
     comments: false,
-    dir: root, // the paths of the source map are from there
+    dir: root, // the paths of the source map are relative to it
   })
   await bundled.close()
   const [chunk] = output

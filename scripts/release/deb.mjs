@@ -1,4 +1,4 @@
-// deb.mjs - Debian's package of an architecture, of the executable and what belongs to a service. dpkg-deb packs it.
+// deb.mjs - builds the Debian package of one architecture: the executable, the service and the documents.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -17,18 +17,18 @@ import { gzipSync } from 'node:zlib'
 import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
-/** What Node.js and the addon are linked to, and the program by which weft makes devices. */
+/** The libraries of Node.js and the addon, and the program with which weft makes devices. */
 const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
 const RECOMMENDS = 'iptables | nftables'
 const SCRIPTS = ['postinst', 'prerm', 'postrm']
 
-/** KiB, as dpkg-gencontrol counts them: what a folder takes differs between file systems. */
+/** Returns the size in KiB. A folder counts as 1, as in dpkg-gencontrol, because its real size depends on the file system. */
 const installedSize = (tree) =>
   readdirSync(tree, { recursive: true, withFileTypes: true })
     .map((each) => (each.isFile() ? Math.ceil(statSync(join(each.parentPath, each.name)).size / 1024) : 1))
     .reduce((sum, size) => sum + size, 0)
 
-/** Writes it to `target`. `texts` are files by their paths in the package. */
+/** Writes the package to `target`. `texts` are file contents by their paths in the package. */
 export function buildDeb({ root, work, architecture, version, publisher, executable, texts, target }) {
   const tree = join(work, 'deb')
   rmSync(tree, { recursive: true, force: true })
@@ -41,7 +41,7 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
   copyFileSync(executable, join(tree, 'usr/bin/weftd'))
   chmodSync(join(tree, 'usr/bin/weftd'), 0o755)
   symlinkSync('weftd', join(tree, 'usr/bin/weft'))
-  // Debian 11 does not look below /usr where / and /usr are two.
+  // Debian 11 does not search below /usr for units if / and /usr are not merged.
   put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
   put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')))
   for (const [path, text] of Object.entries(texts))

@@ -1,22 +1,22 @@
-// embed.mjs - puts weft into a Node.js program: where ICU's tables of all the world's languages and encodings lie, English alone stays
-// (as in a Node.js that is configured by --with-intl=small-icu), then comes weft, and what of that place is left over is cut out.
+// embed.mjs - puts weft into the program of Node.js, in place of ICU's tables for most languages and encodings.
 //
-// Node.js finds its application as a note of an ELF program (postject's postject-api.h). Table and segments as in elf(5), ICU's
-// tables as in its source/common/ucmndata.h.
+// Only the English tables stay, as in a Node.js configured with --with-intl=small-icu. weft follows them, and the rest of that space is cut
+// out. Node.js finds its application as a note of the ELF program (postject's postject-api.h). elf(5) describes the program headers,
+// source/common/ucmndata.h of ICU describes its tables.
 
 const PT = { LOAD: 1, NOTE: 4, PHDR: 6 }
 const ENTRY_SIZE = 56
-/** The largest page of the architectures. */
+/** The largest memory page of the supported architectures. */
 const PAGE = 0x10000
 const NAME = 'NODE_SEA_BLOB'
-/** Says whether there is an application: 0 or 1 follows it. */
+/** Marks whether the program contains an application: the next character is 0 or 1. */
 const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2:'
 
 const roundUp = (value, unit) => Math.ceil(value / unit) * unit
 
-/** Program headers, numbers all. Throws where it is no program of 64 bits, little-endian. */
+/** Reads the program headers. Throws if it is not a little-endian ELF program of 64 bits. */
 function segmentsOf(program) {
-  if (program.toString('latin1', 0, 6) !== '\x7fELF\x02\x01') throw new Error('it is no ELF program of 64 bits')
+  if (program.toString('latin1', 0, 6) !== '\x7fELF\x02\x01') throw new Error('it is not a 64-bit ELF program')
   const [table, count] = [Number(program.readBigUInt64LE(32)), program.readUInt16LE(56)]
   return Array.from({ length: count }, (_, index) => {
     const at = table + index * ENTRY_SIZE
@@ -44,17 +44,17 @@ function writeSegments(program, segments) {
     for (const [place, value] of [offset, address, address, size, memory, alignment].entries())
       program.writeBigUInt64LE(BigInt(value), at + 8 + place * 8)
   }
-  // The table of sections, of which debuggers alone are readers, would be wrong.
+  // Remove the table of sections, because it would be wrong. Only debuggers need it.
   program.writeBigUInt64LE(0n, 40)
   program.writeUInt16LE(0, 60)
   program.writeUInt16LE(0, 62)
 }
 
-/** Tables of other languages, by language, and those of encodings that are not Unicode's; words of languages that put no spaces. */
+/** True for tables of other languages, of encodings other than Unicode, and of dictionaries for languages without spaces. */
 const isForeign = (name) =>
   /\/(?!root\.|en[._])[a-z]{2,3}(?:_\w+)?\.res$/.test(name) || /\.(?:cnv|dict)$|\/translit\/|_cj\.brk$/.test(name)
 
-/** ICU's tables without those that `isForeign` names: a header, names with offsets, sorted by names, and the tables. */
+/** Returns ICU's tables without those of `isForeign`. The format is a header, the offsets sorted by name, the names, and the tables. */
 export function english(tables) {
   const start = tables.readUInt16LE(0)
   if (tables.toString('latin1', 12, 16) !== 'CmnD') throw new Error("these are not ICU's tables")
@@ -80,7 +80,6 @@ export function english(tables) {
   return Buffer.concat([tables.subarray(0, start), head, ...kept.map((each) => each.data)])
 }
 
-/** An ELF note, its first word where 16 divides the place of the blob. */
 function noteOf(blob) {
   const name = Buffer.alloc(roundUp(NAME.length + 1, 4))
   name.write(NAME)
@@ -91,29 +90,29 @@ function noteOf(blob) {
 }
 
 /**
- * The program with the application inside.
- * @param {Buffer} node A program of Node.js that is not relocatable.
- * @param {{ address: number, size: number }} icu Where its memory has ICU's tables.
- * @param {Buffer} blob What --experimental-sea-config made.
+ * Returns the program with the application inside.
+ * @param {Buffer} node The program of Node.js, which must not be relocatable.
+ * @param {{ address: number, size: number }} icu The address and the size of ICU's tables in its memory.
+ * @param {Buffer} blob The output of --experimental-sea-config.
  */
 export function embed(node, icu, blob) {
   const segments = segmentsOf(node)
   const one = (type) => {
     const found = segments.filter((each) => each.type === type)
-    if (found.length !== 1) throw new Error(`it has ${found.length} segments of type ${type} in place of one`)
+    if (found.length !== 1) throw new Error(`it has ${found.length} segments of type ${type} instead of one`)
     return found[0]
   }
   const holds = ({ type, address, size }) =>
     type === PT.LOAD && address <= icu.address && icu.address + icu.size <= address + size
   const load = segments.find(holds)
-  if (!load) throw new Error("no segment has all of ICU's tables")
+  if (!load) throw new Error("no segment contains all of ICU's tables")
   const place = icu.address - load.address + load.offset
   const tables = english(node.subarray(place, place + icu.size))
   const note = noteOf(blob)
   const noteAt = roundUp(icu.address + tables.length, 16) + 4
   const from = roundUp(noteAt + note.length, PAGE)
   const to = icu.address + icu.size - ((icu.address + icu.size) % PAGE)
-  if (from > to) throw new Error("it does not fit into the place of ICU's tables")
+  if (from > to) throw new Error("it does not fit into the space of ICU's tables")
   const offsetOf = (address) => address - load.address + load.offset
 
   const program = Buffer.from(node)
@@ -121,13 +120,13 @@ export function embed(node, icu, blob) {
   tables.copy(program, place)
   note.copy(program, offsetOf(noteAt))
   const fuse = program.indexOf(`${FUSE}0`, 0, 'latin1')
-  if (fuse < 0 || program.includes(`${FUSE}0`, fuse + 1, 'latin1')) throw new Error('it has no fuse, or several')
+  if (fuse < 0 || program.includes(`${FUSE}0`, fuse + 1, 'latin1')) throw new Error('it does not have exactly one fuse')
   program.write('1', fuse + FUSE.length)
 
   const cut = to - from
   const moved = (segment) => (segment.offset >= offsetOf(to) ? { ...segment, offset: segment.offset - cut } : segment)
   const [ofTable, ofNotes] = [one(PT.PHDR), one(PT.NOTE)]
-  // The second half takes the entry of the table itself, which a program at a fixed address need not have.
+  // The second half gets the entry of the program header table itself, which a program at a fixed address does not need.
   const changed = segments
     .filter((segment) => segment !== ofTable)
     .flatMap((segment) => {

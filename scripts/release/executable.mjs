@@ -1,4 +1,4 @@
-// executable.mjs - the one-file executable of an architecture: Node.js, the bundle, the addon and the page in one
+// executable.mjs - builds the single-file executable of an architecture from Node.js, the bundle, the addon and the page
 // (nodejs.org/api/single-executable-applications.html).
 
 import { execFileSync } from 'node:child_process'
@@ -8,13 +8,13 @@ import { embed } from './embed.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
 /**
- * For the memory of a daemon that has nothing to do: new objects have 1 MiB, not 16, whose garbage nobody collects meanwhile; and one
- * thread collects, since each keeps memory of its own.
+ * These flags reduce the memory of an idle daemon. The space for new objects has 1 MiB instead of 16, because its garbage stays while the
+ * daemon is idle. One thread collects garbage, because each thread needs its own memory.
  */
 const V8 = ['--max-semi-space-size=1', '--v8-pool-size=1']
 
 /**
- * Writes it to `target`; `work` is a folder below `root`, whose name is inside.
+ * Writes the executable to `target`. `work` is a folder below `root`; its name becomes part of the executable.
  * @param {{ root: string, work: string, architecture: import('./inputs.mjs').Architecture, version: string, code: string, lines: string, addon: string, target: string }} from
  */
 export function buildExecutable({ root, work, architecture, version, code, lines, addon, target }) {
@@ -28,9 +28,9 @@ export function buildExecutable({ root, work, architecture, version, code, lines
     main: path('weftd.cjs'),
     output: path('blob'),
     disableExperimentalSEAWarning: true,
-    useCodeCache: true, // which that architecture's Node.js alone can make
+    useCodeCache: true, // only Node.js of the target architecture can make it
     execArgv: V8,
-    execArgvExtension: 'none', // NODE_OPTIONS is for programs that are known to be Node.js
+    execArgvExtension: 'none', // ignore NODE_OPTIONS, because users do not expect weftd to be Node.js
     assets: {
       version: path('version'),
       'lines.json': path('lines.json'),
@@ -39,14 +39,14 @@ export function buildExecutable({ root, work, architecture, version, code, lines
     },
   }
   writeFileSync(join(work, 'config.json'), JSON.stringify(config))
-  const env = { ...process.env, NODE_OPTIONS: '' } // the code cache is refused by a V8 of other flags than it was made with
+  const env = { ...process.env, NODE_OPTIONS: '' } // V8 rejects a code cache that was made with other flags
   const run = (file, ...args) => execFileSync(file, args, { cwd: root, env, stdio: ['ignore', 2, 'inherit'] })
   const emulated = architecture.qemu ? [architecture.qemu, '-L', sysroot(architecture)] : []
-  // The code cache has hashes in it, whose seed is drawn; V8 does not ask for the same one of whoever uses the cache.
+  // A fixed seed makes the hashes in the code cache reproducible. V8 accepts the cache with any seed.
   run(...emulated, node, ...V8, '--random-seed=1', '--experimental-sea-config', path('config.json'))
   const symbols = execFileSync(`${architecture.gnu}-nm`, ['-S', node], { encoding: 'utf8', maxBuffer: 2 ** 28 })
   const [, address, size] = /^([0-9a-f]+) ([0-9a-f]+) R icudt\d+_dat$/m.exec(symbols) ?? []
-  if (!address) throw new Error(`${node} names no tables of ICU`)
+  if (!address) throw new Error(`${node} has no symbol for the tables of ICU`)
   const stripped = join(work, 'node')
   run(`${architecture.gnu}-strip`, '-o', stripped, node)
   const icu = { address: Number.parseInt(address, 16), size: Number.parseInt(size, 16) }

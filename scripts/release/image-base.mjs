@@ -1,5 +1,5 @@
-// image-base.mjs - what the images hold of Debian: programs that weft runs, the libraries that these load, and authorities that are
-// trusted. No package manager, since nothing is installed in a container.
+// image-base.mjs - the files of Debian in the images: the programs that weft runs, their libraries, and the trusted certificate authorities.
+// They contain no package manager, because nothing is installed in a container.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -18,7 +18,7 @@ import {
 import { dirname, join, relative } from 'node:path'
 import { made } from './inputs.mjs'
 
-/** Gets updates until 2030. */
+/** The release of Debian. It gets updates until 2030. */
 const DEBIAN = 'trixie'
 const PACKAGES = [
   'base-files',
@@ -33,19 +33,18 @@ const PACKAGES = [
   'util-linux',
   'wireguard-tools',
 ]
-/** What weft and deploy/flanneld.sh run. */
+/** The programs that weft and deploy/flanneld.sh run. */
 const PROGRAMS = ['bin/busybox', 'bin/ip', 'bin/setpriv', 'bin/wg', 'sbin/bridge', 'sbin/nft'].concat(
   ['nft', 'legacy'].map((kind) => `sbin/xtables-${kind}-multi`),
 )
-/** Of busybox: those of deploy/flanneld.sh, and to look around in a container. */
+/** The commands of busybox: for deploy/flanneld.sh, and for a user who inspects a container. */
 const APPLETS = ['cat', 'cp', 'env', 'grep', 'head', 'id', 'ls', 'ps', 'sh', 'sleep', 'tail', 'test']
-/** What Node.js is linked to. */
 const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpthread.so.0', 'libstdc++.so.6']
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
-/** iptables is many programs in two files. */
+/** Further names of the two files that implement all of iptables. */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
-/** Of packages that are there without a program; gcc-14-base has the licences of GCC's libraries. */
+/** Files of packages that have no program in the image, so that these packages are listed too. gcc-14-base has the licenses of GCC's libraries. */
 const FOR_OWNERS = [
   'usr/lib/os-release',
   'usr/sbin/update-ca-certificates',
@@ -54,13 +53,13 @@ const FOR_OWNERS = [
 ]
 const AUTHORITIES = 'usr/share/ca-certificates/mozilla'
 
-/** The names of the libraries that an ELF file asks for. */
+/** Returns the names of the libraries that an ELF file needs. */
 const librariesOf = (path) =>
   [...execFileSync('objdump', ['-p', path], { encoding: 'utf8' }).matchAll(/^ +NEEDED +(\S+)$/gm)].map(
     ([, name]) => name,
   )
 
-/** Programs, iptables' extensions, and what they load: paths in `root`, of files that are no links. */
+/** Returns the real paths in `root` of the programs, iptables' extensions, and their libraries. */
 function programsIn(root, gnu) {
   const libraries = join(root, 'usr/lib', gnu)
   const extensions = join(libraries, 'xtables')
@@ -77,7 +76,7 @@ function programsIn(root, gnu) {
   return found
 }
 
-/** Each package of which apt has put the archive into this folder: its description, and the paths of its files. */
+/** Lists the packages whose archives are in this folder, each with its description and the paths of its files. */
 const packagesIn = (archives) =>
   readdirSync(archives)
     .filter((name) => name.endsWith('.deb'))
@@ -87,12 +86,12 @@ const packagesIn = (archives) =>
       const paths = execFileSync('sh', ['-c', list, path], { encoding: 'utf8', maxBuffer: 2 ** 26 }).split('\n')
       return {
         control: execFileSync('dpkg-deb', ['--field', path], { encoding: 'utf8' }),
-        // Some name files below /lib that lie below /usr/lib.
+        // Some packages name files below /lib that are below /usr/lib after the merge.
         paths: paths.map((each) => each.replace(/^\.\//, '').replace(/^(?=s?bin\/|lib(?:64)?\/)/, 'usr/')),
       }
     })
 
-/** Removes from `folder`, which is below `root` or is it, what `isKept` says no to, and folders that are empty then. */
+/** Removes the files in `folder` for which `isKept` returns false, and the folders that become empty, except `root`. */
 function prune(root, folder, isKept) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -103,13 +102,13 @@ function prune(root, folder, isKept) {
 }
 
 /**
- * A folder with it. For each package of which something is there, `var/lib/dpkg/status.d` tells which it is, for those who look for
- * weaknesses in images.
+ * Returns a folder with these files. `var/lib/dpkg/status.d` lists the packages that they belong to, for scanners that search images for
+ * vulnerabilities.
  * @param {import('./inputs.mjs').Architecture} architecture
  */
 export const imageBase = ({ debian, gnu }) =>
   made(`${DEBIAN}-image-${debian}`, (folder) => {
-    // Links are judged by their real paths.
+    // Use the real path, because links are compared by real paths.
     const root = realpathSync(folder)
     const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
     execFileSync('mmdebstrap', [...options, `--include=${PACKAGES.join(',')}`, DEBIAN, root], {

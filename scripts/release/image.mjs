@@ -1,9 +1,8 @@
-// image.mjs - container images of the executable, one of each architecture below one index, as an archive in the layout of the Open
-// Container Initiative (github.com/opencontainers/image-spec, image-layout.md).
+// image.mjs - builds the container images of the executable, one per architecture below a common index, as an archive in the OCI image layout
+// (github.com/opencontainers/image-spec, image-layout.md).
 //
-// Two layers: of Debian the programs that weft runs, with the libraries that they load (image-base.mjs); and weft, where flannel's image
-// has flanneld. Which kind of iptables is used is found out as by deploy/Dockerfile's image, from which it does not differ to whoever
-// runs it.
+// An image has two layers: Debian's programs that weft runs, with their libraries (image-base.mjs), and weft itself at flanneld's path. It
+// detects the kind of iptables in the same way as the image of deploy/Dockerfile, and users can run either one.
 
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -14,7 +13,7 @@ const TYPE = 'application/vnd.oci.image'
 const FAMILIES = ['iptables', 'ip6tables']
 const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
 
-/** What is laid on Debian's: `tree` is made anew. */
+/** Makes the files of the second layer in `tree`, which is emptied first. */
 function layTree({ root, tree, executable, addon, licences }) {
   rmSync(tree, { recursive: true, force: true })
   const at = (path) => {
@@ -26,7 +25,7 @@ function layTree({ root, tree, executable, addon, licences }) {
     chmodSync(join(tree, path), 0o755)
   }
   program(executable, 'opt/weft/bin/weftd')
-  // No folder of the container need let programs be mapped from what is written there.
+  // The addon is a separate file, so that the container needs no writable folder that allows executable mappings.
   program(addon, 'opt/weft/bin/weft.node')
   for (const name of ['weft', 'flanneld']) symlinkSync('weftd', at(`opt/weft/bin/${name}`))
   for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
@@ -42,7 +41,7 @@ function layTree({ root, tree, executable, addon, licences }) {
   writeFileSync(at('usr/share/doc/weft/copyright'), licences)
 }
 
-/** Files by their digests, as the layout has them. */
+/** Returns a function that stores a file by its digest and returns its descriptor. */
 function blobStore(layout) {
   rmSync(layout, { recursive: true, force: true })
   mkdirSync(join(layout, 'blobs/sha256'), { recursive: true })
@@ -53,7 +52,7 @@ function blobStore(layout) {
   }
 }
 
-/** The description, which `docker inspect` and registries show. */
+/** Returns the image's configuration, which `docker inspect` and registries show. */
 function configOf({ version, publisher, architecture, digests }) {
   const created = new Date(Number(process.env.SOURCE_DATE_EPOCH) * 1000).toISOString()
   const label = (name) => `org.opencontainers.image.${name}`
@@ -62,7 +61,7 @@ function configOf({ version, publisher, architecture, digests }) {
     architecture: architecture.debian,
     os: 'linux',
     config: {
-      // Root without root's powers: it is run with CAP_NET_ADMIN and /dev/net/tun, and with nothing else. /run/flannel is root's on the host.
+      // The user is root, because root owns /run/flannel on the host. The container needs only CAP_NET_ADMIN and /dev/net/tun.
       Env: [
         'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',
@@ -90,7 +89,7 @@ const json = (value) => Buffer.from(JSON.stringify(value))
 /**
  * Writes the archive to `target`.
  * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences: string, builds: readonly { architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[], target: string }} from
- * @returns {string} The digest of the index, by which the image of whatever architecture is named.
+ * @returns {string} The digest of the index, which names the image for all architectures.
  */
 export function buildImage({ root, work, version, publisher, licences, builds, target }) {
   const layout = join(work, 'layout')
@@ -110,7 +109,7 @@ export function buildImage({ root, work, version, publisher, licences, builds, t
   })
   const mediaType = `${TYPE}.index.v1+json`
   const index = blob(json({ schemaVersion: 2, mediaType, manifests }), mediaType)
-  // By which podman and containerd name what they import.
+  // podman and containerd use these annotations to name the imported image.
   const name = `${publisher.image}:${version}`
   const annotations = { 'org.opencontainers.image.ref.name': name, 'io.containerd.image.name': name }
   const named = { ...index, annotations }

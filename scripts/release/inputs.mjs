@@ -1,5 +1,5 @@
-// inputs.mjs - what a release is made of beside this clone and its npm packages: releases of Node.js, and the C library that the
-// addons are linked to. Fetched once, into ~/.cache/weft or $XDG_CACHE_HOME/weft; the network is not needed after that.
+// inputs.mjs - the inputs of a release besides this clone and its npm packages: releases of Node.js, and the C library to which the addons are
+// linked. They are fetched once into ~/.cache/weft or $XDG_CACHE_HOME/weft; after that no network is needed.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -19,11 +19,11 @@ import {
 import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
 
-/** The release of Node.js inside, as the npm registry packs nodejs.org's. */
+/** The version of Node.js in the release, as packed by the npm registry. */
 export const NODE_VERSION = '24.21.0'
 
 /**
- * By the name that Node.js has for it: Debian's, the compiler's, and what npm says of the package of NODE_VERSION.
+ * An architecture: its name in Node.js, in Debian and in the compiler, an emulator for it, and npm's integrity of the package of NODE_VERSION.
  * @typedef {{ name: string, debian: string, gnu: string, qemu?: string, integrity: string }} Architecture
  * @type {readonly Architecture[]}
  */
@@ -43,16 +43,16 @@ export const ARCHITECTURES = [
   },
 ]
 
-/** The oldest Debian on which the addon runs: glibc 2.31. Node.js itself asks for 2.28. */
+/** The oldest Debian on which the addon runs, with glibc 2.31. Node.js itself needs 2.28. */
 const DEBIAN = 'bullseye'
-/** Its updates are gone from Debian's mirrors; this stays as it is. */
+/** Debian's mirrors no longer have the updates of this release, but they still have the release itself. */
 const MIRROR = 'http://deb.debian.org/debian'
 
-/** A path that is not absolute is to be ignored (the XDG Base Directory Specification). */
+/** Relative paths must be ignored (XDG Base Directory Specification). */
 const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
-/** What was left by releases that were killed while they fetched. */
+/** Removes the folders that killed runs left unfinished. */
 function removeUnfinished() {
   for (const name of readdirSync(cache)) {
     const pid = /^new-(\d+)-/.exec(name)?.[1]
@@ -60,7 +60,7 @@ function removeUnfinished() {
   }
 }
 
-/** Makes a folder of the cache, whole or not at all; returns its path. */
+/** Makes a folder of the cache atomically, unless it exists; returns its path. */
 export function made(name, make) {
   const folder = join(cache, name)
   if (existsSync(folder)) return folder
@@ -69,34 +69,34 @@ export function made(name, make) {
   const work = mkdtempSync(join(cache, `new-${process.pid}-`))
   try {
     make(work)
-    chmodSync(work, 0o755) // a container's root, for one
+    chmodSync(work, 0o755) // it may become the root of a container
     renameSync(work, folder)
   } catch (error) {
-    if (!existsSync(folder)) throw error // else another release was made at the same time, and was first
+    if (!existsSync(folder)) throw error // otherwise a simultaneous run was first
   } finally {
     rmSync(work, { recursive: true, force: true })
   }
   return folder
 }
 
-/** The folder of a release of Node.js for an architecture: bin/node, include/node, LICENSE. Throws where its bytes are others than are known. */
+/** Returns the folder of Node.js for an architecture: bin/node, include/node, LICENSE. Throws if the checksum of the package differs. */
 export function nodeRelease({ name, integrity }) {
   return made(`node-${NODE_VERSION}-${name}`, (folder) => {
     const pack = ['pack', '--loglevel=error', `node-linux-${name}@${NODE_VERSION}`, '--pack-destination', folder]
     const archive = join(folder, execFileSync('npm', pack, { encoding: 'utf8', stdio: ['ignore', 'pipe', 2] }).trim())
     const found = createHash('sha512').update(readFileSync(archive)).digest('base64')
-    if (found !== integrity) throw new Error(`node-linux-${name}@${NODE_VERSION} is not what it was: sha512-${found}`)
+    if (found !== integrity) throw new Error(`node-linux-${name}@${NODE_VERSION} has another checksum: sha512-${found}`)
     execFileSync('tar', ['-xzf', archive, '-C', folder, '--strip-components=1'])
     rmSync(archive)
   })
 }
 
-/** Links to absolute paths would lead out of the folder. */
-function bendLinks(root, folder) {
+/** Makes absolute links relative, because absolute links would lead out of the folder. */
+function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
     const stat = lstatSync(path)
-    if (stat.isDirectory()) bendLinks(root, path)
+    if (stat.isDirectory()) relinkAll(root, path)
     if (!stat.isSymbolicLink() || !readlinkSync(path).startsWith('/')) continue
     const target = relative(dirname(path), join(root, readlinkSync(path)))
     rmSync(path)
@@ -104,7 +104,7 @@ function bendLinks(root, folder) {
   }
 }
 
-/** A folder with headers and libraries of the oldest Debian, for the linker and for an emulator. */
+/** Returns a folder with headers and libraries of the oldest Debian, for the linker and for an emulator. */
 export function sysroot({ debian }) {
   return made(`${DEBIAN}-${debian}`, (folder) => {
     const include = '--include=libc6-dev,libstdc++6,libgcc-s1'
@@ -112,6 +112,6 @@ export function sysroot({ debian }) {
       stdio: ['ignore', 2, 'inherit'],
     })
     for (const name of ['lib', 'lib64', 'usr/lib'])
-      if (existsSync(join(folder, name))) bendLinks(folder, join(folder, name))
+      if (existsSync(join(folder, name))) relinkAll(folder, join(folder, name))
   })
 }

@@ -1,31 +1,31 @@
-// kubernetes.mjs - the manifest and the chart for Kubernetes with the image that was made beside them, named by its digest.
+// kubernetes.mjs - writes the manifest and the chart for Kubernetes, with the digest of the image of the same release.
 
 import { execFileSync } from 'node:child_process'
 import { cpSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { gzip, tarOf } from './archive.mjs'
 
-/** Throws where the text is not there as often as it was thought to be. */
+/** Replaces a text. Throws if it does not occur exactly `times` times. */
 function replaced(text, from, to, times) {
   const parts = text.split(from)
-  if (parts.length !== times + 1) throw new Error(`${from} is there ${parts.length - 1} times in place of ${times}`)
+  if (parts.length !== times + 1) throw new Error(`${from} occurs ${parts.length - 1} times instead of ${times}`)
   return parts.join(to)
 }
 
 /**
- * Writes weft.yaml's text to `manifest` and the chart to `chart`. The digest is part of the tag, so that whoever takes another tag
- * takes another image.
+ * Writes the text of weft.yaml to `manifest` and the chart to `chart`. The digest is part of the tag, so that a user who sets another tag gets
+ * another image.
  * @param {{ root: string, work: string, version: string, image: string, digest: string, manifest: string, chart: string }} from
  */
 export function buildKubernetes({ root, work, version, image, digest, manifest, chart }) {
   const source = readFileSync(join(root, 'deploy/kubernetes/weft.yaml'), 'utf8')
   const whole = `${image}:${version}@${digest}`
   writeFileSync(manifest, replaced(source, `image: weft:${version}`, `image: ${whole}`, 2))
-  // Helm wants a folder of the chart's own name.
+  // Helm requires a folder with the name of the chart.
   const folder = join(work, 'chart/flannel')
   rmSync(folder, { recursive: true, force: true })
   cpSync(join(root, 'deploy/charts/weft'), folder, { recursive: true })
-  // Whatever the umask was when the clone was made.
+  // Set the modes, which otherwise depend on the umask of the clone.
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', folder])
   const values = join(folder, 'values.yaml')
   const own = `    repository: weft\n    tag: ${version}\n`

@@ -1,7 +1,7 @@
-// main.mjs - `npm run release`: what is published, in release/: executables, packages, images, what Kubernetes is given, and what says
-// what all of them are.
+// main.mjs - `npm run release`: makes the files to publish in release/: executables, packages, images, files for Kubernetes, checksums and
+// lists of components.
 //
-// The same commit gives the same bytes, in whatever folder it lies and whoever's it is.
+// The release is reproducible: the same commit gives the same bytes, in any folder and for any user.
 
 import { execFileSync, spawnSync } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
@@ -27,7 +27,7 @@ import { isVersion } from './version.mjs'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 const release = join(root, 'release')
-/** Where it is made: what is in release/ is whole, whenever somebody looks. */
+/** The folder in which the release is made. It replaces release/ only when it is complete. */
 const out = join(root, 'build/release/new')
 const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
 const publisher = { ...JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8')), ...wanted() }
@@ -48,22 +48,21 @@ function wanted() {
   if (image === undefined) return {}
   // The name must have no tag, because the version is appended as the tag (distribution/reference).
   if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
-    fail(`${JSON.stringify(image)} is no name of an image without a tag`)
+    fail(`${JSON.stringify(image)} is not the name of an image without a tag`)
   return { image }
 }
 
-/** The part of the changelog about this version. */
 function releaseNotes() {
   const [, text] =
     new RegExp(`^## ${version.replaceAll('.', '\\.')} [^\\n]*\\n(.*?)(?=^## |$(?![^]))`, 'ms').exec(
       read('CHANGELOG.md'),
     ) ?? []
-  if (!text) throw new Error(`CHANGELOG.md has no section of ${version}`)
+  if (!text) throw new Error(`CHANGELOG.md has no section about ${version}`)
   return `# weft ${version}\n\n${text.trim()}\n`
 }
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
-/** The licences of all that is in the executable, each in its own words. */
+/** Returns the texts of the licenses of everything in the executable. */
 function licences(packages) {
   const textOf = ({ folder }) => {
     const file = readdirSync(join(root, folder)).find((name) => /^licen[cs]e/i.test(name))
@@ -71,26 +70,26 @@ function licences(packages) {
   }
   const parts = packages.map((each) => [
     `${each.name} ${each.version} (${each.license})`,
-    textOf(each) ?? `It comes without a text; its package names the licence ${each.license}.`,
+    textOf(each) ?? `The package contains no license text; it names the license ${each.license}.`,
   ])
   const node = readFileSync(join(nodeRelease(ARCHITECTURES[0]), 'LICENSE'), 'utf8')
   const all = [
     [`weft ${version} (Apache-2.0)`, read('LICENSE')],
     ...parts,
-    [`Node.js ${NODE_VERSION}, and what it holds`, node],
+    [`Node.js ${NODE_VERSION} and its components`, node],
   ]
   return all.map(([title, text]) => `${'='.repeat(78)}\n${title}\n${'='.repeat(78)}\n\n${text.trim()}\n`).join('\n')
 }
 
-/** Says what is inside a file of the release (CycloneDX 1.6). */
+/** Writes the list of components of a file of the release (CycloneDX 1.6). */
 function writeMaterials(name, description, components) {
   const component = { type: 'application', name: 'weft', version, description }
   const bom = { bomFormat: 'CycloneDX', specVersion: '1.6', version: 1, metadata: { component }, components }
   writeFileSync(join(out, `${name}.cdx.json`), `${JSON.stringify(bom, null, 2)}\n`)
 }
 
-/** The release that was there is moved out of the way at once, then removed. */
-function show() {
+/** Replaces release/ by the new release. The old one is first renamed, so that release/ is never incomplete, and then removed. */
+function publish() {
   const before = join(root, 'build/release/before')
   rmSync(before, { recursive: true, force: true })
   if (existsSync(release)) renameSync(release, before)
@@ -100,11 +99,11 @@ function show() {
 
 const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
 
-/** The seconds since 1970 that the package's files are said to be of (reproducible-builds.org): the commit's. */
+/** Returns the time for all files of the release in seconds since 1970: that of the commit, or SOURCE_DATE_EPOCH (reproducible-builds.org). */
 function time() {
   const { stdout, stderr } = git('log', '-1', '--format=%ct')
   const seconds = process.env.SOURCE_DATE_EPOCH || stdout?.trim()
-  if (!seconds) throw new Error(`git tells no commit (${stderr?.trim()}); set SOURCE_DATE_EPOCH, seconds since 1970`)
+  if (!seconds) throw new Error(`git shows no commit (${stderr?.trim()}); set SOURCE_DATE_EPOCH to seconds since 1970`)
   if (!/^\d+$/.test(seconds)) throw new Error(`SOURCE_DATE_EPOCH is not seconds since 1970: ${seconds}`)
   return seconds
 }
@@ -112,10 +111,10 @@ function time() {
 const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 4, pace: 'even' })
 try {
   process.umask(0o022) // the modes of the package's folders
-  if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is no version, such as 0.2.0`)
+  if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is not a version such as 0.2.0`)
   process.env.SOURCE_DATE_EPOCH = time()
   const { stdout, stderr, status } = git('status', '--porcelain')
-  const changes = status === 0 ? stdout.trimEnd() : `git does not tell what that is: ${stderr?.trim()}`
+  const changes = status === 0 ? stdout.trimEnd() : `git cannot list them: ${stderr?.trim()}`
   rmSync(out, { recursive: true, force: true })
   mkdirSync(out, { recursive: true })
   progress.now('TypeScript and the page')
@@ -176,7 +175,7 @@ try {
       ...runtime(),
       ...debianPackages(imageBase(architecture)),
     ])
-  progress.now('what Kubernetes is given')
+  progress.now('the files for Kubernetes')
   buildKubernetes({
     root,
     work: below('kubernetes'),
@@ -192,13 +191,14 @@ try {
   const names = readdirSync(out).toSorted()
   const sums = names.map((name) => `${sha256(readFileSync(join(out, name)))}  ${name}\n`)
   writeFileSync(join(out, 'SHA256SUMS'), sums.join(''))
-  show()
+  publish()
   progress.end()
   process.stdout.write(said('ls', '-l', release))
-  if (changes) process.stderr.write(`release: made of what is not committed, do not publish it:\n${changes}\n`)
+  if (changes)
+    process.stderr.write(`release: do not publish it, because it contains uncommitted changes:\n${changes}\n`)
 } catch (error) {
   progress.end()
-  const remedy = error.code === 'EACCES' ? '; whoever made it, root perhaps, has to remove it' : ''
+  const remedy = error.code === 'EACCES' ? '; its owner, perhaps root, has to remove it' : ''
   process.stderr.write(`release: ${error.message}${remedy}\n`)
   process.exitCode = 1
 }

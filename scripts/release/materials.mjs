@@ -1,15 +1,14 @@
-// materials.mjs - what is inside the files of a release, as CycloneDX 1.6 has components (cyclonedx.org/docs/1.6/json).
+// materials.mjs - lists the components inside the files of a release, in the format of CycloneDX 1.6 (cyclonedx.org/docs/1.6/json).
 
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { NODE_VERSION } from './inputs.mjs'
 
-/** SPDX names one licence by an id; of several, or of one with an exception, it has an expression. */
+/** Returns the licenses. In SPDX one license has an id; several licenses, or one with an exception, are an expression. */
 const licencesOf = (license) =>
   /^[\w.+-]+$/.test(license) ? [{ license: { id: license } }] : [{ expression: license }]
 
-/** A package of npm's. */
 export const library = ({ name, version, license }) => ({
   type: 'library',
   name,
@@ -18,13 +17,12 @@ export const library = ({ name, version, license }) => ({
   purl: `pkg:npm/${name.replace('@', '%40')}@${version}`,
 })
 
-/** What an executable holds beside packages. */
+/** Returns the components of an executable that are not npm packages. */
 export const runtime = () => [
   { type: 'application', name: 'node', version: NODE_VERSION, purl: `pkg:generic/node@${NODE_VERSION}` },
   ...compiled(),
 ]
 
-/** What an addon holds. */
 export const compiled = () => [
   {
     type: 'library',
@@ -34,7 +32,7 @@ export const compiled = () => [
   },
 ]
 
-/** The packages of Debian of which something is in `folder`, as its var/lib/dpkg/status.d tells. */
+/** Returns the components of the Debian packages in `folder`, from its var/lib/dpkg/status.d. */
 export const debianPackages = (folder) =>
   readdirSync(join(folder, 'var/lib/dpkg/status.d'))
     .toSorted()

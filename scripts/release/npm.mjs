@@ -1,17 +1,17 @@
-// npm.mjs - the npm package: what `npm pack` packs, with the packages that it depends on and the addon of each architecture in it.
+// npm.mjs - builds the npm package: the files of `npm pack`, with all dependencies and the addon of each architecture.
 //
-// It is installed without the registry, by `--ignore-scripts` too, and has what package-lock.json names, whenever that is.
+// It can be installed without the registry and with `--ignore-scripts`. It always has the dependencies that package-lock.json names.
 
 import { execFileSync } from 'node:child_process'
 import { chmodSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { basename, dirname, join } from 'node:path'
 import { gzip, tarOf } from './archive.mjs'
 
-/** Neither types nor source maps nor manuals are of use to whoever runs it; licences are named anyhow. */
+/** False for types, source maps and manuals, which are not needed at run time. Licenses are always kept. */
 const isKept = (path) => /^licen[cs]e/i.test(basename(path)) || !/\.(?:[cm]?ts|map|md|markdown)$/i.test(path)
 
 /**
- * The packages that it depends on, however deep: name, version, license, folder, as bundle.mjs tells them.
+ * Lists all direct and indirect dependencies with name, version, license and folder, like bundle.mjs.
  */
 export function dependencies(root) {
   const { packages } = JSON.parse(readFileSync(join(root, 'package-lock.json'), 'utf8'))
@@ -25,7 +25,7 @@ export function dependencies(root) {
     }))
 }
 
-/** Its package.json: of what is inside the exact versions, of the scripts the one that runs when it is installed. */
+/** Makes its package.json, with exact versions of the bundled dependencies, and only the script that runs at installation. */
 function manifest(root, publisher, packages) {
   const { devDependencies: _, ...own } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   const versions = new Map(packages.map(({ folder, version }) => [folder, version]))
@@ -45,7 +45,7 @@ function manifest(root, publisher, packages) {
 }
 
 /**
- * Writes it to `target`. `addons` are paths by the name that Node.js has for the architecture.
+ * Writes the package to `target`. `addons` are paths by the architecture's name in Node.js.
  * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string, string>>, target: string }} from
  */
 export function buildNpm({ root, work, publisher, addons, target }) {
@@ -58,7 +58,7 @@ export function buildNpm({ root, work, publisher, addons, target }) {
   const listing = ['pack', '--dry-run', '--json', '--ignore-scripts', '--loglevel=silent']
   const [{ files }] = JSON.parse(execFileSync('npm', listing, { cwd: root, encoding: 'utf8' }))
   for (const { path, mode } of files) {
-    if (path.startsWith('prebuilds/')) continue // of this machine, if it is there
+    if (path.startsWith('prebuilds/')) continue // a prebuilt addon of this machine
     put(join(root, path), path)
     chmodSync(join(tree, path), mode & 0o111 ? 0o755 : 0o644)
   }
@@ -66,7 +66,7 @@ export function buildNpm({ root, work, publisher, addons, target }) {
   for (const { folder } of packages)
     cpSync(join(root, folder), join(tree, folder), {
       recursive: true,
-      // A package of its own below is in the list itself, or is not wanted.
+      // Skip nested packages: the list has its own entry for each one that is needed.
       filter: (path) => isKept(path) && !path.slice(join(root, folder).length).split('/').includes('node_modules'),
     })
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', tree])

@@ -1,5 +1,5 @@
-// rpm.mjs - the package of an architecture for Fedora, RHEL, openSUSE and their like, of the executable and what belongs to a service.
-// rpmbuild packs it.
+// rpm.mjs - builds the RPM package of one architecture for Fedora, RHEL, openSUSE and similar distributions: the executable, the service and
+// the documents.
 
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -9,19 +9,19 @@ import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
 const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
-/** What has another place there than Debian has for it. */
+/** The paths that differ from those of the Debian package. */
 const PLACES = [
   ['usr/share/zsh/vendor-completions/', 'usr/share/zsh/site-functions/'],
   ['usr/share/doc/weft/copyright', 'usr/share/licenses/weft/LICENCES'],
 ]
 const placeOf = (path) => PLACES.reduce((at, [from, to]) => at.replace(from, to), path)
 
-/** Debian says by words what rpm says by how many of the package there will be. */
+/** Makes the package's scripts. Debian passes words to them; rpm passes the number of versions that will be installed. */
 const scriptsOf = (prerm) => `
 %post
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload || :
-  # The one that runs gives its packets to the new one. It is not waited for: one whose store does not answer is not started before it does.
+  # The running weftd hands over to the new one. Do not wait, because a weftd whose store does not answer is not ready until it does.
   if [ "$1" -gt 1 ]; then systemctl --no-block try-restart weftd.service || :; fi
 fi
 
@@ -33,7 +33,7 @@ if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi
 if [ "$1" -eq 0 ]; then rm -rf /run/weft; fi
 `
 
-/** Writes it into the folder `out`; returns its name. `texts` are files by their paths in Debian's package. */
+/** Writes the package into the folder `out`; returns its name. `texts` are file contents by their paths in the Debian package. */
 export function buildRpm({ root, work, architecture, version, publisher, executable, texts, out }) {
   const top = join(work, 'rpm')
   const tree = join(top, 'tree')
@@ -83,7 +83,7 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
     buildroot: tree,
     _rpmdir: out,
     _rpmfilename: `weft-${version}.${target}.rpm`,
-    // Nothing is stripped, found out or compressed after it was put there.
+    // Do not strip, analyze or compress the files.
     __os_install_post: '%{nil}',
     _build_id_links: 'none',
     debug_package: '%{nil}',
@@ -95,7 +95,7 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
   const defines = Object.entries(macros).flatMap(([name, value]) => ['--define', `${name} ${value}`])
   date(tree)
   execFileSync('rpmbuild', ['-bb', '--quiet', '--noclean', '--target', `${target}-linux`, ...defines, spec], {
-    env: { ...process.env, HOME: top }, // whose ~/.rpmmacros would name vendors, and sign
+    env: { ...process.env, HOME: top }, // ignore the user's ~/.rpmmacros, which may set a vendor or a signature
     stdio: ['ignore', 2, 'inherit'],
   })
   return `weft-${version}.${target}.rpm`

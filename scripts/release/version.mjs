@@ -1,5 +1,5 @@
-// version.mjs - the version, wherever it stands: `npm run release:cut -- 0.2.0` writes it, `node scripts/release/version.mjs check v0.2.0`
-// refuses a tag that does not fit, or a clone that nobody has said who publishes it.
+// version.mjs - the version in all files that contain it. `npm run release:cut -- 0.2.0` writes it. `node scripts/release/version.mjs check
+// v0.2.0` refuses a tag that differs from it, and a clone whose publisher.json has placeholders.
 
 import { readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -7,7 +7,7 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 
-/** Three numbers: npm, dpkg and rpm agree on what these are, and on which comes first. */
+/** True for three numbers. npm, dpkg and rpm all accept and order them in the same way. */
 export const isVersion = (text) => /^(?:0|[1-9]\d{0,8})(?:\.(?:0|[1-9]\d{0,8})){2}$/.test(text)
 const isBelow = (one, other) => {
   const [a, b] = [one, other].map((version) => version.split('.').map(Number))
@@ -16,7 +16,7 @@ const isBelow = (one, other) => {
 }
 
 /**
- * Files, each with what stands before the version there, and how often it does.
+ * The files with the version: each with the text before the version, and the number of occurrences.
  * @type {readonly (readonly [file: string, before: string, times: number])[]}
  */
 export const PLACES = [
@@ -30,33 +30,33 @@ export const PLACES = [
   ['deploy/charts/weft/Chart.yaml', '\nappVersion: ', 1],
   ['deploy/charts/weft/values.yaml', 'repository: weft\n    tag: ', 1],
   ['README.md', 'localhost/weft:', 1],
-  ['docs/kubernetes.md', 'flannel.image.tag=', 1],
+  ['docs/kubernetes/from-flannel.md', 'flannel.image.tag=', 1],
 ]
 const read = (path) => readFileSync(join(root, path), 'utf8')
 export const currentVersion = () => JSON.parse(read('package.json')).version
 
-/** Every place in which not this version stands, as a line. */
+/** Lists the places that do not have this version, one line each. */
 export const otherVersions = (version) =>
   PLACES.filter(([path, before, times]) => read(path).split(before + version).length !== times + 1).map(
     ([path, before]) => `${path}: ${before.trim()} is not followed by ${version}`,
   )
 
-/** The changelog's first section: its heading's words, and its text. */
+/** Returns the version, the date and the text of the changelog's first section. */
 function firstSection() {
   const [, version, day, text] = /^## (\S+) \((.*?)\)\n(.*?)(?=^## |$(?![^]))/ms.exec(read('CHANGELOG.md')) ?? []
   if (!text) throw new Error('CHANGELOG.md does not begin with a section `## VERSION (unreleased)`')
   return { version, day, text }
 }
 
-/** Writes the version to each place, and it and the day into the changelog's heading. */
+/** Writes the version to each place, and the version and the date into the changelog's heading. */
 function cut(version, day = new Date().toISOString().slice(0, 10)) {
-  if (!isVersion(version)) throw new Error(`${JSON.stringify(version)} is no version, such as 0.2.0`)
+  if (!isVersion(version)) throw new Error(`${JSON.stringify(version)} is not a version such as 0.2.0`)
   const section = firstSection()
   if (section.day !== 'unreleased')
-    throw new Error(`CHANGELOG.md has nothing that is not released yet: it begins with ${section.version}`)
+    throw new Error(`CHANGELOG.md has no unreleased section: it begins with ${section.version}, which has a date`)
   for (const [, released] of read('CHANGELOG.md').matchAll(/^## (\S+) \(\d{4}-/gm))
     if (!isBelow(released, version))
-      throw new Error(`${released} is released already: ${version} does not come after it`)
+      throw new Error(`${version} must be later than ${released}, which is already released`)
   const before = currentVersion()
   const wrong = otherVersions(before)
   if (wrong.length > 0) throw new Error(wrong.join('; '))
@@ -68,16 +68,16 @@ function cut(version, day = new Date().toISOString().slice(0, 10)) {
 
 const publisher = () => JSON.parse(read('scripts/release/publisher.json'))
 
-/** What keeps this clone from being published by this tag and this publisher, as lines. */
+/** Lists the reasons, one line each, why this clone must not be published with this tag and this publisher. */
 export function whyNot(tag, by = publisher()) {
   const version = currentVersion()
-  const { day, version: told } = firstSection()
+  const { day, version: newest } = firstSection()
   return [
     ...(tag === `v${version}` ? [] : [`the tag ${tag} is not v${version}, which package.json says`]),
     ...otherVersions(version),
-    ...(told === version && /^\d{4}-\d\d-\d\d$/.test(day)
+    ...(newest === version && /^\d{4}-\d\d-\d\d$/.test(day)
       ? []
-      : [`CHANGELOG.md begins with ${told} (${day}): npm run release:cut`]),
+      : [`CHANGELOG.md begins with ${newest} (${day}); run npm run release:cut`]),
     ...Object.entries(by)
       .filter(([name, value]) => value.includes('localhost') || (name === 'npm' && !/^@[\w.-]+\/weft$/.test(value)))
       .map(([name, value]) => `scripts/release/publisher.json: ${name} is still ${value}`),
@@ -91,7 +91,7 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
     else if (command === 'check') {
       const reasons = whyNot(word)
       if (reasons.length > 0) throw new Error(reasons.join('\nrelease: '))
-    } else throw new Error('give it `cut VERSION` or `check TAG`')
+    } else throw new Error('Usage: version.mjs cut VERSION, or version.mjs check TAG')
   } catch (error) {
     process.stderr.write(`release: ${error.message}\n`)
     process.exitCode = 1

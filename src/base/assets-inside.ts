@@ -1,5 +1,5 @@
-// assets-inside.ts - what assets.ts finds beside the program, for the executable that has all of it inside: scripts/release/bundle.mjs
-// takes this file in that one's place.
+// assets-inside.ts - replaces assets.ts in the one-file executable, which contains its assets. scripts/release/bundle.mjs makes the
+// exchange.
 
 import { closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -8,15 +8,15 @@ import { getAsset } from 'node:sea'
 import type * as Addon from '../../native/addon.d.ts'
 import type * as beside from './assets.ts'
 
-/** The bundler resolves what is asked of it. */
+/** The bundler resolves these calls. */
 declare const require: (name: string) => unknown
 
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
-/** Some hosts let no program be mapped from /tmp (noexec), containers often none from /dev/shm. */
+/** Folders for the addon's file. Several are tried, because /tmp, and in containers /dev/shm, may be mounted noexec. */
 const FOLDERS = [tmpdir(), '/tmp', '/dev/shm', '/run', '/var/tmp']
 
-/** Maps it from a file of that folder, which has no name any more then: nobody can put another there, and none is left. */
+/** Loads the addon from a file in a folder. The file is unlinked first, so that it cannot be replaced and is not left behind. */
 function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
   const folder = mkdtempSync(join(parent, '.weft-'))
   let file: number
@@ -35,17 +35,17 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
   }
 }
 
-/** The addon where a container's image has it beside the executable, since nothing that is written there need be mapped. */
+/** Finds the addon beside the executable, as in the container image, where written files may not be mapped. */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')
   try {
     return readFileSync(path).equals(addon) ? path : undefined
   } catch {
-    return undefined // there is none, as on most hosts
+    return undefined // outside the container image there is none
   }
 }
 
-/** The kernel maps files only. */
+/** Loads the addon from a file, because the kernel maps only files. */
 export const loadAddon: typeof beside.loadAddon = () => {
   const addon = new Uint8Array(getAsset('weft.node'))
   const path = besideThis(addon)
@@ -62,7 +62,7 @@ export const loadAddon: typeof beside.loadAddon = () => {
       failures.push(`${parent}: ${(error as Error).message}`)
     }
   }
-  throw new Error(`there is no folder from which it may be mapped (${failures.join('; ')})`)
+  throw new Error(`no folder allows to map the file (${failures.join('; ')})`)
 }
 
 export const addonRemedy: typeof beside.addonRemedy = () =>
@@ -70,8 +70,8 @@ export const addonRemedy: typeof beside.addonRemedy = () =>
 export const pageText: typeof beside.pageText = async () => getAsset('page.html', 'utf8')
 
 /**
- * As scripts/release/bundle.mjs writes them, three numbers a run: from this line of the bundle on, the lines of this file, -1 for none,
- * from that one on.
+ * The line map that scripts/release/bundle.mjs writes. `runs` has three numbers per run: its first line in the bundle, the index of the
+ * source file (-1 for none), and the first line in that file.
  */
 let lines: { readonly files: readonly string[]; readonly runs: Int32Array } | undefined
 

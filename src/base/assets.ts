@@ -1,7 +1,7 @@
-// assets.ts - what lies beside the program: its version, the native addon, the page, and packages that are loaded when they are needed.
+// assets.ts - loads the files of the package: its version, the native addon, the status page, and packages that are needed only sometimes.
 //
-// Nobody else finds a file by where the program is, so that a bundler, or an executable that has all of it inside, has this file to
-// replace. Packages of CommonJS are not imported: Node 20 reads all of one for the names of its exports then, a seventh of weftd's start.
+// No other file uses paths relative to the program, so a bundler only has to replace this one. CommonJS packages are loaded by require,
+// because Node 20 parses all files of an imported one for its export names, which takes a seventh of weftd's start.
 
 import { existsSync, readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -15,14 +15,13 @@ import type * as Addon from '../../native/addon.d.ts'
 
 const require = createRequire(import.meta.url)
 
-/** The package's top folder, from src/ and from dist/src/ alike; the file system's where no folder has the package. */
+/** Returns the top folder of the package, from src/ and from dist/src/; the root folder if there is no package.json. */
 function packageRoot(): string {
   let folder = dirname(fileURLToPath(import.meta.url))
   while (!existsSync(join(folder, 'package.json')) && folder !== dirname(folder)) folder = dirname(folder)
   return folder
 }
 
-/** What the package says of itself; undefined where there is none. */
 function manifest(): { readonly name: string; readonly version: string } | undefined {
   try {
     return JSON.parse(readFileSync(join(packageRoot(), 'package.json'), 'utf8')) as { name: string; version: string }
@@ -32,20 +31,19 @@ function manifest(): { readonly name: string; readonly version: string } | undef
   }
 }
 
-/** The package's version. */
 export const version = (): string => manifest()?.version ?? 'unknown'
 
-/** A prebuilt addon where the package has one, else the one built here. Throws the Error of whatever is in the way. */
+/** Loads the prebuilt addon of the package, or else the one that was built here. Throws the Error of the failure. */
 export const loadAddon = (): typeof Addon =>
   (require('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot())
 
-/** What to do where it cannot be loaded. A clone of the repository has scripts/, an installed package has none. */
+/** Returns the remedy if the addon cannot be loaded. A clone of the repository has scripts/, an installed package does not. */
 export const addonRemedy = (): string =>
   existsSync(join(packageRoot(), 'scripts/setup.mjs'))
     ? 'build it with npm run setup'
     : `build it with npm rebuild -g ${manifest()?.name ?? 'weft'}, which needs make, g++ and python3`
 
-/** The page, which scripts/build-page.mjs makes of src/report/page/; undefined where it was not built. */
+/** Reads the status page, which scripts/build-page.mjs builds from src/report/page/; undefined if it was not built. */
 export async function pageText(): Promise<string | undefined> {
   try {
     return await readFile(fileURLToPath(new URL('../report/page/page.html', import.meta.url)), 'utf8')
@@ -55,12 +53,12 @@ export async function pageText(): Promise<string | undefined> {
   }
 }
 
-/** `loops/peers.js:12` of a line of an Error's stack: with the folder, since names occur twice. */
+/** Returns the place that a stack frame names, such as `loops/peers.js:12`. The folder is included, because file names are not unique. */
 export function placeOf(frame: string): string | undefined {
   return /((?:[\w.-]+\/)?[\w.-]+\.[jt]s:\d+):\d+\)?$/.exec(frame)?.[1]
 }
 
 export const loadGrpc = (): typeof grpcJs => require('@grpc/grpc-js') as typeof grpcJs
-/** Loads two files of etcd3 instead of its index: the rest takes as long again. They read etcd's protocol from etcd3/proto. */
+/** Loads two files of etcd3 instead of its index, which takes half the time. The two read etcd's protocol from etcd3/proto. */
 export const loadEtcdPool = (): typeof etcdPool => require('etcd3/lib/connection-pool.js') as typeof etcdPool
 export const loadEtcdRpc = (): typeof etcdRpc => require('etcd3/lib/rpc.js') as typeof etcdRpc

@@ -1,9 +1,9 @@
-// errors.ts - the one error class: a code that programs match, a message that says what is wrong, a remedy.
+// errors.ts - the error class WeftError: a code for programs, a message, and a remedy.
 //
-// An operator's mistake is a WeftError and is shown as one line, `message; remedy`, without a stack. Anything
-// else that is thrown is a defect of ours and is shown with its stack.
+// A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any other error is a defect
+// of weft and is shown with its stack.
 
-/** A code says who acts on the error: the operator on all but the last four, which the daemon handles itself. */
+/** The operator has to act on all errors but those with the last four codes, which the daemon handles itself. */
 export type ErrorCode =
   | 'USAGE' // a flag, a variable or an argument is wrong
   | 'CONFIG' // the network configuration in the store is wrong
@@ -12,21 +12,21 @@ export type ErrorCode =
   | 'PORT_IN_USE' // another process holds the UDP port
   | 'ADDRESS' // an address is not on this host
   | 'INTERFACE' // no external interface fits
-  | 'COMMAND' // a command we depend on failed or is not installed
+  | 'COMMAND' // a required program failed or is not installed
   | 'DEVICE' // the kernel refused something about a device
   | 'NO_DEVICE_TYPE' // the kernel has no device of this type
   | 'STORE' // the store refused: wrong credentials, read-only, a malformed answer
   | 'OUT_OF_SUBNETS' // every subnet of the network is leased
   | 'FAULT' // the data path died
-  | 'CONFIG_MISSING' // no network configuration yet: asked again
-  | 'STORE_UNAVAILABLE' // the store cannot be reached now: tried again
-  | 'GAP' // changes cannot be told from there on: all is listed again
-  | 'LEASE_LOST' // the lease is no longer ours: acquired again
+  | 'CONFIG_MISSING' // there is no network configuration yet; it is read again
+  | 'STORE_UNAVAILABLE' // the store cannot be reached now; it is tried again
+  | 'GAP' // the watch cannot continue at this revision; all leases are listed again
+  | 'LEASE_LOST' // this node has lost its lease; it acquires one again
 
 export class WeftError extends Error {
   override readonly name = 'WeftError'
   readonly code: ErrorCode
-  /** The operator's way out, as a clause without a full stop. */
+  /** The remedy for the operator, as a clause without a full stop. */
   readonly remedy: string | undefined
 
   constructor(code: ErrorCode, message: string, options: { remedy?: string | undefined; cause?: unknown } = {}) {
@@ -36,12 +36,11 @@ export class WeftError extends Error {
   }
 }
 
-/** True when `error` is a WeftError, of the given code if one is given. */
 export function isWeftError(error: unknown, code?: ErrorCode): error is WeftError {
   return error instanceof WeftError && (code === undefined || error.code === code)
 }
 
-/** Waits for `work`; its WeftError gets `prefix` in front of the message. */
+/** Waits for `work`, and puts `prefix` before the message of its WeftError. */
 export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> {
   try {
     return await work
@@ -51,14 +50,13 @@ export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> 
   }
 }
 
-/** One line for a person: what is wrong and what to do; a stack only for defects of ours. */
+/** Formats an error for the operator: message and remedy, or the stack of an error that is not a WeftError. */
 export function describeError(error: unknown): string {
   if (error instanceof WeftError) return error.remedy ? `${error.message}; ${error.remedy}` : error.message
   if (error instanceof Error) return error.stack ?? error.message
   return String(error)
 }
 
-/** The message alone of anything thrown. */
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error)
 }

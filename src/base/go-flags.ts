@@ -1,18 +1,18 @@
-// go-flags.ts - command lines as Go's flag package reads them (go.dev/src/flag/flag.go), flags as one table.
+// go-flags.ts - parses command lines as Go's flag package does (go.dev/src/flag/flag.go), by a table of flags.
 //
-// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The first argument that is no flag,
-// or `--`, ends the flags.
+// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The flags end at `--` or at the first argument that is
+// not a flag.
 
 import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
-/** A secret's default says how it is shown. */
+/** The value of a flag. A Secret as default determines how given values are shown. */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
 interface Flag<Value extends FlagValue = FlagValue> {
   readonly default: Value
   readonly help: string
-  /** Go's word for the value in the usage text, when it is not the type's. */
+  /** The word for the value in the usage text; defaults to Go's word for the type. */
   readonly placeholder?: string
 }
 
@@ -30,11 +30,8 @@ type Widen<Value> = Value extends boolean
 
 export interface ParsedFlags<Table extends FlagTable> {
   readonly options: Options<Table>
-  /** Flags that stood on the command line. */
   readonly given: ReadonlySet<string>
-  /** The arguments that follow the flags. */
   readonly rest: readonly string[]
-  /** The last flag before them. */
   readonly last: (keyof Table & string) | undefined
 }
 
@@ -43,7 +40,7 @@ const BOOLEANS: ReadonlyMap<string, boolean> = new Map([
   ...['0', 'f', 'F', 'false', 'FALSE', 'False'].map((text): [string, boolean] => [text, false]),
 ])
 
-/** Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, and underscores between digits. */
+/** Parses a number as Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, and underscores between digits. */
 export function parseGoInt(text: string): number | undefined {
   const match =
     /^([+-]?)(0[xX]_?[0-9a-fA-F](?:_?[0-9a-fA-F])*|0[bB]_?[01](?:_?[01])*|0[oO]?_?[0-7](?:_?[0-7])*|[1-9](?:_?[0-9])*|0)$/.exec(
@@ -57,7 +54,7 @@ export function parseGoInt(text: string): number | undefined {
   return match[1] === '-' ? -value : value
 }
 
-/** Reads one value for a flag, or says why it is none. */
+/** Parses the value of a flag, or returns why it is invalid. */
 function readValue(flag: Flag, text: string): FlagValue | { readonly problem: string } {
   switch (typeof flag.default) {
     case 'boolean':
@@ -73,7 +70,7 @@ function isProblem(value: ReturnType<typeof readValue>): value is { readonly pro
   return typeof value === 'object' && 'problem' in value
 }
 
-/** The part of an argument that may be shown when it may be a flag: its value is perhaps a secret. */
+/** Hides the value in an argument that may be a flag, because the value may be a secret. */
 export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
 
 const UNDEFINED = 'flag provided but not defined: -'
@@ -84,12 +81,12 @@ export async function flagHint(error: unknown, table: FlagTable): Promise<string
   return meant(error.message.slice(UNDEFINED.length), Object.keys(table), '--')
 }
 
-/** Thrown for -h, -help and --help, which Go treats as a flag of every program. */
+/** Thrown for -h, -help and --help, which Go defines for every program. */
 export class HelpWanted extends Error {
   override readonly name = 'HelpWanted'
 }
 
-/** Reads a command line. Throws WeftError USAGE for an unknown flag or a bad value, HelpWanted for -h. */
+/** Parses a command line. Throws WeftError USAGE for an unknown flag or an invalid value, HelpWanted for -h. */
 export function parseFlags<Table extends FlagTable>(table: Table, args: readonly string[]): ParsedFlags<Table> {
   const options: Record<string, FlagValue> = {}
   for (const [name, flag] of Object.entries(table)) options[name] = flag.default
@@ -134,11 +131,10 @@ export function parseFlags<Table extends FlagTable>(table: Table, args: readonly
   return { options: options as Options<Table>, given, rest: args.slice(index), last }
 }
 
-/** The variable of a flag (coreos/pkg flagutil). */
 export const variableOf = (prefix: string, name: string): string =>
   `${prefix}_${name.toUpperCase().replaceAll('-', '_')}`
 
-/** The variables that begin as those of flags do, are set, and are no flag's. */
+/** Lists the environment variables that have the prefix of flags, are not empty, and belong to no flag. */
 export function unknownVariables(
   table: FlagTable,
   prefix: string,
@@ -151,8 +147,8 @@ export function unknownVariables(
 }
 
 /**
- * Fills the flags that were not given from `PREFIX_NAME` variables (upper case, `-` to `_`, empty means
- * unset). `onBad` is told about a value that is none; the flag keeps its default then.
+ * Sets the flags that were not given from `PREFIX_NAME` variables (upper case, `-` becomes `_`, empty means unset). Calls `onBad` for an
+ * invalid value; the flag then keeps its default.
  */
 export function applyEnvironment<Table extends FlagTable>(
   table: Table,
@@ -173,7 +169,7 @@ export function applyEnvironment<Table extends FlagTable>(
   return options as Options<Table>
 }
 
-/** The flags' part of a usage text, in the shape of Go's PrintDefaults. */
+/** Returns the flags of a usage text in the format of Go's PrintDefaults. */
 export function describeFlags(table: FlagTable): string {
   return Object.entries(table)
     .toSorted(([a], [b]) => (a < b ? -1 : 1))

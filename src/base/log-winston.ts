@@ -1,10 +1,10 @@
-// log-winston.ts - the log's lines by winston, which takes a third of the time of a start to load: lines before that are written directly.
+// log-winston.ts - writes log lines by winston. Loading winston takes a third of weftd's start, so earlier lines are written directly.
 
 import { Writable } from 'node:stream'
 import winston from 'winston'
 import { writeToStderr } from './log.ts'
 
-/** Writes a line before it returns. */
+/** Makes a function that has written its line when it returns. */
 export function createWinstonWriter(write: (line: string) => void = writeToStderr): (line: string) => void {
   const stream = new Writable({
     decodeStrings: false,

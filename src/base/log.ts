@@ -1,30 +1,31 @@
-// log.ts - log lines of klog's shape on stderr.
+// log.ts - writes log lines in klog's format to stderr.
 //
-// People grep flanneld's messages and the leading letter, and tools parse the header, so both are kept:
-// `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message`, local time (k8s.io/klog, header of its text format). A line is written
-// before the call returns, so that nothing is lost when the process ends.
+// People search for flanneld's messages and the leading letter, and tools parse the header, so both are kept:
+// `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message`, local time (k8s.io/klog, text format). A line is written before the call
+// returns, so that no line is lost when the process ends.
 
 import { placeOf } from './assets.ts'
 import { printable } from './text.ts'
 
 export interface Log {
   info(message: string): void
-  /** `normal`: flanneld warns of it, and nothing is wrong; whoever keeps warnings for an operator does not keep this one. */
+  /** Logs a warning. `normal` marks a warning of flanneld's that means no fault, so it is not kept among the last warnings. */
   warn(message: string, what?: 'normal'): void
   error(message: string): void
-  /** True when messages of this verbosity are wanted (klog's -v). */
+  /** True if messages of this verbosity are enabled (klog's -v). */
   v(level: number): boolean
 }
 
-/** A task that is tried again and again logs the same line at most this often, and at most so many failures a minute. */
+/** A task that is retried does not log the same line again within this time. */
 const SAME_LINE_MS = 30_000
+/** The maximum number of failures that such a task logs per minute. */
 const FAILURES_A_MINUTE = 4
 
 type Level = 'info' | 'warn' | 'error'
 
 const LETTERS: Readonly<Record<Level, string>> = { info: 'I', warn: 'W', error: 'E' }
 
-/** One line of klog's shape. `at` is in microseconds since the epoch. */
+/** Formats a line as klog does. `atUs` is in microseconds since 1970. */
 export function formatLogLine(level: Level, atUs: number, pid: number, caller: string, message: string): string {
   const time = new Date(Math.floor(atUs / 1000))
   const two = (value: number): string => String(value).padStart(2, '0')
@@ -34,7 +35,7 @@ export function formatLogLine(level: Level, atUs: number, pid: number, caller: s
   return `${LETTERS[level]}${date} ${clock}.${micros} ${String(pid).padStart(7)} ${caller}] ${message}`
 }
 
-/** The place of whoever called the log, as klog's with -add_dir_header. */
+/** Returns the place of the log call, as klog does with -add_dir_header. */
 function callerOf(stack: string | undefined): string {
   for (const frame of (stack ?? '').split('\n').slice(1)) {
     const place = placeOf(frame)
@@ -43,36 +44,36 @@ function callerOf(stack: string | undefined): string {
   return 'weftd:0'
 }
 
-/** The clock of the day at the moment when performance.now() was 0. */
+/** The time of day, in ms, at which performance.now() was 0. */
 let originMs = performance.timeOrigin
 
 /**
- * The clock of the day, as klog's. Date.now() has milliseconds only; what is between two of them the monotonic clock tells, which
- * knows neither of the other one's steps nor of the time that the host was suspended.
+ * Returns the time of day in microseconds. Date.now() has only milliseconds, so the monotonic clock gives the fraction. It is adjusted if
+ * the time of day was set, or the host was suspended.
  */
 function nowUs(): number {
   if (Math.abs(originMs + performance.now() - Date.now()) > 1) originMs = Date.now() - performance.now()
   return (originMs + performance.now()) * 1000
 }
 
-/** A daemon's log, whose lines another writer can take over: what that one costs to load nobody waits for. */
+/** A log whose writer can be exchanged, so that the start does not wait until the later writer is loaded. */
 export interface MovableLog extends Log {
   writeBy(write: (line: string) => void): void
 }
 
-/** A log of the given verbosity, to stderr unless `write` is given; `hear` is told each message too. */
+/** Makes a log of the given verbosity, which writes to stderr unless `write` is given. `observe` is called with each message too. */
 export function createLog(
   verbosity: number,
   write: (line: string) => void = writeToStderr,
-  hear?: (level: Level, message: string) => void,
+  observe?: (level: Level, message: string) => void,
 ): MovableLog {
   let writer = write
   const at =
     (level: Level) =>
     (text: string, what?: 'normal'): void => {
-      // The line stays one line, whoever's words are in it.
+      // Texts from other programs must not break the line.
       const message = printable(text)
-      hear?.(what === 'normal' ? 'info' : level, message)
+      observe?.(what === 'normal' ? 'info' : level, message)
       writer(`${formatLogLine(level, nowUs(), process.pid, callerOf(new Error('caller').stack), message)}\n`)
     }
   const writeBy = (next: (line: string) => void): void => void (writer = next)
@@ -80,12 +81,12 @@ export function createLog(
 }
 
 /**
- * `log` for something that is tried until it succeeds, which may take days: a line that was said a moment ago is left out, and a
- * failure when there were many in the last minute. `now` is in ms and never goes back.
+ * Limits a log for a task that is retried, possibly for days. It drops a line that was logged recently, and a failure if there were many in
+ * the last minute. `now` is a monotonic clock in ms.
  */
 export function seldom(log: Log, now: () => number = () => performance.now()): Log {
   let said: { readonly text: string; readonly at: number; readonly isFailure: boolean }[] = []
-  /** True when the line is to be said; it is remembered then. */
+  /** True if the line must be logged. Then it is remembered. */
   const isNews = (text: string, isFailure: boolean): boolean => {
     const at = now()
     said = said.filter((line) => at - line.at < 60_000)
@@ -104,12 +105,12 @@ export function seldom(log: Log, now: () => number = () => performance.now()): L
 
 /** Node.js writes stderr synchronously on Linux, to a file, a terminal or a pipe. */
 export function writeToStderr(line: string): void {
-  // A reader that is gone (EPIPE) must not stop the daemon.
+  // If the reader of stderr is gone (EPIPE), the daemon must continue.
   if (process.stderr.listenerCount('error') === 0) process.stderr.on('error', () => {})
   process.stderr.write(line)
 }
 
-/** Milliseconds as Go prints a Duration, to the second: 82800000 to `23h0m0s`. */
+/** Formats milliseconds as Go prints a Duration, in whole seconds: 82800000 as `23h0m0s`. */
 export function formatGoDuration(ms: number): string {
   const seconds = Math.floor(ms / 1000)
   const hours = Math.floor(seconds / 3600)
@@ -118,7 +119,7 @@ export function formatGoDuration(ms: number): string {
   return `${parts}${seconds % 60}s`
 }
 
-/** Milliseconds since the epoch as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. */
+/** Formats milliseconds since 1970 as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. */
 export function formatGoTime(ms: number | undefined): string {
   return ms === undefined ? 'never' : new Date(ms).toISOString().replace('T', ' ').replace('Z', ' +0000 UTC')
 }

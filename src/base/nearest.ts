@@ -1,11 +1,11 @@
-// nearest.ts - the known word that a mistyped one was meant to be. Pure.
+// nearest.ts - finds the known word that a mistyped word probably means. Pure.
 
-/** Nobody's key or flag is longer, and the time grows as the square. */
+/** Longer words are not searched for, because no flag or key is longer, and the time grows with the square of the length. */
 const LONGEST = 64
 
 /**
- * The known word that `word` becomes by the fewest letters put in, left out, changed or exchanged with the next one (a restricted
- * Damerau-Levenshtein distance), in any case; undefined where that is more than a third of its letters.
+ * Returns the known word with the smallest edit distance, ignoring case; undefined if the distance is more than a third of the letters. The
+ * distance counts inserted, deleted, changed and swapped letters (restricted Damerau-Levenshtein distance).
  */
 export function nearest(word: string, known: Iterable<string>): string | undefined {
   if (word.length > LONGEST) return undefined
@@ -37,7 +37,7 @@ function distanceOf(a: string, b: string): number {
   return row[b.length] ?? 0
 }
 
-/** `; did you mean Port?`, or nothing; `head` is shown before the word. */
+/** Returns a hint such as `; did you mean Port?`, or an empty text. `head` is put before the word. */
 export function meant(word: string, known: Iterable<string>, head = ''): string {
   const one = nearest(word, known)
   return one === undefined ? '' : `; did you mean ${head}${one}?`

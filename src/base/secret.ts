@@ -1,31 +1,30 @@
-// secret.ts - a secret, text or bytes: however it is printed, it prints as <hidden>; only `reveal` gives what it is.
+// secret.ts - wraps secret texts and bytes, so that they are printed as <hidden>. Only `reveal` returns the value.
 
 import { createHmac, randomBytes } from 'node:crypto'
 
-/** What is printed in place of a secret. */
 export const HIDDEN = '<hidden>'
-/** Belongs to this process alone: nobody else can find a secret by its hash. */
+/** A random key of this process, so that secrets cannot be guessed from their hashes. */
 const salt = randomBytes(32)
 
 export class Secret {
   readonly #value: string
   readonly #show: (value: string) => string
-  /** isDeepStrictEqual sees no private member: by this one two secrets are equal when their values are. It tells nothing else. */
+  /** A keyed hash of the value. isDeepStrictEqual ignores private members, and compares secrets by this one. */
   readonly identity: string
 
-  /** `show` is how it is printed, where part of it is none. */
+  /** `show` formats the value for display if only a part of it is secret. */
   constructor(value: string, show: (value: string) => string = () => HIDDEN) {
     this.#value = value
     this.#show = show
     this.identity = createHmac('sha256', salt).update(value).digest('base64')
   }
 
-  /** The secret itself: for the function that needs it, never for a text that is shown. */
+  /** Returns the value. Only the function that needs it may call this; the value must not be shown. */
   reveal(): string {
     return this.#value
   }
 
-  /** Makes another secret that is printed as this one is. */
+  /** Makes a secret with another value that is shown in the same way. */
   with(value: string): Secret {
     return new Secret(value, this.#show)
   }
@@ -34,7 +33,7 @@ export class Secret {
     return this.#value === ''
   }
 
-  /** Prints as <hidden>, or empty: that there is a secret may be seen. */
+  /** Returns <hidden>, or an empty text if there is no value. */
   toString(): string {
     return this.isEmpty ? '' : this.#show(this.#value)
   }
@@ -43,22 +42,22 @@ export class Secret {
     return this.toString()
   }
 
-  /** Keeps the secret out of util.inspect, and so out of console.log and of the report of an uncaught exception. */
+  /** Hides the value in util.inspect, which console.log and reports of uncaught exceptions use. */
   [Symbol.for('nodejs.util.inspect.custom')](): string {
     return this.toString()
   }
 }
 
-/** Secret bytes, such as a key: unlike a text they can be wiped, by who made them, as soon as nobody needs them. */
+/** Secret bytes, such as a key. Unlike a text, bytes can be wiped when they are no longer needed. */
 export class SecretBytes {
   readonly #bytes: Uint8Array
 
-  /** Takes the bytes over: they are not copied, so that nothing is left of them once they are wiped. */
+  /** Keeps the given bytes without a copy, so that wiping removes the only copy. */
   constructor(bytes: Uint8Array) {
     this.#bytes = bytes
   }
 
-  /** The bytes themselves, zeros once they are wiped: for the function that needs them, never for what is shown or kept. */
+  /** Returns the bytes, which are zeros after wiping. They must not be shown or stored. */
   reveal(): Uint8Array {
     return this.#bytes
   }
@@ -81,12 +80,15 @@ export class SecretBytes {
 }
 
 /**
- * The places in a word where a user may begin: after a scheme's slashes, or at its head when there is no scheme; a label
- * before a URL is no user.
+ * Matches the place in a word where the user of a URL may begin: after `//`, or at the start if there is no scheme. A label before a URL is
+ * not a user.
  */
 const USER = /\/\/|(?:^|["'`=])[^"'`=/:]+:(?!["'`]?(?:[a-z][a-z\d+.-]*:)?\/\/)/i
 
-/** User and password before the host of a URL (RFC 3986 section 3.2.1), up to the last @ of the word: no character of theirs need be escaped. */
+/**
+ * Removes user and password from a URL (RFC 3986 section 3.2.1). They end at the last @ of the word, because a password may contain
+ * unescaped characters.
+ */
 function wordWithoutUser(word: string): string {
   const end = word.lastIndexOf('@')
   const [match] = end < 0 ? [] : [USER.exec(word.slice(0, end))]
@@ -96,22 +98,22 @@ function wordWithoutUser(word: string): string {
   return word.slice(0, match.index) + kept + word.slice(end + 1)
 }
 
-/** A text, a command or a line, whose URLs have no user and no password any more. In time that grows as the text does. */
+/** Removes users and passwords from all URLs in a text. Takes linear time. */
 export const withoutUser = (text: string): string => text.replaceAll(/[^\s,]+/g, wordWithoutUser)
 
-/** Removes users from URLs with commas between them, in which all else may be of a password. */
+/** Removes users and passwords from a comma-separated list of URLs, in which a password may contain commas. */
 function urlsWithoutUser(text: string): string {
   const shown: string[] = []
   for (const url of text.split(',')) {
     const [scheme = ''] = /^\s*(?:[a-z][a-z\d+.-]*:)?\/\//i.exec(url) ?? []
     const end = url.lastIndexOf('@')
     const user = url.slice(scheme.length, end + 1)
-    // A user without a password cannot be: the comma was part of a password that began before it.
+    // A user always has a password, so this part, which has no colon, belongs to a password that contains a comma.
     if (end >= 0 && scheme === '' && !user.includes(':')) shown.length = 0
     shown.push(end < 0 ? url : scheme + url.slice(end + 1))
   }
   return shown.join(',')
 }
 
-/** URLs with commas between them, of which user and password are secret. */
+/** Makes a secret of a comma-separated list of URLs. Users and passwords are hidden when it is shown. */
 export const secretUrls = (text: string): Secret => new Secret(text, urlsWithoutUser)

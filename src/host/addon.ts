@@ -1,4 +1,4 @@
-// addon.ts - the native addon, or what an operator can do where it cannot be loaded.
+// addon.ts - loads the native addon; if that fails, throws an error with the remedy.
 
 import type * as Addon from '../../native/addon.d.ts'
 import { addonRemedy, loadAddon } from '../base/assets.ts'

@@ -1,16 +1,16 @@
-// bell.ts - waiting for a time or for an event, whichever comes first, and for the signal to stop.
+// bell.ts - waits for a time or an event, whichever comes first, or for the signal to stop.
 
-/** A loop sleeps on a bell. A ring that comes while nobody waits is kept for the next wait. */
+/** Wakes a loop that waits. A ring while no loop waits is kept for the next wait. */
 export interface Bell {
   ring(): void
   /**
-   * Waits for a ring, for at most `ms` milliseconds (for ever when undefined). Resolves with whether it rang; rejects
-   * with the signal's reason. For one waiter at a time.
+   * Waits for a ring, for at most `ms` milliseconds, or without a limit. Resolves with true if it rang. Rejects with the signal's reason.
+   * Only one caller may wait at a time.
    */
   wait(signal: AbortSignal, ms?: number): Promise<boolean>
 }
 
-/** The longest time that setTimeout takes (2^31 - 1 ms, 24 days). A wait that is longer ends early. */
+/** The longest delay of setTimeout (2^31 - 1 ms, 24 days). A longer wait ends early. */
 const LONGEST_MS = 2 ** 31 - 1
 
 export function createBell(): Bell {
@@ -46,12 +46,11 @@ export function createBell(): Bell {
   }
 }
 
-/** Waits `ms` milliseconds; rejects with the signal's reason. */
 export async function pause(signal: AbortSignal, ms: number): Promise<void> {
   await createBell().wait(signal, ms)
 }
 
-/** Runs `work` with a signal that aborts with `signal`, or after so many ms with what `late` makes; then rejects with that. */
+/** Runs `work` with a signal that aborts when `signal` does, or after `ms` milliseconds with the error of `late`. Rejects with the reason. */
 export async function limited<T>(
   signal: AbortSignal,
   ms: number,
@@ -59,7 +58,7 @@ export async function limited<T>(
   work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
   signal.throwIfAborted()
-  // AbortSignal.timeout within AbortSignal.any is not used: Node.js 20 forgets it once it collects garbage.
+  // Node.js 20 may collect an AbortSignal.timeout inside AbortSignal.any as garbage, so a timer aborts the signal.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)
@@ -74,8 +73,8 @@ export async function limited<T>(
   }
 }
 
-/** Runs `work` with a promise that resolves after so many ms, so that what can be left for later is. */
-export async function tellingLate<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
+/** Runs `work` with a promise that resolves after `ms` milliseconds, so that it can postpone its remaining steps. */
+export async function withLatePromise<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
   const over = new AbortController()
   return work(pause(over.signal, ms).catch(() => {})).finally(() => over.abort())
 }

@@ -1,4 +1,4 @@
-// command.ts - runs a program with an argument list, never a shell, and turns its failure into a sentence.
+// command.ts - runs a program with an argument list, without a shell, and turns its failure into an error message.
 
 import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../base/errors.ts'
@@ -33,7 +33,6 @@ export function withSystemFolders(path: string | undefined): string {
   const folders = path === undefined || path === '' ? ['/usr/local/bin', '/usr/bin', '/bin'] : path.split(':')
   return [...folders, ...SYSTEM_FOLDERS.filter((folder) => !folders.includes(folder))].join(':')
 }
-/** The environment of programs that weftd and weft run. */
 export const childEnvironment = (more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEnv => ({
   ...process.env,
   PATH: withSystemFolders(process.env['PATH']),
@@ -45,14 +44,13 @@ export type Run = (file: string, args: readonly string[], options?: RunOptions) 
 
 export interface RunOptions {
   readonly input?: string
-  /** Beside the daemon's own variables. */
   readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
-  /** True for a command that waits for another program: it has no limit of time. */
+  /** True for a command that waits for another program, and so has no time limit. */
   readonly patient?: boolean
 }
 
-/** The program's stdout. Rejects with WeftError: COMMAND, or PERMISSION when the kernel said EPERM. */
+/** Runs a program and returns its stdout. Rejects with WeftError COMMAND, or PERMISSION if the kernel refused with EPERM. */
 export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>
   new Promise((resolve, reject) => {
     const how = {
@@ -65,14 +63,14 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
       const child = execFile(file, args, how, (error, stdout, stderr) => {
         if (!error) return resolve(stdout)
         if (signal?.aborted) return reject(signal.reason)
-        // The output of a batch before and after the line that failed is no part of what is printed of an error.
+        // A batch may print results before it fails. They are attached, but as a property that is not printed with the error.
         Object.defineProperty(error, 'stdout', { value: stdout })
         reject(commandError(file, args, error, stderr))
       })
-      child.stdin?.on('error', () => {}) // it ended without reading: what it ended with tells
+      child.stdin?.on('error', () => {}) // the program ended without reading; its exit code matters
       if (input !== undefined) child.stdin?.end(input)
     } catch (error) {
-      // Node.js throws what fork says but for some (ENOMEM, E2BIG), and for an argument with a zero byte.
+      // Node.js throws some errors of fork, such as ENOMEM and E2BIG, and throws for an argument with a zero byte.
       reject(commandError(file, args, error as ExecFileException, ''))
     }
   })
@@ -84,20 +82,20 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
       cause: error,
     })
   }
-  // The last of several lines is the error; `ip` warns before it, and iptables-restore adds where and how to go on.
+  // The last line is the error. `ip` prints warnings before it, and iptables-restore prints hints after it, which are removed.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
   // Below its error nft quotes the faulty input and marks the place.
   const isMark = /^[\s^~]+$/.test(lines.at(-1) ?? '')
   const last = (isMark ? lines.findLast((line) => line.includes('Error: ')) : undefined) ?? lines.at(-1)
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
   const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? last ?? error.message)
-  // wg shows a key that is none.
+  // wg prints an invalid key, which may be a secret.
   const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
-  // iptables asks through a raw socket, and iptables-restore does not say that it may not (iptables/libiptc/libiptc.c).
+  // Legacy iptables needs a raw socket, and iptables-restore does not report that it lacks the right (iptables/libiptc/libiptc.c).
   if (/\(legacy\).*initialize/.test(said)) {
     return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {
-      remedy: 'iptables of the legacy kind needs CAP_NET_RAW beside CAP_NET_ADMIN; iptables-nft and nft do not',
+      remedy: 'legacy iptables needs CAP_NET_RAW in addition to CAP_NET_ADMIN; iptables-nft and nft do not',
       cause: error,
     })
   }
@@ -111,14 +109,14 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   return new WeftError('COMMAND', message, { cause: error })
 }
 
-/** The program that could not be run because it is not installed; undefined for any other error. */
+/** Returns the name of the program if the error means that it is not installed; else undefined. */
 export function notInstalled(error: unknown): string | undefined {
   if (!(error instanceof WeftError)) return undefined
   const { code, path } = (error.cause ?? {}) as NodeJS.ErrnoException
   return code === 'ENOENT' ? path : undefined
 }
 
-/** True when the program itself refused; one that could not be started, or did not answer, refused nothing. */
+/** True if the program ran and exited with an error, as opposed to a program that could not start or timed out. */
 export function isRefusal(error: unknown): boolean {
   return error instanceof WeftError && typeof (error.cause as Partial<ExecFileException> | undefined)?.code === 'number'
 }

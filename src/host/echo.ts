@@ -1,4 +1,4 @@
-// echo.ts - ICMP and ICMPv6 echo requests from an address of this host, and what answers them.
+// echo.ts - sends ICMP and ICMPv6 echo requests from an address of this host, and receives the answers.
 
 import { closeSync } from 'node:fs'
 import { formatAddress, parseAddress, type Address, type Family } from '../net/address.ts'
@@ -6,11 +6,11 @@ import { addon } from './addon.ts'
 
 export interface Echo {
   /**
-   * Sends a packet of `bytes`, or of as few as it takes, that nobody may fragment, to an address of the source's family. Throws an
-   * Error with `code`, EMSGSIZE among them.
+   * Sends a request of `bytes` bytes with headers, or of the minimum length, that must not be fragmented. `to` has the source's family.
+   * Throws an Error with `code`, such as EMSGSIZE.
    */
   send(to: Address, sequence: number, bytes?: number): void
-  /** The whole packet of such a request, for whoever sends it in a datagram of a family: its answer comes back by that, and here. */
+  /** Returns the packet of a request, to be sent in a datagram over the family `outer`. Its answer arrives here. */
   packet(to: Address, sequence: number, outer: Family): Uint8Array
   close(): void
 }
@@ -21,8 +21,8 @@ export type OpenEcho = (
 ) => Echo
 
 /**
- * Throws an Error with `code`: EPERM or EACCES where this host does not allow it to us, EADDRNOTAVAIL when it has no such address,
- * EAFNOSUPPORT when its kernel lacks the family.
+ * Opens a socket for echo requests. Throws an Error with `code`: EPERM or EACCES if this process may not, EADDRNOTAVAIL if the host does
+ * not have the address, EAFNOSUPPORT if the kernel lacks the family.
  */
 export const openEcho: OpenEcho = (source, onAnswer) => {
   const socket = addon.openEcho(formatAddress(source))

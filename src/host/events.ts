@@ -10,15 +10,15 @@ import { pause } from './bell.ts'
 import { childEnvironment } from './command.ts'
 
 /**
- * A child that ends is started again after the first, doubling to the last, at which all is looked at: so often also where there is
- * none. One that lived for the last counts as new.
+ * The first and the longest pause before `ip monitor` is started again. The pause doubles each time, and is reset if the child ran longer
+ * than the longest pause. Each restart reports a change, so the host is checked every RESTART_MAX_MS if `ip monitor` cannot run.
  */
 const RESTART_MIN_MS = 200
 const RESTART_MAX_MS = 5_000
-/** Makes the child end with us also when we are killed; otherwise it ends when it has a change to report (SIGPIPE). */
-const WITH_US = ['setpriv', '--pdeathsig', 'KILL'] // util-linux 2.33
+/** Kills the child when this process dies (util-linux 2.33). Without it the child ends at the next change that it reports (SIGPIPE). */
+const DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'KILL']
 
-/** The objects to watch, and the lines that matter; all lines when they are left out. */
+/** The command that watches, and a filter for its lines; without a filter all lines matter. */
 export interface Watched {
   readonly monitor: readonly string[]
   readonly matters?: (line: string) => boolean
@@ -28,23 +28,23 @@ const OBJECTS = ['monitor', 'link', 'address', 'route', 'rule']
 
 /** Watches links, and the addresses, routes and routing rules of these families. */
 export function changesOf(families: readonly Family[]): Watched {
-  // By IPv4 alone nobody hears what routers advertise.
+  // Without IPv6 there are no router advertisements, whose lines would have to be filtered.
   if (!families.includes('ipv6')) return { monitor: ['ip', '-4', ...OBJECTS] }
   const flags = families.includes('ipv4') ? ['-o'] : ['-o', '-6']
-  return { monitor: ['ip', ...flags, ...OBJECTS], matters: createNews() }
+  return { monitor: ['ip', ...flags, ...OBJECTS], matters: createChangeFilter() }
 }
 
-/** So many addresses and routes are remembered. */
+/** The maximum number of addresses and routes whose last line is stored. */
 const REMEMBERED = 10_000
 const LIFETIMES = / (?:valid_lft|preferred_lft|expires) \S+/g
-/** By interface and address; or by destination, device and metric. */
+/** The keys of lines: interface and address; or destination, device and metric. */
 const NAMES = [/^(\d+): \S+\s+inet6? (\S+)/, /^(.+?)(?: via .*)? dev (\S+).*? (metric \d+)/]
 
 /**
- * Tells lines of `ip -o monitor` that say something new from those by which a lifetime alone was renewed, as with every advertisement of
- * a router (RFC 4862 section 5.5.3).
+ * Makes a filter for lines of `ip -o monitor`. It drops lines that only renew a lifetime, as after every router advertisement (RFC 4862
+ * section 5.5.3).
  */
-export function createNews(): (line: string) => boolean {
+export function createChangeFilter(): (line: string) => boolean {
   const known = new Map<string, string>()
   return (line) => {
     const text = line.replaceAll(LIFETIMES, '')
@@ -62,27 +62,27 @@ export function createNews(): (line: string) => boolean {
   }
 }
 
-/** Watches the host for one who does not know at first which families matter. */
+/** Watches the host while it is not yet known which families matter. */
 interface HostWatch {
-  /** Hears of these families from now on; of IPv4 alone before. */
+  /** Watches these families from now on. The watch begins with IPv4 only. */
   readonly follow: (families: readonly Family[]) => void
   readonly end: () => Promise<void>
 }
 
-/** By one child at a time; `onChange` and `signal` as with `watchHost`. */
+/** Makes a host watch, which runs one child at a time. `onChange` and `signal` are as in `watchHost`. */
 export function createHostWatch(onChange: () => void, log: Log, signal: AbortSignal): HostWatch {
   let over = new AbortController()
-  let heard: readonly string[] = []
+  let command: readonly string[] = []
   let watching: Promise<unknown> = Promise.resolve()
   function follow(families: readonly Family[]): void {
     const watched = changesOf(families)
-    if (watched.monitor.join() === heard.join()) return
-    const isFirst = heard.length === 0
-    heard = watched.monitor
+    if (watched.monitor.join() === command.join()) return
+    const isFirst = command.length === 0
+    command = watched.monitor
     over.abort()
     over = new AbortController()
     watching = Promise.all([watching, watchHost(onChange, log, AbortSignal.any([signal, over.signal]), watched)])
-    if (!isFirst) onChange() // nobody heard what changed in between
+    if (!isFirst) onChange() // changes between the two children were not seen
   }
   follow(['ipv4'])
   return {
@@ -94,15 +94,15 @@ export function createHostWatch(onChange: () => void, log: Log, signal: AbortSig
   }
 }
 
-/** Neighbours and forwarding entries of devices. By their names: one that is made again has another number. */
+/** Watches the neighbours and forwarding entries of devices, by name, because a device that is made again has another index. */
 export const entriesOf = (...devices: readonly string[]): Watched => ({
   monitor: ['ip', 'monitor', 'neigh'],
   matters: (line) => devices.some((device) => line.includes(` dev ${device} `)),
 })
 
 /**
- * Calls `onChange` whenever something of what is watched changed, or may have changed unheard: what it was is for the
- * caller to look up. Goes on until `signal` aborts, then resolves.
+ * Calls `onChange` whenever something changed, or may have changed while no child ran. The caller has to find out what changed. Resolves
+ * when `signal` aborts.
  */
 export async function watchHost(
   onChange: () => void,
@@ -110,15 +110,15 @@ export async function watchHost(
   signal: AbortSignal,
   watched: Watched = changesOf(['ipv4']),
 ): Promise<void> {
-  let withUs = WITH_US
+  let prefix = DIE_WITH_PARENT
   let restartMs = RESTART_MIN_MS
   while (!signal.aborted) {
     const startedAt = performance.now()
-    const ended = await runMonitor(withUs, watched, onChange, signal)
+    const ended = await runMonitor(prefix, watched, onChange, signal)
     if (signal.aborted) return
     onChange()
-    if (withUs.length > 0 && !ended.bySignal) {
-      withUs = [] // there is no setpriv, or one that cannot do this (busybox)
+    if (prefix.length > 0 && !ended.bySignal) {
+      prefix = [] // setpriv is missing, or lacks the option (busybox)
       continue
     }
     if (performance.now() - startedAt > RESTART_MAX_MS) restartMs = RESTART_MIN_MS
@@ -129,25 +129,25 @@ export async function watchHost(
   }
 }
 
-/** Runs the child to its end, which `signal` brings about. */
+/** Runs the child until it ends, or `signal` aborts. */
 async function runMonitor(
-  withUs: readonly string[],
+  prefix: readonly string[],
   { monitor: command, matters }: Watched,
   onChange: () => void,
   signal: AbortSignal,
 ): Promise<{ readonly bySignal: boolean; readonly why: string }> {
-  const [file = '', ...args] = [...withUs, ...command]
+  const [file = '', ...args] = [...prefix, ...command]
   let stop = (): void => {}
   try {
     const monitor = spawn(file, args, { stdio: ['ignore', 'pipe', 'pipe'], env: childEnvironment() })
     const closed = once(monitor, 'close')
     stop = () => void monitor.kill()
     signal.addEventListener('abort', stop)
-    // When descriptors have run out there are no streams, whatever the types say; then the child has not started either.
+    // If no descriptors are free, the streams are undefined, despite their types, and the child has not started.
     const { stdout, stderr } = monitor as Partial<typeof monitor>
     if (stdout && matters) createInterface(stdout).on('line', (line) => matters(line) && onChange())
     else stdout?.on('data', onChange)
-    // iproute2 reports there when the kernel's queue ran over, and reads on (lib/libnetlink.c, rtnl_listen).
+    // If the kernel's queue overflows, iproute2 prints a warning to stderr and continues (lib/libnetlink.c, rtnl_listen).
     stderr?.on('data', onChange)
     const [code, by] = (await closed) as [number | null, string | null]
     return { bySignal: by !== null, why: by ?? `exit code ${code}` }

@@ -1,9 +1,9 @@
-// external-interface.ts - which interface carries the datagrams, and by which addresses other nodes reach this one.
+// external-interface.ts - chooses the interface that carries the datagrams, and the addresses to which other nodes send.
 //
-// Rules and texts of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with these differences. Of several default
-// routes the one with the lowest metric counts, as for every other packet of the host. A tentative IPv6 address is not used,
-// since no socket can be bound to it. Of several addresses the node uses its earlier address, else the kernel's source address:
-// an address that another program adds later, such as a virtual IP, must not become the node's.
+// The rules and texts are those of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with three differences. If there are several
+// default routes, the one with the lowest metric counts, as for all packets of the host. A tentative IPv6 address is not used, because no
+// socket can be bound to it. If there are several addresses, the node uses its earlier address, or else the kernel's source address,
+// because an address that another program adds later, such as a virtual IP, must not become the node's.
 
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -55,9 +55,9 @@ export interface ExternalInterface {
   readonly publicIp: Addresses
   /** The addresses that the operator named: such an address does not follow the interface's. */
   readonly named: { readonly address: ByFamily<boolean>; readonly publicIp: ByFamily<boolean> }
-  /** The expression that the addresses were chosen by: others must match it too. */
+  /** The expression with which the addresses were chosen. Later addresses must match it too. */
   readonly pattern?: string
-  /** The families of the network; those that `address` has if it is left out. A family without an address is looked for. */
+  /** The families of the network; those of `address` if it is left out. weftd waits for an address of each. */
   readonly families?: readonly Family[]
   /** The addresses that the node keeps while they are briefly missing; without it the node follows the interface immediately. */
   readonly hold?: AddressHold
@@ -71,7 +71,6 @@ export interface Earlier {
   readonly isOwn: (link: Link) => boolean
 }
 
-/** The value for a node that knows of no earlier run. */
 const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 /** Remembers the addresses with which the node started, and since when an address in use has been missing. */
@@ -107,42 +106,40 @@ export class AddressHold {
 }
 
 export interface InterfaceWishes {
-  /** Names or addresses, in order of preference. An empty one stands for the default route's, here and below. */
+  /** Names or addresses, in order of preference. Here and in `patterns`, an empty text means the interface of the default route. */
   readonly ifaces: readonly string[]
-  /** Regular expressions of RE2's syntax for addresses and names, tried when none of `ifaces` fits. */
+  /** Regular expressions (RE2) for addresses and names, which are tried if none of `ifaces` fits. */
   readonly patterns: readonly string[]
-  /** An address whose route names the interface, tried last; or empty. */
+  /** An address whose route determines the interface, which is tried last; or empty. */
   readonly canReach: string
-  /** What other nodes send to, by --public-ip and --public-ipv6; or empty. */
+  /** The addresses of --public-ip and --public-ipv6, to which other nodes send; or empty. */
   readonly publicIp: Readonly<Record<Family, string>>
 }
 
 /** Reads a setting of the kernel, as `getSysctl` of sysctl.ts does. */
 export type ReadSysctl = (name: string) => Promise<string | undefined>
 
-/** What the choice is made from. */
 interface Host {
   readonly run: Run
   readonly links: readonly Link[]
-  /** Of the network: the interface must have an address of each. */
+  /** The families of the network. The interface must have an address of each. */
   readonly families: readonly Family[]
-  /** The setting by which an interface has no IPv6, if that is so. */
+  /** Returns the kernel setting that disables IPv6 on an interface; undefined if it is not disabled. */
   readonly ipv6OffBy: (link: Link) => Promise<string | undefined>
   readonly earlier: Earlier
   readonly log: Log
 }
 
-/** The interface and address that one wish leads to. */
+/** The interface and the addresses that one wish selects. */
 interface Found {
   readonly link: Link
-  /** The addresses that come with the wish; of a family without one the interface's preferred address is taken. */
+  /** The addresses that the wish determines. For a family without one, the interface's preferred address is used. */
   readonly given?: Addresses
-  /** Whether the wish names them. */
+  /** True if the wish names these addresses. */
   readonly isNamed?: boolean
   readonly pattern?: string
 }
 
-/** An interface that has an address of every family of the network. */
 interface Choice {
   readonly link: Link
   readonly address: Addresses
@@ -150,7 +147,7 @@ interface Choice {
   readonly pattern: string | undefined
 }
 
-/** What is said of each family: flanneld's words in all lines of the log and all errors. */
+/** The texts of log lines and errors for each family. Most are flanneld's. */
 const SAYS = {
   ipv4: {
     using: (name: string, address: string) => `Using interface with name ${name} and address ${address}`,
@@ -174,14 +171,14 @@ const SAYS = {
 
 const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
 
-/** Whether it can be one host's: not unspecified, loopback, multicast or, of IPv6, an IPv4 address in disguise. */
+/** True if a host can have the address: it is not unspecified, loopback, multicast or an IPv4-mapped IPv6 address. */
 function isOfHost(address: Address): boolean {
   if (typeof address === 'bigint') return isOneHost(address)
   const top = address >>> 24
   return top !== 0 && top !== 127 && top < 224
 }
 
-/** 0 for an address that is good to stay with; more for one that is taken for want of such a one. */
+/** Returns 0 for a permanent address; more for a makeshift one (temporary, link-local), which is used only if there is no better one. */
 const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
   (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
 
@@ -199,8 +196,8 @@ function candidatesOf(link: Link, family: Family, fits: (text: string) => boolea
 }
 
 /**
- * Which of an interface's addresses to use. A makeshift is none while a better one is tentative: where a host boots its link-local
- * address is ready before those that others can reach.
+ * Returns the address of an interface to use. Returns undefined while a better address is still tentative: on a booting host the
+ * link-local address is ready before the addresses that other nodes can reach.
  */
 export function preferredAddress(
   link: Link,
@@ -236,7 +233,7 @@ async function addressToStartWith(
   return alike.find(isSource)?.address ?? preferred
 }
 
-/** All interfaces, each with its addresses and why it is not the one. `otherwise` is said of one that could be. */
+/** Describes all interfaces, each with its addresses and the reason why it was not chosen; `otherwise` is the reason of a suitable one. */
 async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
   const faultOf = async (link: Link, family: Family): Promise<string[]> => {
     if (preferredAddress(link, family) !== undefined) return []
@@ -264,9 +261,8 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
 }
 
 /**
- * Finds the interface, which has an address of each of the network's `families`. Throws WeftError: INTERFACE, with every candidate and
- * why it was refused, when none fits, which may change with the host's links, addresses and routes; USAGE when what was asked for can
- * never fit.
+ * Chooses the interface, which must have an address of each of the network's `families`. Throws WeftError INTERFACE if none fits now, with
+ * all candidates and the reasons. Throws USAGE if the wishes can never be met.
  */
 export async function chooseExternalInterface(
   run: Run,
@@ -304,7 +300,7 @@ export async function chooseExternalInterface(
   return pattern === undefined ? found : { ...found, pattern }
 }
 
-/** Both are read whatever the network has. Throws WeftError USAGE. */
+/** Parses both public addresses, even if the network has only one family. Throws WeftError USAGE. */
 function readPublicIp({ publicIp }: InterfaceWishes): readonly Address[] {
   const ipv4 = parseIpv4(publicIp.ipv4)
   if (publicIp.ipv4 !== '' && ipv4 === undefined) {
@@ -320,7 +316,8 @@ function readPublicIp({ publicIp }: InterfaceWishes): readonly Address[] {
   }
   if (ipv6 !== undefined && isLinkLocal(ipv6)) {
     throw new WeftError('USAGE', `invalid public IPv6 address: ${publicIp.ipv6}`, {
-      remedy: 'give --public-ipv6 an address that every node can send to; a link-local one holds on its own link alone',
+      remedy:
+        'give --public-ipv6 an address that every node can reach; a link-local address is valid only on its own link',
     })
   }
   return listed({ ipv4, ipv6 })
@@ -331,7 +328,7 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
   const { ifaces, patterns, canReach } = wishes
 
   if (ifaces.length === 0 && patterns.length === 0 && canReach === '') {
-    // With nothing but --public-ip, that address must be on an interface; behind NAT, --iface is needed too.
+    // If only --public-ip is given, an interface must have that address. Behind NAT, --iface is needed too.
     const own = listed(asked)
     try {
       return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)))
@@ -368,7 +365,7 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
       remedy: `give --iface-regex an expression of RE2, --iface-can-reach an ${hasIpv6 ? '' : 'IPv4 '}address`,
     })
   }
-  // With IPv4 alone it is flanneld's line and no more; else it says which family an interface that was named lacks.
+  // For an IPv4 network the message is exactly flanneld's. Otherwise it adds which family an interface lacks.
   throw new WeftError('INTERFACE', hasIpv6 ? `${message}: ${why}` : message, {
     remedy: await remedyFor(host, failures, 'not asked for'),
   })
@@ -379,7 +376,7 @@ async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: 
   return [...remedies, `name one with --iface: ${await describeCandidates(host, otherwise)}`].join(', or ')
 }
 
-/** Adds the addresses that did not come with the wish. Throws WeftError INTERFACE where the interface has none of a family. */
+/** Adds the addresses that the wish did not determine. Throws WeftError INTERFACE if the interface lacks a family. */
 async function complete(host: Host, { link, given = {}, isNamed = false, pattern }: Found): Promise<Choice> {
   const addresses: Address[] = []
   for (const family of host.families) {
@@ -394,7 +391,6 @@ async function complete(host: Host, { link, given = {}, isNamed = false, pattern
   return { link, address, named: { ipv4: isNamedOf('ipv4'), ipv6: isNamedOf('ipv6') }, pattern }
 }
 
-/** Why an interface has nothing of a family. */
 async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message: string): Promise<WeftError> {
   const setting = family === 'ipv6' ? await ipv6OffBy(link) : undefined
   if (setting === undefined) return new WeftError('INTERFACE', message)
@@ -428,7 +424,6 @@ export async function chooseForSome(
   throw failure
 }
 
-/** Adds the interface's addresses, if any, of the families that did not determine the choice. */
 function withOthers(
   found: ExternalInterface,
   families: readonly Family[],
@@ -558,8 +553,8 @@ function follow(
 }
 
 /**
- * The change that a data path of these families which was made for `before` cannot go on with; undefined when there is none. Of the
- * addresses, then of the MTU.
+ * Describes a change that a data path made for `before` cannot follow: of an address of these families, or else of the MTU. Returns
+ * undefined if there is none.
  */
 export const changeOf = (
   before: ExternalInterface,
@@ -583,7 +578,7 @@ export const mtuChange = (before: ExternalInterface, now: ExternalInterface): st
 export const nameChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.name === before.name ? undefined : `the interface ${before.name} is called ${now.name} now`
 
-/** The default route of a family that the kernel takes: of the lowest metric. One that is to nowhere is none. */
+/** Returns the default route that the kernel uses, that with the lowest metric. Blackhole and unreachable routes do not count. */
 export async function defaultRoute(
   run: Run,
   family: Family,
@@ -611,7 +606,7 @@ async function byDefaultRoute(host: Host): Promise<Found> {
       throw new WeftError(
         'INTERFACE',
         `v6 default route interface ${route.device} must be the same with v4 default route interface ${other.name}`,
-        { remedy: 'lead both default routes by one interface' },
+        { remedy: 'let both default routes use one interface' },
       )
     }
     found.push(linkOf(links, route.device))
@@ -619,7 +614,7 @@ async function byDefaultRoute(host: Host): Promise<Found> {
   return { link: found[0] as Link }
 }
 
-/** What is an address for a network of these families. Where there is no IPv6 its addresses are names that nobody has, as ever. */
+/** Parses an address. In a network without IPv6, an IPv6 address counts as the name of an interface, as in flanneld. */
 const readAddress = (text: string, families: readonly Family[]): Address | undefined =>
   parseIpv4(text) ?? (families.includes('ipv6') ? parseIpv6(text) : undefined)
 
@@ -637,7 +632,7 @@ function byAddress({ links, log }: Host, address: Address): Found {
   throw new WeftError('INTERFACE', SAYS[family].noOwner(text))
 }
 
-/** The interface that has all of them, which are of different families. */
+/** Finds the interface that has all of these addresses, which have different families. */
 async function byAddresses(host: Host, addresses: readonly Address[]): Promise<Found> {
   const [first, second = first] = addresses.map((address) => byAddress(host, address)) as [Found, Found?]
   if (second.link !== first.link) {
@@ -650,7 +645,7 @@ async function byAddresses(host: Host, addresses: readonly Address[]): Promise<F
   return { link: first.link, given: byFamily(addresses), isNamed: true }
 }
 
-/** By the addresses of any interface first, then by the name; the first interface that has the name must have addresses. */
+/** Finds an interface by a pattern. Matches the addresses of all interfaces first, and then their names. */
 async function byPattern(host: Host, pattern: string): Promise<Found> {
   const { families, earlier } = host
   const links = host.links.filter((link) => !earlier.isOwn(link))
@@ -671,10 +666,7 @@ async function byPattern(host: Host, pattern: string): Promise<Found> {
   )
 }
 
-/**
- * Compiles a pattern to a test of whether a part of a text matches. RE2's syntax and linear time, as Go's: no
- * look-around, no back-references.
- */
+/** Compiles a pattern to a function that searches a text. Syntax and linear time are those of RE2, as in Go. */
 async function compile(pattern: string): Promise<(text: string) => boolean> {
   const { RE2JS } = await import('re2js') // few hosts need it
   try {
@@ -699,18 +691,17 @@ async function byReach({ run, links, families, earlier, log }: Host, target: str
   const link = linkOf(links, route.device)
   if (earlier.isOwn(link))
     throw new WeftError('INTERFACE', `the route to ${target} leads through ${link.name}, which is weft's own device`)
-  // Of IPv6 the kernel's source may be a temporary address, and flanneld does not ask for it either.
+  // For IPv6 the kernel's source may be a temporary address, so it is not used. flanneld does not use it either.
   return typeof route.source === 'number' ? { link, given: { ipv4: route.source } } : { link }
 }
 
 function linkOf(links: readonly Link[], name: string): Link {
   const link = links.find((candidate) => candidate.name === name)
   if (link) return link
-  // The words of Go's net.InterfaceByName.
+  // The message of Go's net.InterfaceByName.
   throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }
 
-/** Converts the interface to an object for a JSON file, with its addresses as text. */
 export function externalText({ hold, ...external }: ExternalInterface): object {
   const text = (addresses: Addresses): object =>
     Object.fromEntries(listed(addresses).map((address) => [familyOf(address), formatAddress(address)]))

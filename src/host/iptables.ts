@@ -1,15 +1,12 @@
-// iptables.ts - what an iptables can do, by its version.
+// iptables.ts - detects the abilities of iptables from its version.
 
-/** iptables-restore waits for its lock, for as long as another program has it; whoever runs it must be as patient. */
+/** Makes iptables-restore wait for its lock without a limit, so the caller must not set a time limit either. */
 export const WAIT = ['--wait'] as const
 
-/**
- * True when the rules are the kernel's nf_tables; otherwise, and before there was a choice, they are of the legacy
- * kind. `text` is what --version prints.
- */
+/** True if this iptables uses the kernel's nf_tables instead of the legacy tables. `text` is the output of --version. */
 export const isNfTables = (text: string): boolean => text.includes('nf_tables')
 
-/** True when this iptables knows --random-fully and iptables-restore --wait: 1.6.2 or later. `text` is what --version prints. */
+/** True for iptables 1.6.2 or later, which has --random-fully and iptables-restore --wait. `text` is the output of --version. */
 export function isIptables162(text: string): boolean {
   const [major = 0, minor = 0, patch = 0] = (/v(\d+)\.(\d+)\.(\d+)/.exec(text) ?? []).slice(1).map(Number)
   return major !== 1 ? major > 1 : minor !== 6 ? minor > 6 : patch >= 2

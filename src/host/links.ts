@@ -1,4 +1,4 @@
-// links.ts - network interfaces, their addresses and routes, by iproute2's JSON.
+// links.ts - reads network interfaces, their addresses, and routes from iproute2's JSON.
 
 import { readFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
@@ -16,18 +16,18 @@ import type { Ipv4 } from '../net/ipv4.ts'
 import type { Ipv6 } from '../net/ipv6.ts'
 import { isRefusal, type Run } from './command.ts'
 
-/** An address of an interface, with what the kernel says of it (ip-address(8)). */
+/** An address of an interface, with its flags (ip-address(8)). */
 export interface LinkAddress<A extends Address = Address> {
   readonly address: A
   readonly prefixLength: number
   readonly dynamic: boolean
   readonly deprecated: boolean
   readonly secondary: boolean
-  /** True for an IPv6 address that changes, for privacy (RFC 8981). */
+  /** True for a temporary IPv6 address, which changes for privacy (RFC 8981). */
   readonly temporary: boolean
-  /** True for an IPv6 address that is not known to be this host's alone, or known not to be (RFC 4862 section 5.4). */
+  /** True for an IPv6 address whose duplicate address detection is not complete, or has failed (RFC 4862 section 5.4). */
   readonly tentative: boolean
-  /** True for an IPv6 address that another host was found to have. */
+  /** True for an IPv6 address that another host has too. */
   readonly duplicate?: boolean
 }
 
@@ -38,18 +38,16 @@ export interface Link {
   readonly up: boolean
   readonly loopback: boolean
   readonly queueLength: number
-  /** The addresses in the kernel's order. */
   readonly addresses: { readonly ipv4: readonly LinkAddress<Ipv4>[]; readonly ipv6: readonly LinkAddress<Ipv6>[] }
 }
 
 export interface Route {
   /** The first next hop's device; empty for a route to nowhere, such as a blackhole. */
   readonly device: string
-  /** `10.5.0.0/16`, `default`. */
+  /** The destination, such as `10.5.0.0/16` or `default`. */
   readonly destination: string
-  /** `unicast`, `blackhole`, `unreachable`, ... */
   readonly type: string
-  /** Who made it: `kernel`, `static`, `ra` for a router's advertisement, ... */
+  /** The origin of the route, such as `kernel`, `static`, or `ra` for a router advertisement. */
   readonly protocol?: string | undefined
   /** The gateway, of either family; undefined if there is none, and for a route with several next hops. */
   readonly gateway: string | undefined
@@ -84,15 +82,14 @@ interface JsonRoute {
   protocol?: string
   nexthops?: { dev?: string }[]
   gateway?: string
-  /** A gateway of the other family. */
   via?: { host?: string }
   metric?: number
   prefsrc?: string
 }
 
 /**
- * True when a process has a TUN open: by its flags as `ip` prints them and, since NO-CARRIER may come a second late
- * (net/core/link_watch.c), by sysfs where that shows the same network namespace.
+ * True if a process has a TUN device open. `flags` are those that `ip` prints. The flag NO-CARRIER may be set a second late
+ * (net/core/link_watch.c), so sysfs is read too, if it belongs to the same network namespace.
  */
 export async function isTunOpen(name: string, index: number, flags: readonly string[]): Promise<boolean> {
   if (!flags.includes('UP') || flags.includes('NO-CARRIER')) return false
@@ -104,7 +101,7 @@ export async function isTunOpen(name: string, index: number, flags: readonly str
   return (await read('ifindex')) !== String(index) || (await read('carrier')) !== '0'
 }
 
-/** True when the kernel makes such a name of a pattern such as `flannel%d`. */
+/** True if a device name matches a pattern such as `flannel%d`. */
 export const isNamedBy = (pattern: string, name: string): boolean => {
   const [before = '', after] = pattern.split('%d')
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
@@ -124,12 +121,11 @@ export function parseList<T>(text: string, command: string): T[] {
   } catch {
     // the error is thrown below
   }
-  throw new WeftError('COMMAND', `\`${command}\` printed what is no JSON list: ${excerpt(text)}`, {
-    remedy: 'run it by hand: an `ip` that is replaced or cut off prints something else',
+  throw new WeftError('COMMAND', `\`${command}\` did not print a JSON list, but: ${excerpt(text)}`, {
+    remedy: 'run the command by hand, and check that `ip` is the program of iproute2',
   })
 }
 
-/** Returns the beginning of a program's output. */
 const excerpt = (text: string): string => JSON.stringify(text.slice(0, 60))
 
 function toLink(json: JsonLink): Link {
@@ -160,12 +156,10 @@ function toLink(json: JsonLink): Link {
   }
 }
 
-/** All interfaces, in the kernel's order. */
 export async function listLinks(run: Run): Promise<Link[]> {
   return (await ipJson<JsonLink>(run, ['address', 'show'])).filter((json) => json.ifname).map(toLink)
 }
 
-/** One interface, or undefined when there is none of this name. */
 export async function findLink(run: Run, name: string): Promise<Link | undefined> {
   try {
     const [json] = await ipJson<JsonLink>(run, ['address', 'show', 'dev', name])
@@ -176,7 +170,7 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
   }
 }
 
-/** Finds a known interface again: by its index, since it may have been renamed, else by its name. */
+/** Finds a known interface again by its index, because it may have been renamed, or else by its name. */
 export async function findLinkAgain(run: Run, name: string, index: number | undefined): Promise<Link | undefined> {
   const named = await findLink(run, name)
   if (!index || named?.index === index) return named
@@ -184,8 +178,8 @@ export async function findLinkAgain(run: Run, name: string, index: number | unde
 }
 
 /**
- * Makes a device of this type, such as `vxlan`, with words for any device and words for its type. Rejects with WeftError
- * NO_DEVICE_TYPE where the kernel has none, COMMAND for any other refusal.
+ * Creates a device of a type such as `vxlan`. `common` are options of all devices, `own` those of the type. Rejects with WeftError
+ * NO_DEVICE_TYPE if the kernel lacks the type, COMMAND for any other refusal.
  */
 export async function addDevice(
   run: Run,
@@ -197,22 +191,21 @@ export async function addDevice(
   try {
     await run('ip', ['link', 'add', name, ...common, 'type', type, ...own])
   } catch (error) {
-    // The second is what kernels say without extended answers (before Linux 4.20, or iproute2 without libmnl).
+    // "operation not supported" is the message of Linux before 4.20, and of iproute2 without libmnl.
     if (!isWeftError(error, 'COMMAND') || !/unknown device type|operation not supported/i.test(error.message))
       throw error
     throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {
       remedy:
-        `load its module (\`modprobe ${type}\`), leave out "DataPath" where Backend has it (weftd carries the packets itself then), ` +
-        'or take another backend',
+        `load its module (\`modprobe ${type}\`), remove "DataPath" from Backend if it is there (weftd then carries the packets itself), ` +
+        'or use another backend',
       cause: error,
     })
   }
 }
 
-/** The metric of a route that is made without one (net/ipv6/route.c, IP6_RT_PRIO_USER). */
+/** The metric of a route that was made without one (net/ipv6/route.c, IP6_RT_PRIO_USER). */
 export const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
-/** The flag that tells `ip` the family. */
 export const ipFlag = (of: Address | Net | Family): '-4' | '-6' =>
   (of === 'ipv4' || of === 'ipv6' ? of : familyOf(of)) === 'ipv4' ? '-4' : '-6'
 
@@ -230,13 +223,13 @@ function toRoute(json: JsonRoute): Route {
   }
 }
 
-/** The routes to exactly `destination` in the main table; those of a family's default route for its name. */
+/** Lists the routes of the main table to exactly `destination`. A family as destination means its default routes. */
 export async function routesTo(run: Run, destination: Net | Family): Promise<Route[]> {
   const exact = typeof destination === 'string' ? 'default' : formatNet(destination)
   return (await ipJson<JsonRoute>(run, [ipFlag(destination), 'route', 'show', 'exact', exact])).map(toRoute)
 }
 
-/** The routes of the main table to `network` and to parts of it. */
+/** Lists the routes of the main table to `network` and to parts of it. */
 export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
   return (await ipJson<JsonRoute>(run, [ipFlag(network), 'route', 'show', 'root', formatNet(network)])).map(toRoute)
 }
@@ -257,18 +250,18 @@ export async function hasPolicyRules(run: Run, family: Family): Promise<boolean>
 /** The priorities of the rules for the tables local, main and default (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c). */
 const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
 
-/** The routes of the main table to exactly each of these destinations of one family, such as `10.5.2.0/24`. */
+/** Lists the routes of the main table to exactly these destinations of one family, such as `10.5.2.0/24`. */
 export async function routesExactly(run: Run, family: Family, destinations: readonly string[]): Promise<Route[]> {
   const input = `${destinations.map((destination) => `route show exact ${destination}`).join('\n')}\n`
   const command = `ip -j ${ipFlag(family)} -batch -`
   return parseLines<JsonRoute>(await run('ip', ['-j', ipFlag(family), '-batch', '-'], { input }), command).map(toRoute)
 }
 
-/** What `ip -j -batch` prints: an array for each line that it was given. */
+/** Parses the output of `ip -j -batch`, which is an array for each input line. */
 const parseLines = <T>(text: string, command: string): T[] =>
   text.split('\n').flatMap((line) => parseList<T>(line, command))
 
-/** The route that the kernel would use to each of these addresses of one family, as text; without those there is none to. */
+/** Looks up the kernel's route to each of these addresses of one family. Addresses without a route are left out of the result. */
 export async function routesFor(run: Run, family: Family, addresses: readonly string[]): Promise<Map<string, Route>> {
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
@@ -281,13 +274,13 @@ export async function routesFor(run: Run, family: Family, addresses: readonly st
   return new Map(parseLines<JsonRoute>(text, command).map((json) => [json.dst ?? '', toRoute(json)]))
 }
 
-/** The interface and source address that the kernel would use to reach `address`; undefined when there is no route. */
+/** Looks up the interface and source address with which the kernel reaches `address`; undefined if there is no route. */
 export async function routeFor(run: Run, address: Address): Promise<Route | undefined> {
   try {
     const [json] = await ipJson<JsonRoute>(run, [ipFlag(address), 'route', 'get', formatAddress(address)])
     return json && toRoute(json)
   } catch (error) {
-    // The second where the route that fits is an unreachable one, such as IPv6's default where there is none.
+    // "no route to host" means a route of the type unreachable, such as the kernel's IPv6 default if there is no other.
     if (isWeftError(error, 'COMMAND') && /unreachable|no route to host/i.test(error.message)) return undefined
     throw error
   }

@@ -1,22 +1,22 @@
-// look-ahead.ts - what a start asks `ip` one after another before it forwards, asked all at once by one process for each family.
+// look-ahead.ts - runs the queries that a start makes by `ip` in advance: one process for each family instead of one for each query.
 
 import { formatNet, type Net, type Nets } from '../net/address.ts'
 import type { Run } from './command.ts'
 
 export interface LookAhead {
-  /** Answers the look-ups of links.ts from what was seen; runs all else, after which nothing seen is believed. */
+  /** Answers the queries of links.ts from the stored results. Runs every other command, and then discards the stored results. */
   readonly run: Run
-  /** Forgets what was seen: the host goes on changing. */
+  /** Discards the stored results, because the host changes. */
   forget(): void
 }
 
-/** What each line gave, by the line, behind `-6` where it was asked of IPv6. */
-type Seen = readonly (readonly [asked: string, answer: string])[]
+/** The result of each query. Queries for IPv6 begin with `-6`. */
+type Seen = readonly (readonly [query: string, answer: string])[]
 
 const LINKS = 'address show'
 const routesFor = (network: Net): string[] => ['route show exact default', `route show exact ${formatNet(network)}`]
 
-/** Looks at all links, and of each family that there is a network of at the default route and the routes to the network. */
+/** Queries all links, and for each family of the network the default route and the routes to the network. */
 export function lookAhead(run: Run, networks: Nets): LookAhead {
   const looks = [
     see(run, [LINKS, ...(networks.ipv4 ? routesFor(networks.ipv4) : [])]),
@@ -34,12 +34,12 @@ export function lookAhead(run: Run, networks: Nets): LookAhead {
   }
 }
 
-/** Nothing where it cannot be had so: whoever asks singly is told why. */
+/** Runs queries by one process. Empty if that fails; then a later single query fails with the reason. */
 async function see(run: Run, lines: readonly string[], family?: '-6'): Promise<Seen> {
   try {
     const flags = family === undefined ? ['-j', '-d'] : ['-j', '-d', family]
     const text = await run('ip', [...flags, '-batch', '-'], { input: `${lines.join('\n')}\n` })
-    const answers = text.trimEnd().split('\n') // an array on a line for each
+    const answers = text.trimEnd().split('\n') // `ip` prints an array on one line for each query
     if (answers.length !== lines.length) return []
     return lines.map((line, at) => [family === undefined ? line : `${family} ${line}`, answers[at] as string] as const)
   } catch {
@@ -48,12 +48,12 @@ async function see(run: Run, lines: readonly string[], family?: '-6'): Promise<S
 }
 
 function answerOf(args: readonly string[], seen: ReadonlyMap<string, string> | undefined): string | undefined {
-  // What `-d` adds is not in the way of those who do not ask for it, and the routes are IPv4's without a word.
-  const asked = args.filter((word) => !word.startsWith('-') || word === '-6').join(' ')
+  // The stored results have the details of `-d`, which do not harm other queries. Routes without a family flag are IPv4 routes.
+  const query = args.filter((word) => !word.startsWith('-') || word === '-6').join(' ')
   if (!args.includes('-j') || !seen) return undefined
-  const [, name] = /^(?:address|link) show dev (\S+)$/.exec(asked) ?? []
+  const [, name] = /^(?:address|link) show dev (\S+)$/.exec(query) ?? []
   const links = seen.get(LINKS)
-  if (name === undefined || links === undefined) return seen.get(asked)
+  if (name === undefined || links === undefined) return seen.get(query)
   const found = (JSON.parse(links) as { readonly ifname?: string }[]).filter(({ ifname }) => ifname === name)
-  return found.length > 0 ? JSON.stringify(found) : undefined // why there is none, `ip` says
+  return found.length > 0 ? JSON.stringify(found) : undefined // `ip` is run for its error message
 }

@@ -1,22 +1,22 @@
-// replace-file.ts - writes a file that others read: they see the old text or the new one, never half of it.
+// replace-file.ts - replaces a file atomically, so that readers see the old content or the new content.
 
 import { randomBytes } from 'node:crypto'
 import { lstat, open, readdir, rename, unlink, writeFile } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 
-/** An older file was left by a process that was killed as it wrote. */
+/** A temporary file that is older than this was left by a process that was killed while it wrote. */
 const STALE_MS = 60_000
 
-/** The content to write: whole, or in pieces that come one by one. */
+/** The content to write, whole or in pieces. */
 type Data = string | Uint8Array | AsyncIterable<string>
 
-/** The last write of each path: who asks later writes later. */
+/** The last write of each path. Writes of a path happen in the order of the calls. */
 const last = new Map<string, Promise<void>>()
 
 /**
- * Temporary file beside it, fsync, rename. `mode` holds whatever the umask. Of several writes of one path the one that was asked for
- * last stays. Rejects with the file system's error, and for a device, a socket or a pipe: one such as /dev/null would be gone for
- * the whole host.
+ * Writes a temporary file beside `path`, syncs it, and renames it to `path`. `mode` does not depend on the umask. Of several writes of one
+ * path, the last call wins. Rejects with the file system's error. Rejects for a device, a socket or a pipe too, because replacing
+ * /dev/null would break the host.
  */
 export function replaceFile(path: string, data: Data, mode: number): Promise<void> {
   const write = (): Promise<void> => replaceNow(path, data, mode)
@@ -31,8 +31,8 @@ async function replaceNow(path: string, data: Data, mode: number): Promise<void>
   const there = await lstat(path).catch(() => undefined)
   if (there && !there.isFile() && !there.isSymbolicLink() && !there.isDirectory())
     throw new Error(`${path} is a device, a socket or a pipe, not a file`)
-  // A name that no reader of a configuration folder takes for one of its own, and that no other process has: their ids may be equal,
-  // where each is in a container.
+  // The leading dot hides the file from readers of configuration folders. The name is random, because processes in different containers
+  // may have equal ids.
   const prefix = `.${basename(path)}.tmp`
   await removeStale(dirname(path), prefix)
   const temporary = join(dirname(path), prefix + randomBytes(8).toString('hex'))
@@ -48,7 +48,7 @@ async function replaceNow(path: string, data: Data, mode: number): Promise<void>
     await rename(temporary, path)
   } catch (error) {
     await unlink(temporary).catch(() => {})
-    // The same failure has the same text each time, whatever the file was called meanwhile.
+    // Errors name `path`, so that the same failure has the same text each time.
     if (error instanceof Error) error.message = error.message.replaceAll(temporary, path)
     throw error
   }

@@ -1,9 +1,9 @@
-// sysctl.ts - kernel settings below /proc/sys.
+// sysctl.ts - reads kernel settings below /proc/sys.
 
 import { readFile } from 'node:fs/promises'
 import type { Family } from '../net/address.ts'
 
-/** The value of `net.ipv4.ip_forward` and the like, given with slashes; undefined where there is none to be read. */
+/** Reads a setting such as `net/ipv4/ip_forward`; undefined if it cannot be read. */
 export async function getSysctl(name: string): Promise<string | undefined> {
   try {
     return (await readFile(`/proc/sys/${name}`, 'utf8')).trim()
@@ -12,11 +12,11 @@ export async function getSysctl(name: string): Promise<string | undefined> {
   }
 }
 
-/** The settings by which a host forwards packets of others at all. */
+/** The setting of each family that enables the forwarding of packets. */
 export const FORWARDING: Readonly<Record<Family, string>> = {
   ipv4: 'net/ipv4/ip_forward',
   ipv6: 'net/ipv6/conf/all/forwarding',
 }
 
-/** As sysctl(8) takes it: `net/ipv6/conf/eth0.7/accept_ra` is `net.ipv6.conf.eth0/7.accept_ra`. */
+/** Converts a name to the form of sysctl(8): `net/ipv6/conf/eth0.7/accept_ra` to `net.ipv6.conf.eth0/7.accept_ra`. */
 export const dotted = (name: string): string => name.replaceAll(/[./]/g, (mark) => (mark === '/' ? '.' : '/'))

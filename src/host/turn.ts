@@ -1,8 +1,8 @@
-// turn.ts - one thing after another, in the order in which it was asked for.
+// turn.ts - runs asynchronous work in sequence.
 
 type Turn = <T>(work: () => Promise<T>) => Promise<T>
 
-/** Work that is asked for begins when all that was asked for before has ended, however it ended. */
+/** Makes a function that starts its work when all earlier work has ended or failed. */
 export function createTurn(): Turn {
   let last: Promise<unknown> = Promise.resolve()
   return (work) => {

@@ -1,4 +1,4 @@
-// unix-socket.ts - messages between processes of this host, each a text with descriptors: sequenced packets of a Unix socket.
+// unix-socket.ts - exchanges messages, each a text with descriptors, with other processes over Unix sockets of sequenced packets.
 
 import { closeSync } from 'node:fs'
 import { addon } from './addon.ts'
@@ -6,25 +6,25 @@ import { createBell } from './bell.ts'
 
 export interface Parcel {
   readonly text: string
-  /** Open, of whoever has the parcel. */
+  /** Open descriptors, which the owner of the parcel must close. */
   readonly fds: readonly number[]
 }
 
 export interface Connection {
-  /** The process at the other end; 0 when it is in a namespace that is not seen from here. */
+  /** The process at the other end; 0 if it is in a PID namespace that this process cannot see. */
   readonly peerPid: number
-  /** The descriptors stay open here; the receiver has its own. Throws an Error with `code` when the other end is gone. */
+  /** Sends a message. The receiver gets copies of the descriptors. Throws an Error with `code` if the other end is gone. */
   send(text: string, fds?: readonly number[]): void
-  /** The next message; undefined at the end of the connection, however it ended. Rejects with the signal's reason. */
+  /** Waits for the next message; undefined at the end of the connection. Rejects with the signal's reason. */
   receive(signal: AbortSignal): Promise<Parcel | undefined>
-  /** Idempotent; closes the descriptors of what was not received. */
+  /** Closes the connection, and the descriptors of messages that were not received. May be called again. */
   close(): void
 }
 
 export interface Listener {
-  /** The next connection. Rejects with the signal's reason. */
+  /** Waits for the next connection. Rejects with the signal's reason. */
   accept(signal: AbortSignal): Promise<Connection>
-  /** Idempotent. The path stays: another process may have put its own there. */
+  /** Closes the socket. The path stays, because another process may have bound it again. May be called again. */
   close(): void
 }
 
@@ -32,10 +32,10 @@ export function closeAll(fds: readonly number[]): void {
   for (const fd of fds) closeSync(fd)
 }
 
-/** What cannot be taken now is tried again after so long: until then its descriptor would be readable without a pause. */
+/** The pause after a failed accept. Without it the readable descriptor would cause a busy loop. */
 const LATER_MS = 100
 
-/** Keeps what a descriptor brings until somebody takes it; undefined when it brings no more. */
+/** Makes a queue of the items that `take` reads from a descriptor. */
 function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later') {
   const waiting: T[] = []
   const bell = createBell()
@@ -64,7 +64,7 @@ function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later')
         await bell.wait(signal)
       }
     },
-    /** Returns what nobody took. */
+    /** Returns the items that were not taken. */
     close(): readonly T[] {
       clearTimeout(again)
       if (!isOver) watcher.stop()
@@ -97,18 +97,18 @@ function connectionOf(fd: number): Connection {
   }
 }
 
-/** Errors that mean that nobody listens: no socket, none that is alive, or a path that no socket can have. */
-const NOBODY = new Set(['ENOENT', 'ECONNREFUSED', 'ENAMETOOLONG'])
+/** The errors that mean that no process listens: no socket, a closed socket, or a path that is too long for a socket. */
+const NO_LISTENER = new Set(['ENOENT', 'ECONNREFUSED', 'ENAMETOOLONG'])
 
 /**
- * A connection to whoever listens at a path; undefined when nobody does. Throws an Error with `code` for anything else, such as
- * EAGAIN of one that listens and takes no connection.
+ * Connects to the process that listens at a path; undefined if none does. Throws an Error with `code` for any other failure, such as EAGAIN
+ * if the listener accepts no connections.
  */
 export function connect(path: string): Connection | undefined {
   try {
     return connectionOf(addon.connectUnix(path))
   } catch (error) {
-    if (NOBODY.has((error as NodeJS.ErrnoException).code ?? '')) return undefined
+    if (NO_LISTENER.has((error as NodeJS.ErrnoException).code ?? '')) return undefined
     throw error
   }
 }
@@ -121,7 +121,7 @@ export function listen(path: string): Listener {
       const connection = addon.acceptUnix(fd)
       return connection === undefined ? undefined : connectionOf(connection)
     } catch {
-      return 'later' // no descriptor is free: whoever waits is taken when one is
+      return 'later' // no descriptor is free, so the connection waits
     }
   })
   let isOpen = true

@@ -1,4 +1,4 @@
-// address.ts - addresses and networks of either family: a number is of IPv4, a bigint of IPv6. ipv4.ts and ipv6.ts are their codecs.
+// address.ts - addresses and networks of both families. An IPv4 address is a number, an IPv6 address a bigint.
 
 import {
   formatIpv4,
@@ -29,10 +29,9 @@ export type Net = Ipv4Net | Ipv6Net
 
 export const FAMILIES = ['ipv4', 'ipv6'] as const
 export type Family = (typeof FAMILIES)[number]
-/** For people. */
 export const FAMILY_NAMES: Readonly<Record<Family, string>> = { ipv4: 'IPv4', ipv6: 'IPv6' }
 
-/** A value for each family; undefined, or left out, when there is none. */
+/** A value for each family; undefined or left out if there is none. */
 export interface ByFamily<Of4, Of6 = Of4> {
   readonly ipv4?: Of4 | undefined
   readonly ipv6?: Of6 | undefined
@@ -40,10 +39,8 @@ export interface ByFamily<Of4, Of6 = Of4> {
 export type Addresses = ByFamily<Ipv4, Ipv6>
 export type Nets = ByFamily<Ipv4Net, Ipv6Net>
 
-/** The families that there is something of. */
 export const familiesOf = (of: ByFamily<unknown>): Family[] => FAMILIES.filter((family) => of[family] !== undefined)
 
-/** The values of these families alone. */
 export const onlyOf = <Of4, Of6>(
   families: readonly Family[],
   { ipv4, ipv6 }: ByFamily<Of4, Of6>,
@@ -52,81 +49,76 @@ export const onlyOf = <Of4, Of6>(
   ...(families.includes('ipv6') ? { ipv6 } : {}),
 })
 
-/** The one by which something is known that may have both: that of IPv4, if there is one. */
+/** Returns the value that identifies a thing with values of both families: that of IPv4, if there is one. */
 export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6 | undefined => ipv4 ?? ipv6
 
 export const familyOf = (value: Address | Net): Family =>
   typeof value === 'number' || (typeof value === 'object' && isIpv4Net(value)) ? 'ipv4' : 'ipv6'
 
-/** The length of an address of the family, in bits. */
 export const ADDRESS_BITS: Readonly<Record<Family, number>> = { ipv4: 32, ipv6: 128 }
 
-/** What there is, IPv4's first. */
+/** Lists the existing values, IPv4 first. */
 export const listed = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): readonly (Of4 | Of6)[] =>
   [ipv4, ipv6].filter((each) => each !== undefined)
 
 export const isIpv4Net = (net: Net): net is Ipv4Net => typeof net.address === 'number'
 
-/** Undefined for what is an address of neither family. */
+/** Parses an address of either family; undefined for any other text. */
 export const parseAddress = (text: string): Address | undefined => parseIpv4(text) ?? parseIpv6(text)
 export const formatAddress = (address: Address): string =>
   typeof address === 'number' ? formatIpv4(address) : formatIpv6(address)
 
-/** With a port, as URLs have it (RFC 3986 section 3.2.2): `192.0.2.1:8472`, `[fd00::1]:8472`. */
+/** Formats an address with a port, as in URLs (RFC 3986 section 3.2.2): `192.0.2.1:8472`, `[fd00::1]:8472`. */
 export const formatEndpoint = (address: Address, port: number): string =>
   typeof address === 'number' ? `${formatIpv4(address)}:${port}` : `[${formatIpv6(address)}]:${port}`
 
-/** The network that has this address alone: `10.5.1.0/32`, `fd00:5:1::/128`. */
+/** Returns the network of a single address: `10.5.1.0/32`, `fd00:5:1::/128`. */
 export const hostNet = (address: Address): Net => netAround(address, ADDRESS_BITS[familyOf(address)])
 
-/** The network of so many bits that has an address; an IPv4 address has 32 at most. */
+/** Returns the network with this prefix length that contains an address. For IPv4 the length is limited to 32. */
 export const netAround = (address: Address, prefixLength: number): Net =>
   typeof address === 'number' ? ipv4Net(address, Math.min(prefixLength, 32)) : ipv6Net(address, prefixLength)
 
-/** Host bits cleared; undefined for what is a CIDR of neither family. */
+/** Parses a CIDR of either family, and clears its host bits; undefined for any other text. */
 export const parseNet = (text: string): Net | undefined => parseIpv4Net(text) ?? parseIpv6Net(text)
 export const formatNet = (net: Net): string => (isIpv4Net(net) ? formatIpv4Net(net) : formatIpv6Net(net))
 
-/** The number of addresses in a network of this prefix length, of the family that `net` is of. */
 export const netSize = (net: Net, prefixLength = net.prefixLength): bigint =>
   1n << BigInt(ADDRESS_BITS[familyOf(net)] - prefixLength)
 
-/** No network has an address of the other family. */
+/** True if the network contains the address; false if their families differ. */
 export function netContains(net: Net, address: Address): boolean {
   if (isIpv4Net(net)) return typeof address === 'number' && ipv4NetContains(net, address)
   return typeof address === 'bigint' && ipv6NetContains(net, address)
 }
 
-/** Addresses by their families, of each the first. */
+/** Groups addresses by family; the first of each family is kept. */
 export const byFamily = (addresses: readonly Address[]): Addresses => ({
   ipv4: addresses.find((address) => typeof address === 'number'),
   ipv6: addresses.find((address) => typeof address === 'bigint'),
 })
-/** Networks by their families, of each the first. */
+/** Groups networks by family; the first of each family is kept. */
 export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
   ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),
 })
-/** Whether what two have of a family shares an address. */
+/** True if networks of one family overlap. */
 export function netsOverlap(a: Nets, b: Nets): boolean {
   if (a.ipv4 && b.ipv4 && ipv4NetsOverlap(a.ipv4, b.ipv4)) return true
   return a.ipv6 !== undefined && b.ipv6 !== undefined && ipv6NetsOverlap(a.ipv6, b.ipv6)
 }
 
-/** An IPv4 address in disguise (RFC 4291 section 2.5.5), which programs print with dots; ::2 and the like are none. */
+/** True for an IPv6 address with an embedded IPv4 address (RFC 4291 section 2.5.5), which programs print with dots; not for ::2. */
 const isIpv4Within = (address: Ipv6): boolean =>
   address >> 32n === 0xffffn || (address >> 32n === 0n && address > 0xffffn)
 
-/**
- * True for an address that can be that of one host: IPv6 has no broadcast, and as IPv4 no host ::, ::1, one of ff00::/8, or an
- * IPv4 address in disguise (RFC 4291 section 2).
- */
+/** True if a single host can have the address: not ::, ::1, ff00::/8 or an address with an embedded IPv4 address (RFC 4291 section 2). */
 export const isOneHost = (address: Address): boolean =>
   typeof address === 'number'
     ? isOneIpv4Host(address)
     : address > 1n && address >> 120n !== 0xffn && !isIpv4Within(address)
 
-/** 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6). */
+/** True for 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6). */
 export const isLinkLocal = (address: Address): boolean =>
   typeof address === 'number' ? address >>> 16 === 0xa9fe : address >> 118n === 0x3fan
 
@@ -136,9 +128,8 @@ export function compareAddresses(a: Address, b: Address): number {
   return a < b ? -1 : a > b ? 1 : 0
 }
 
-/** The primary one, as Go prints it: 0.0.0.0 stands for none. */
+/** Formats the primary address as Go does; 0.0.0.0 if there is none. */
 export const addressText = (addresses: Addresses): string => formatAddress(primary(addresses) ?? 0)
-/** All that there are. */
 export const netsText = (nets: Nets): string => listed(nets).map(formatNet).join(' and ')
-/** The primary one, as Go prints it: 0.0.0.0/0 stands for none. */
+/** Formats the primary network as Go does; 0.0.0.0/0 if there is none. */
 export const netText = (nets: Nets): string => formatNet(primary(nets) ?? { address: 0, prefixLength: 0 })

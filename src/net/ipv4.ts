@@ -1,4 +1,4 @@
-// ipv4.ts - IPv4 addresses as unsigned 32-bit numbers and networks as number and prefix length.
+// ipv4.ts - parses and formats IPv4 addresses, which are unsigned 32-bit numbers, and networks.
 
 /** An IPv4 address in host order, 0 to 4294967295. */
 export type Ipv4 = number
@@ -9,7 +9,7 @@ export interface Ipv4Net {
   readonly prefixLength: number
 }
 
-/** `10.5.1.0` to a number; undefined unless it is exactly four decimal octets without leading zeros (RFC 6943 3.1.1). */
+/** Parses `10.5.1.0`; undefined unless the text is four decimal octets without leading zeros (RFC 6943 3.1.1). */
 export function parseIpv4(text: string): Ipv4 | undefined {
   const match = /^(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})$/.exec(text)
   if (!match) return undefined
@@ -25,17 +25,16 @@ export function formatIpv4(address: Ipv4): string {
   return `${address >>> 24}.${(address >>> 16) & 255}.${(address >>> 8) & 255}.${address & 255}`
 }
 
-/** The netmask of a prefix length, 24 to 0xffffff00. */
+/** Returns the netmask of a prefix length: 0xffffff00 for 24. */
 function ipv4Mask(prefixLength: number): number {
   return prefixLength === 0 ? 0 : (0xffffffff << (32 - prefixLength)) >>> 0
 }
 
-/** A network with its host bits cleared. */
 export function ipv4Net(address: Ipv4, prefixLength: number): Ipv4Net {
   return { address: (address & ipv4Mask(prefixLength)) >>> 0, prefixLength }
 }
 
-/** `10.5.1.7/24` to 10.5.1.0/24, host bits cleared as Go's net.ParseCIDR does; undefined when it is not a CIDR. */
+/** Parses a CIDR, and clears its host bits as Go's net.ParseCIDR does: `10.5.1.7/24` is 10.5.1.0/24. Undefined for any other text. */
 export function parseIpv4Net(text: string): Ipv4Net | undefined {
   const slash = text.indexOf('/')
   if (slash < 0 || !/^\d{1,2}$/.test(text.slice(slash + 1))) return undefined
@@ -53,14 +52,14 @@ export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {
   return (address & ipv4Mask(net.prefixLength)) >>> 0 === net.address
 }
 
-/** True when two networks share an address: one of them contains the other. */
+/** True if two networks overlap, that is, one contains the other. */
 export function ipv4NetsOverlap(a: Ipv4Net, b: Ipv4Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv4NetContains(a, b.address) : ipv4NetContains(b, a.address)
 }
 
 /**
- * True for an address that can be that of one host (RFC 1122 section 3.2.1.3); those above 240.0.0.0 are: Linux sends
- * there since 2.6.25, and clouds lease them.
+ * True if a single host can have the address (RFC 1122 section 3.2.1.3). 240.0.0.0/4 counts too, because Linux supports it since 2.6.25 and
+ * clouds use it.
  */
 export function isOneHost(address: Ipv4): boolean {
   const top = address >>> 24

@@ -1,4 +1,4 @@
-// ipv6.ts - IPv6 addresses as 128-bit bigints and networks as bigint and prefix length.
+// ipv6.ts - parses and formats IPv6 addresses, which are 128-bit bigints, and networks.
 
 import { parseIpv4 } from './ipv4.ts'
 
@@ -13,7 +13,7 @@ export interface Ipv6Net {
 
 const GROUPS = 8
 
-/** `fc00::1` to a bigint; undefined when it is no IPv6 address (RFC 4291 section 2.2), or has a zone or a prefix length. */
+/** Parses `fc00::1`; undefined for other texts (RFC 4291 section 2.2), also for an address with a zone or a prefix length. */
 export function parseIpv6(text: string): Ipv6 | undefined {
   const [head = '', tail, ...more] = text.split('::')
   if (more.length > 0) return undefined
@@ -26,7 +26,7 @@ export function parseIpv6(text: string): Ipv6 | undefined {
   return [...before, ...zeros, ...after].reduce((address, group) => (address << 16n) | BigInt(group), 0n)
 }
 
-/** The 16-bit groups of a text without `::`; an IPv4 address may stand for the last two of an address. */
+/** Parses the 16-bit groups of a text without `::`. At the end of an address, an IPv4 address may replace the last two groups. */
 function groupsOf(text: string, isEnd: boolean): number[] | undefined {
   if (text === '') return []
   const parts = text.split(':')
@@ -40,7 +40,7 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
   return groups
 }
 
-/** The canonical text (RFC 5952 section 4): lower case, and `::` for the first of the longest runs of two zeros or more. */
+/** Formats an address canonically (RFC 5952 section 4): in lower case, with `::` for the first longest run of at least two zeros. */
 export function formatIpv6(address: Ipv6): string {
   const groups = Array.from({ length: GROUPS }, (_, at) =>
     Number((address >> BigInt(16 * (GROUPS - 1 - at))) & 0xffffn),
@@ -60,12 +60,11 @@ function ipv6Mask(prefixLength: number): bigint {
   return ((1n << BigInt(prefixLength)) - 1n) << BigInt(128 - prefixLength)
 }
 
-/** A network with its host bits cleared. */
 export function ipv6Net(address: Ipv6, prefixLength: number): Ipv6Net {
   return { address: address & ipv6Mask(prefixLength), prefixLength }
 }
 
-/** `fc00::1/48` to fc00::/48; undefined when it is not a CIDR. */
+/** Parses a CIDR, and clears its host bits: `fc00::1/48` is fc00::/48. Undefined for any other text. */
 export function parseIpv6Net(text: string): Ipv6Net | undefined {
   const slash = text.indexOf('/')
   if (slash < 0 || !/^\d{1,3}$/.test(text.slice(slash + 1))) return undefined
@@ -83,7 +82,7 @@ export function ipv6NetContains(net: Ipv6Net, address: Ipv6): boolean {
   return (address & ipv6Mask(net.prefixLength)) === net.address
 }
 
-/** True when two networks share an address: one of them contains the other. */
+/** True if two networks overlap, that is, one contains the other. */
 export function ipv6NetsOverlap(a: Ipv6Net, b: Ipv6Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv6NetContains(a, b.address) : ipv6NetContains(b, a.address)
 }

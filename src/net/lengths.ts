@@ -1,18 +1,18 @@
-// lengths.ts - the lengths of packets that are tried where a path takes less than it should. Pure.
+// lengths.ts - the packet lengths that are probed if a path does not carry full-size packets. Pure.
 
 /**
- * Of datagrams with all their headers, in bytes: what every host takes, IPv6's least, Ethernet's, and what tunnels, PPPoE
- * and clouds leave of it; jumbo frames.
+ * Common path MTUs in bytes: the minimum for hosts (576) and for IPv6 (1280), Ethernet (1500), the remainder inside tunnels, PPPoE and
+ * clouds, and jumbo frames.
  */
 const PATH_BYTES = [576, 1024, 1200, 1280, 1400, 1420, 1450, 1492, 1500, 4352, 8896, 9000]
 
-/** The lengths up to the longest, which is the last of them; `overhead` is what stands around a packet. */
+/** Lists the packet lengths to probe, the last of which is `longest`. `overhead` is the length of the outer headers. */
 export const lengthsUpTo = (longest: number, overhead: number): readonly number[] => [
   ...PATH_BYTES.map((bytes) => bytes - overhead).filter((bytes) => bytes < longest),
   longest,
 ]
 
-/** The longest of these that passes, where the last one does not, by halves; undefined where none does. */
+/** Finds the longest length that passes by binary search; undefined if none does. The last length is known not to pass. */
 export async function longestOf(
   lengths: readonly number[],
   passes: (bytes: number) => Promise<boolean>,

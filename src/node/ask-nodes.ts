@@ -12,8 +12,8 @@ import type { Lease } from '../control/lease/lease.ts'
 import { addressText, FAMILIES, formatAddress, netText, type Address, type Family } from '../net/address.ts'
 import type { DaemonOptions } from '../options.ts'
 import type { PathPeer } from '../path/contract.ts'
-import type { NetworkAsking } from '../report/health.ts'
-import type { AskedNode } from '../report/network-findings.ts'
+import type { NetworkQuery } from '../report/health.ts'
+import type { QueriedNode } from '../report/network-findings.ts'
 import { networkReport, type NetworkReport } from '../report/network-view.ts'
 import type { Status } from '../report/status.ts'
 import { readView, viewOf } from '../report/view.ts'
@@ -62,7 +62,7 @@ interface Target {
 const FRESH_MS = 1_000
 
 /** Creates the queries of all nodes, of which one runs at a time. Returns undefined if nodes do not serve their views (`--status-network 0`). */
-export function networkAsking(node: Node, own: () => Promise<Status>): NetworkAsking | undefined {
+export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQuery | undefined {
   if (node.options['status-network'] === 0) return undefined
   let latest: { readonly until: number; readonly report: Promise<NetworkReport> } | undefined
   return {
@@ -90,7 +90,7 @@ export async function askNetwork(
   const { options, lease, view, names, signal } = node
   const token = await readToken(options).catch((error: unknown) => messageOf(error))
   const at = new Date().toISOString()
-  const self: AskedNode = {
+  const self: QueriedNode = {
     lease: lease.key,
     name: null,
     subnet: netText(lease.subnet),
@@ -104,7 +104,7 @@ export async function askNetwork(
   const all = [...view.values()].filter(({ key }) => key !== lease.key)
   const others = all.length > most ? chosen(all, node).slice(0, most) : all
   const leases = new Set([lease.key, ...others.map(({ key }) => key)])
-  const asked: AskedNode[] = []
+  const asked: QueriedNode[] = []
   const takeTurn = createTurns()
   const askOne = async (other: Lease): Promise<void> => {
     const done = await takeTurn()
@@ -189,7 +189,7 @@ function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | un
   return targets.find(({ isAnswering }) => isAnswering) ?? targets[0]
 }
 
-type Answer = Pick<AskedNode, 'kind'> & Partial<Pick<AskedNode, 'why' | 'view' | 'clock'>>
+type Answer = Pick<QueriedNode, 'kind'> & Partial<Pick<QueriedNode, 'why' | 'view' | 'clock'>>
 
 /** Sends the query. Resolves with the answer or the reason why there is none; never rejects. */
 function ask({ from, to }: Target, port: number, token: Secret | undefined, signal: AbortSignal): Promise<Answer> {

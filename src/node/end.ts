@@ -1,7 +1,8 @@
 // end.ts - ends the data path and the node: leaves them to the next process, or removes the node from the network.
 
-import { messageOf } from '../base/errors.ts'
+import { describeError, messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
+import type { OwnLease } from '../control/lease/lease.ts'
 import { addon } from '../host/addon.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
@@ -29,18 +30,21 @@ interface Ending {
 }
 
 /** Ends the data path and writes the last known state. If possible, the service manager keeps the open paths. Idempotent. */
-export async function endDataPath({ ownership, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
-  if (isLeaving(reason)) {
-    await ownership.close()
-    if (forwarding?.next) await removeLastKnown(forwarding.next.lastKnown)
-    return
-  }
+export async function endDataPath(ending: Ending, reason: unknown): Promise<void> {
+  if (isLeaving(reason)) return closeDataPath(ending)
+  const { ownership, forwarding, notifier, log } = ending
   await ownership.end(async (paths) => {
     const kept = await giveToManager(paths, notifier)
     await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
       log.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
     )
   })
+}
+
+/** Closes the data path and leaves nothing to the next process. */
+async function closeDataPath({ ownership, forwarding }: Pick<Ending, 'ownership' | 'forwarding'>): Promise<void> {
+  await ownership.close()
+  if (forwarding?.next) await removeLastKnown(forwarding.next.lastKnown)
 }
 
 /** Closes the paths in this process. Returns their descriptions if the service manager keeps them open. */
@@ -68,18 +72,47 @@ export async function endNode(node: Node, reason: unknown): Promise<void> {
   if (isLeaving(reason)) await giveLeaseBack(node)
 }
 
+/** Ends a node that could not become ready, and gives back its lease, which is new. */
+export async function endUnusedNode(node: Node): Promise<void> {
+  await closeDataPath({ ...node, forwarding: node }).catch((error: unknown) =>
+    node.log.error(`Cannot close the data path: ${describeError(error)}`),
+  )
+  await giveNewLeaseBack(node, node.lease)
+}
+
 async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<void> {
-  const holder = manager.holder(config)
-  if (!holder.release) return log.info('This node has left; its lease ends with the node of the cluster')
+  if (!manager.holder(config).release)
+    return log.info('This node has left; its lease ends with the node of the cluster')
+  const isBack = await isReleased({ manager, config, log }, lease, async (signal) => {
+    // A claim that remains in the store does no harm.
+    if (claimed) await manager.unclaim?.(claimed.address, claimed.value, signal)
+  })
+  if (isBack) log.info('This node has left the network')
+}
+
+/** Gives back a lease that this process has just created, because the node cannot forward. The lease would attract packets for a day. */
+export async function giveNewLeaseBack(parts: Releasing, lease: OwnLease): Promise<void> {
+  if (!parts.manager.holder(parts.config).release) return
+  if (await isReleased(parts, lease)) parts.log.info('The new lease is given back, because this node cannot forward')
+}
+
+type Releasing = Pick<Node, 'manager' | 'config' | 'log'>
+
+/** Asks the store to take a lease back, within RELEASE_MS. Logs a failure and returns false then. */
+async function isReleased(
+  { manager, config, log }: Releasing,
+  lease: OwnLease,
+  after: (signal: AbortSignal) => Promise<void> = async () => {},
+): Promise<boolean> {
   const late = new AbortController()
   const timer = setTimeout(() => late.abort(new Error(`no answer within ${RELEASE_MS / 1000} s`)), RELEASE_MS)
   try {
-    await holder.release(lease, late.signal)
-    // A claim that remains in the store does no harm.
-    if (claimed) await manager.unclaim?.(claimed.address, claimed.value, late.signal)
-    log.info('This node has left the network')
+    await manager.holder(config).release?.(lease, late.signal)
+    await after(late.signal)
+    return true
   } catch (error) {
     log.error(`The lease cannot be given back, and ends by itself: ${messageOf(error)}`)
+    return false
   } finally {
     clearTimeout(timer)
   }

@@ -12,6 +12,7 @@ import { isNamedBy } from '../host/links.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import type { ForwardingNode } from './loops/data-path.ts'
+import type { NeedsHost } from './needs.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
 import { untilOurs, type Ownership } from './ownership.ts'
 import type { Handover } from './restart/handover.ts'
@@ -37,8 +38,8 @@ export interface Before {
   readonly store: string
   /** True if the resumed node has the present network configuration and external interface. */
   readonly fits: (resumed: ResumedNode | undefined) => boolean
-  /** Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. */
-  readonly permit: (backend: Backend) => Promise<void>
+  /** Checks that a prepared backend can be opened on this host. Throws WeftError with the obstacle. */
+  readonly permit: (backend: Backend, host: Omit<NeedsHost, 'run'>) => Promise<void>
   /** Publishes the missing fact. */
   readonly publish?: (waitsFor: string) => void
   /** Called with the node, which answers successors from then on. */
@@ -58,13 +59,17 @@ export function fitsTo(configText: string, external: ExternalInterface, { givesS
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left)) === true
 
-/** Opens the data path for this lease, or continues with the resumed one, and returns the node. */
+/**
+ * Opens the data path for this lease, or continues with the resumed one, and returns the node. `clear` removes obstacles once nothing
+ * forwards any more.
+ */
 export async function openNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
   resumed: ResumedNode | undefined,
   before: Before,
+  clear: () => Promise<void> = async () => {},
 ): Promise<Node> {
   const { config, options, signal, log } = parts
   const { ownership, handover, fits, amend } = before
@@ -84,6 +89,7 @@ export async function openNode(
           for (const left of handover.tunNames)
             if (!goesOnWith(backend, left))
               await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
+          await clear()
           return backend.open({ ...lease, attrs }, signal, view, known?.others)
         })
       } catch (error) {

@@ -269,7 +269,7 @@ function pathOf(
     features: [...(carrier?.features ?? [])],
     threads: [...threads].map(([name, thread]) => ({
       name,
-      hungSeconds: isHung(thread) ? seconds(at - thread.askedAt) : null,
+      hungSeconds: isHung(thread) ? seconds(at - thread.requestedAt) : null,
     })),
     counters,
     drops: dropsOf(counters),

@@ -279,6 +279,10 @@ export function portOf(type: string, backend: Readonly<Record<string, unknown>>)
   return typeof given === 'number' && given > 0 ? given : outside.port
 }
 
+/** Returns the backends whose leases publish this type; an empty type is that of udp and alloc. */
+export const publishersOf = (published: string): readonly Kind[] =>
+  Object.values<Kind>(KINDS).filter((kind) => kind.published === published)
+
 /** The backends of a lease by the type that it publishes: `udp or alloc` of none. */
 export function publishers(published: string): string {
   const types = Object.entries<Kind>(KINDS).filter(([, kind]) => kind.published === published)

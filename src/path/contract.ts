@@ -9,7 +9,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import type { Address, Addresses, ByFamily, Family } from '../net/address.ts'
+import type { Address, Addresses, ByFamily, Family, Net } from '../net/address.ts'
 import type { BackendType, Settings } from './catalog.ts'
 import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
 import type { OpenPath } from './engine/engine.ts'
@@ -39,7 +39,10 @@ export interface Backend {
   readonly devices?: readonly string[]
   /** True if routes to peers' subnets through their hosts belong to this backend, or if other programs make them on purpose. */
   readonly routesToHosts?: boolean
-  /** True if other programs make all routes to the network, including those to this node's own subnet. */
+  /**
+   * True if other programs make all routes to the network, including those to this node's own subnet. Then leftovers are removed once, if
+   * this node's lease shows that the earlier run had another backend.
+   */
   readonly routesByOthers?: boolean
   /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
   readonly isSealed?: boolean
@@ -53,6 +56,11 @@ export interface Backend {
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
+   * The parts of the host that `open` will take, as of the last `prepare`: one for each family if the families are opened separately. The
+   * data path can be opened if it gets at least one of them. Left out by a backend that takes nothing.
+   */
+  needs?(): readonly NeededPart[]
+  /**
    * Brings the data path up for this node's lease, with peers of `leases` from its first packet on if it can; those of `others` are
    * reached by the other of two families between the hosts, by their leases' keys.
    */
@@ -62,6 +70,50 @@ export interface Backend {
     leases: ReadonlyMap<string, Lease>,
     others?: readonly string[],
   ): Promise<DataPath>
+}
+
+/** A part of the host that a data path takes when it is opened. */
+export interface NeededPart {
+  /** The UDP ports, all of which it needs. */
+  readonly ports?: readonly NeededPort[]
+  readonly device?: NeededDevice
+  /** The families that it carries. It can be opened if at least one of them can be carried. */
+  readonly sides?: readonly NeededSide[]
+  /** The programs that make the device, beside `ip`. */
+  readonly programs?: readonly string[]
+}
+
+export interface NeededPort {
+  readonly family: Family
+  /** The local address as text; `0.0.0.0` or `::` for a port that the kernel or another program opens for all addresses. */
+  readonly address: string
+  readonly port: number
+  /** The option of the `Backend` object that sets the port. */
+  readonly option: string
+  /** Left out if the port is not a vxlan device's. Such devices share a port if their `gbp` is the same and their VNIs differ. */
+  readonly vxlan?: { readonly vni: number; readonly gbp: boolean }
+}
+
+export interface NeededDevice {
+  /** The name, or a pattern such as `flannel%d`, of which the kernel takes a free name. */
+  readonly name: string
+  /** The kernel's type of the device. */
+  readonly type: string
+  /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
+  readonly replaces: readonly string[] | 'any'
+  /** flanneld's words for a device of another type with this name; left out if weft's own words are used. */
+  readonly refusal?: string
+  /** The outer source address of an ipip device, as text. The kernel allows one such device without a remote address. */
+  readonly local?: string
+}
+
+export interface NeededSide {
+  readonly family: Family
+  /** The network, if all of it is routed to the device. */
+  readonly network?: Net | undefined
+  /** The largest packet that containers may send, in bytes, and the interface that limits it. */
+  readonly mtu: number
+  readonly external: string
 }
 
 /** The way of packets of one family to a peer. */

@@ -1,21 +1,20 @@
-// audience.ts - who is told what at the health port: anybody how the probes go, and all there is only whoever asks where the status is
-// told, by a name that is this host's, and for no other site's sake. Pure.
+// audience.ts - decides which requests at the health port may read the full status. Anybody may read the health checks. The full status
+// needs an allowed address, a host name that belongs to this host, and no other web site as the origin. Pure.
 
 import { parseAddress, type Address } from '../net/address.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
 
-/** A request, as far as it says who asks. */
-export interface Asking {
-  /** The connection's addresses: of this host, and of who asks. */
+/** The parts of a request that identify its sender. */
+export interface Sender {
+  /** The connection's local and remote address. */
   readonly local: string | undefined
   readonly remote: string | undefined
   /**
-   * The host that a request names: the target's authority where the target has one, else the Host header (RFC 9112,
-   * section 3.2.2).
+   * The host that the request names: the authority of the target if the target has one, else the Host header (RFC 9112, section 3.2.2).
    */
   readonly host: string | undefined
-  /** Headers that the browser sets, and lets no page change. */
+  /** Headers that the browser sets; scripts of a page cannot change them. */
   readonly origin: string | undefined
   readonly site: string | undefined
   readonly dest: string | undefined
@@ -29,12 +28,12 @@ export interface Refusal {
 const ANY = new Set(['0.0.0.0', '::'])
 
 /**
- * The reason why the whole status may not be told; undefined when it may. It is told on this host (at loopback, from
- * loopback: with net.ipv4.route_localnet, which kube-proxy sets, others reach 127.0.0.1 as well) and at `statusIp`;
- * nowhere when that is empty.
+ * Returns why a request may not read the full status; undefined if it may. The status is served at loopback and at `statusIp`; nowhere if
+ * `statusIp` is empty. At loopback the remote address must be loopback too, because other hosts reach 127.0.0.1 if
+ * net.ipv4.route_localnet is set, as kube-proxy does.
  */
 export function refusalOf(
-  { local, remote, host, ...browser }: Asking,
+  { local, remote, host, ...browser }: Sender,
   statusIp: string,
   ownName: string,
 ): Refusal | undefined {
@@ -43,26 +42,26 @@ export function refusalOf(
   if (statusIp === '' || !(isHere || isThere))
     return {
       status: 403,
-      why: 'only the health checks are answered at this address; the page and the status are at 127.0.0.1 of the host itself, or where --status-ip says',
+      why: 'this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip',
     }
-  // Only the host's own names are taken: by a name that its owner lets point here (DNS rebinding), a page of another
-  // site would be of the same origin as this.
+  // Accept only the host's own names. Otherwise an attacker could point a name of his own at this host (DNS rebinding), and a page under
+  // that name would have the same origin as this server.
   if (!isThisHost(host, ownName))
-    return { status: 421, why: "ask by an address, as localhost, or by this host's own name" }
-  if (isOtherSite({ host, ...browser })) return { status: 403, why: 'not for another site' }
+    return { status: 421, why: "use an IP address, localhost or this host's own name in the URL" }
+  if (isOtherSite({ host, ...browser })) return { status: 403, why: 'requests from pages of other sites are refused' }
   return undefined
 }
 
 /**
- * True when a page of another origin asks. Whoever follows a link from there (Fetch Metadata: a document) shows it to
- * nobody but the person.
+ * True if a page of another origin sent the request. Following a link is allowed (Fetch Metadata: a document), because the other page
+ * cannot read the result.
  */
-function isOtherSite({ host, origin, site, dest }: Pick<Asking, 'host' | 'origin' | 'site' | 'dest'>): boolean {
+function isOtherSite({ host, origin, site, dest }: Pick<Sender, 'host' | 'origin' | 'site' | 'dest'>): boolean {
   if (site !== undefined && !['same-origin', 'none'].includes(site) && dest !== 'document') return true
   return origin !== undefined && origin !== `http://${host}`
 }
 
-/** An address can be nobody else's name, and a name without a dot nobody's in the DNS. */
+/** True for an IP address and for this host's own names. Attackers cannot own an IP address, or a name without a dot, in the DNS. */
 function isThisHost(host: string | undefined, ownName: string): boolean {
   const [, bracketed, plain = ''] = /^(?:\[([^\]]*)\]|([^:]*))(?::\d*)?$/.exec(host ?? '') ?? []
   if (bracketed !== undefined) return parseIpv6(bracketed) !== undefined
@@ -71,14 +70,14 @@ function isThisHost(host: string | undefined, ownName: string): boolean {
   return parseIpv4(name) !== undefined || (name !== '' && ['localhost', own, own.split('.')[0]].includes(name))
 }
 
-/** A key that is equal for two texts of one address; an IPv4 address that came over IPv6 is itself. */
+/** Returns a key that is equal for all spellings of an address. An IPv4-mapped IPv6 address has the key of its IPv4 address. */
 function keyOf(address: string | undefined): Address | undefined {
   const plain = (address ?? '').replace(/^::ffff:(?=\d+\.)/, '')
   return parseAddress(plain)
 }
 
-/** False for an address, of those at which the status is to be told, that is none of this host's `own`: nobody reaches it by that. */
-export const isToldAt = (statusIp: string, own: readonly string[]): boolean =>
+/** True if requests can reach this host at `statusIp`, given the host's `own` addresses. */
+export const isReachableAt = (statusIp: string, own: readonly string[]): boolean =>
   statusIp === '' ||
   ANY.has(statusIp) ||
   isLoopback(statusIp) ||
@@ -90,14 +89,14 @@ function isLoopback(address: string | undefined): boolean {
 }
 
 /**
- * The addresses to listen at, so that probes are answered at `ip` and the status can be told at `statusIp`: one socket
- * where one has both.
+ * Returns the addresses to listen at, so that health checks are served at `ip` and the status at `statusIp`. Returns one address if one
+ * socket covers both.
  */
 export function listenAt(ip: string, statusIp: string): readonly string[] {
   if (statusIp === '' || covers(ip, statusIp)) return [ip]
   return covers(statusIp, ip) ? [statusIp] : [ip, statusIp]
 }
 
-/** An empty address is every one, as for Go. */
+/** True if a socket at `one` also receives connections to `other`. An empty address means every address, as in Go. */
 const covers = (one: string, other: string): boolean =>
   one === other || one === '' || one === '::' || (one === '0.0.0.0' && !other.includes(':'))

@@ -1,52 +1,51 @@
-// drops.ts - the schema of /drops.json: the packets that were dropped last; docs/weft.md has every field. Pure.
+// drops.ts - the schema of /drops.json: the packets that were dropped most recently. docs/weft.md describes every field. Pure.
 //
-// As with the status, a field may be added under the same version, and what is not known is null.
+// New fields may be added under the same version, and unknown values are null, as in the status.
 
 import type { Family } from '../net/address.ts'
 
 export const DROPS_SCHEMA = 1
 
-/** A packet that was dropped, as far as it was kept. */
+/** A dropped packet: its first bytes and its metadata. */
 export interface DroppedPacket {
-  /** Microseconds since 1970: those that the engine read at once have the same. */
+  /** Microseconds since 1970. Packets that the engine read in one batch have the same time. */
   readonly atUs: number
-  /** The direction: to peers or from them. */
+  /** `out`: to a peer; `in`: from a peer. */
   readonly direction: 'out' | 'in'
-  /** The counter that has it; `reasons` says what it means. */
+  /** The name of the counter that counted the packet; `reasons` explains it. */
   readonly reason: string
-  /** The number of packets in it: a superpacket counts as its segments. */
+  /** The number of packets: a superpacket counts once for each segment. */
   readonly packets: number
   readonly length: number
-  /** The address that the datagram came from, or was for. */
+  /** The address that the datagram came from (`in`) or was destined for (`out`). */
   readonly peer: string | null
   /** The name of the host that has this address, as in the status. */
   readonly peerName: string | null
-  /** The bytes that the encapsulation put before it, in hexadecimal: of a datagram in which no packet was found, else empty. */
+  /** The bytes of the encapsulation header, in hexadecimal, if the datagram contained no valid packet; else empty. */
   readonly encap: string
-  /** The first bytes, likewise. */
+  /** The first bytes of the packet, in hexadecimal. */
   readonly headers: string
 }
 
 export interface DropsReport {
   readonly schema: typeof DROPS_SCHEMA
   readonly at: string
-  /** The device of the data path, as in the status; null while there is none. */
+  /** The device of the data path, as in the status; null if the data path is not open. */
   readonly device: string | null
-  /** Those of the families, likewise. */
+  /** The device of each family. */
   readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
-  /** All reasons that there are: how many packets were dropped for it since the data path was opened, kept or not. */
+  /** All possible reasons, each with the number of packets dropped since the data path was opened, including those not listed below. */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>
-  /** The kept packets, in the order of time. */
+  /** The recorded packets, oldest first. */
   readonly packets: readonly DroppedPacket[]
-  /** The value of `after` by which only later packets are told: `/drops.json?after=1,2`. */
+  /** The value of the parameter `after` that selects only later packets: `/drops.json?after=1,2`. */
   readonly next: readonly number[]
 }
 
-/** Reasons for which the kernel dropped a packet before the engine saw it: there is nothing but the count. */
+/** Reasons that have only a count, because the kernel dropped the packet before the engine saw it. */
 export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
 
-/** The report of a daemon without a node. */
 export const noDrops = (at: string): DropsReport => ({
   schema: DROPS_SCHEMA,
   at,
@@ -58,7 +57,7 @@ export const noDrops = (at: string): DropsReport => ({
   next: [],
 })
 
-/** `1,2,3`; undefined for what is no such list. */
+/** Parses a list such as `1,2,3`. Returns undefined if the text is not a list of numbers. */
 export function parseAfter(text: string): number[] | undefined {
   if (text === '') return []
   const numbers = text.split(',').map((word) => (/^\d{1,16}$/.test(word) ? Number(word) : NaN))

@@ -30,20 +30,20 @@ function peersEffect({ peers }: Pick<Status, 'peers'>): string | undefined {
   }
   const [lost, cut] = [of('silent', 'stored'), of('narrow')]
   const parts = [
-    ...(lost === '' ? [] : [`those to ${lost} are lost`]),
-    ...(cut === '' ? [] : [`long ones to ${cut} are lost, and short ones pass`]),
+    ...(lost === '' ? [] : [`packets to ${lost} are lost`]),
+    ...(cut === '' ? [] : [`long packets to ${cut} are lost, short ones pass`]),
   ]
   return parts.length === 0 ? undefined : parts.join('; ')
 }
 
-/** The problems of a host, by their messages (node/report.ts, report/snapshot.ts), each with its effect on packets. */
+/** Patterns of the messages about a host's problems (node/report.ts, report/snapshot.ts), each with the effect on packets. */
 const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],
   [/is not written/, 'new containers do not start'],
-  [/uses the same public IP/, 'another host gets some of our packets'],
-  [/^IPv4 has no address/, 'none reach other hosts over IPv4'],
-  [/^IPv6 has no address/, 'none reach other hosts over IPv6'],
+  [/uses the same public IP/, 'another host gets some of the packets for this one'],
+  [/^IPv4 has no address/, 'no packets reach other hosts over IPv4'],
+  [/^IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]
 
 function hostEffect(impairments: readonly Pick<Impairment, 'what'>[]): string | undefined {

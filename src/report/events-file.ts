@@ -1,25 +1,25 @@
-// events-file.ts - the file of what befell the peers, beside subnet.env.
+// events-file.ts - reads and writes the file of the peers' events, which is next to subnet.env.
 
 import { readFile, stat } from 'node:fs/promises'
 import { replaceFile } from '../host/replace-file.ts'
 import { eventsText, parseEvents, type PeerEvent } from './peer-events.ts'
 
-/** No such file is longer: of a thousand events each has a few hundred bytes. */
+/** The maximum size of the file. It has at most a thousand events, each with a few hundred bytes. */
 const MOST_BYTES = 1_000_000
 
-/** Rejects with the reason why it cannot be read or understood; a file that is not there has no events. */
+/** Returns the events of the file; none if the file does not exist. Rejects if the file cannot be read or parsed. */
 export async function readEvents(path: string): Promise<readonly PeerEvent[]> {
   const there = await stat(path).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return undefined
     throw error
   })
   if (!there) return []
-  // Reading a pipe would wait for ever.
-  if (!there.isFile()) throw new Error('it is no file')
+  // Reading a pipe would block forever.
+  if (!there.isFile()) throw new Error('it is not a regular file')
   if (there.size > MOST_BYTES) throw new Error(`it has ${there.size} bytes`)
   return parseEvents(await readFile(path, 'utf8'))
 }
 
-/** Rejects with the file system's error; what stood there stays then. */
+/** Replaces the file atomically. Rejects with the file system's error; the old file then remains. */
 export const writeEvents = (path: string, events: readonly PeerEvent[]): Promise<void> =>
   replaceFile(path, eventsText(events), 0o600)

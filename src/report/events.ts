@@ -1,28 +1,28 @@
-// events.ts - the last lines of the log, for whoever asks how the node is.
+// events.ts - keeps the most recent lines of the log, for the status.
 
 import type { StatusEvent } from './status.ts'
 
-/** Warnings and errors, and as many of the rest: what goes on all the time must not push out what matters. */
+/** The maximum number of warnings and errors, and separately of other lines, so that routine lines do not displace warnings. */
 const KEPT = 50
 
 export interface Events {
-  /** Is told each line of the log. */
-  hear(level: StatusEvent['level'], text: string): void
-  /** The last of them, the oldest first. */
+  /** Adds a line of the log. */
+  add(level: StatusEvent['level'], text: string): void
+  /** Returns the lines, oldest first. */
   last(): readonly StatusEvent[]
 }
 
-/** `now` is the clock of the day in ms. */
+/** `now` returns the wall-clock time in ms. */
 export function createEvents(now: () => number = Date.now): Events {
-  let heard = 0
-  const usual: [number, StatusEvent][] = []
-  const troubles: [number, StatusEvent][] = []
+  let added = 0
+  const infos: [number, StatusEvent][] = []
+  const problems: [number, StatusEvent][] = []
   return {
-    hear(level, text) {
-      const list = level === 'info' ? usual : troubles
-      list.push([heard++, { at: new Date(now()).toISOString(), level, text }])
+    add(level, text) {
+      const list = level === 'info' ? infos : problems
+      list.push([added++, { at: new Date(now()).toISOString(), level, text }])
       if (list.length > KEPT) list.shift()
     },
-    last: () => [...usual, ...troubles].toSorted(([a], [b]) => a - b).map(([, event]) => event),
+    last: () => [...infos, ...problems].toSorted(([a], [b]) => a - b).map(([, event]) => event),
   }
 }

@@ -1,8 +1,10 @@
-// health.ts - what weftd tells whoever asks: flanneld's /healthz and /readyz, and /livez, which looks deeper, to anybody who reaches
-// the TCP port. All there is, as /status.json, as /metrics for Prometheus, as a page at / for people, to the audience that is meant to
-// have it (audience.ts); and at a Unix socket to whoever may open that, who is told by /drops.json what others' packets were too.
+// health.ts - the HTTP server of the health port and of the status socket.
 //
-// Nothing here changes anything, and nothing that goes wrong beside the probes stops a daemon.
+// Anybody who reaches the port may read flanneld's /healthz and /readyz, and /livez, which checks more. Only the clients that audience.ts
+// accepts may read /status.json, /metrics for Prometheus and the page at /. The Unix socket serves all of these, and /drops.json with the
+// contents of dropped packets, to any user who may open it.
+//
+// All requests are read-only. An error of the status, unlike one of the health checks, does not stop the daemon.
 
 import { once } from 'node:events'
 import { mkdir, unlink } from 'node:fs/promises'
@@ -13,10 +15,10 @@ import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { jsonLine } from '../base/text.ts'
-import { isToldAt, listenAt, refusalOf, type Refusal } from './audience.ts'
+import { isReachableAt, listenAt, refusalOf, type Refusal } from './audience.ts'
 import { noDrops, parseAfter, type DropsReport } from './drops.ts'
 import type { Hour } from './hour.ts'
-import { closing, listening, serverOf, textAnswer, type Answer, type Asked } from './http.ts'
+import { closing, listening, serverOf, textAnswer, type Answer, type HttpRequest } from './http.ts'
 import type { NetworkReport } from './network-view.ts'
 import type { Page } from './page.ts'
 import { eventsReport, type PeerEvents } from './peer-events.ts'
@@ -34,37 +36,36 @@ import {
 import { viewOf } from './view.ts'
 
 export interface Health {
-  /** The state of the node; undefined while there is none, for which `beginning` tells. */
+  /** The state of the node; undefined until there is a node. Until then, use `beginning`. */
   snapshot(): Snapshot | undefined
   beginning(): Beginning
-  /** The state in full; of a daemon without a node what it waits for. */
+  /** The full state of the node. Without a node, the reason why the daemon waits. */
   report(): Promise<NodeReport>
-  /** The whole status. */
+  /** The full status of the daemon and its node. Cached for a short time if it is slow to make. */
   status(): Promise<Status>
-  /** The packets that were dropped last; only those later than what was told with this `next`. */
+  /** The packets dropped after the report whose `next` is `after`; all recorded ones if `after` is empty. */
   drops(after: DropsReport['next']): DropsReport
-  /** What is remembered of the peers and the last hour; undefined while there is no node. */
+  /** The recorded events and the last hour; undefined until there is a node. */
   memory(): Memory | undefined
-  /** The page for browsers; undefined when it is not wanted. */
+  /** The page for browsers; undefined with `--status-page=false`. */
   page(): Promise<Page | undefined>
-  /** The means to ask all nodes; undefined where nodes do not tell one another how they are. */
-  network: NetworkAsking | undefined
+  /** Queries all nodes; undefined without `--status-network`. */
+  network: NetworkQuery | undefined
 }
 
-export interface NetworkAsking {
-  /** True where nodes show one another a token: what it guards is then told at the socket alone. */
+export interface NetworkQuery {
+  /** True if the nodes require a token. The report is then served only at the socket. */
   readonly isGuarded: boolean
   report(): Promise<NetworkReport>
 }
 
-/** What a node remembers. */
 export interface Memory {
   readonly events: Pick<PeerEvents, 'list' | 'counts' | 'add'>
   readonly hour: Pick<Hour, 'node' | 'peer'>
   readonly recent: Pick<Recent, 'until'>
 }
 
-/** A daemon's facts about itself. */
+/** The parts of the status that do not depend on a node. */
 interface About {
   readonly daemon: DaemonStatus
   readonly events: () => readonly StatusEvent[]
@@ -72,13 +73,13 @@ interface About {
 }
 
 /**
- * The status is told again as it was for this many times as long as it took to make: nobody who asks may keep weftd
- * busy. Below thousands of peers making it takes less than this many ms.
+ * A status is cached for this multiple of the time that it took to make, so that requests cannot keep weftd busy. A status that took less
+ * than QUICK_MS is not cached; that is the case up to some thousands of peers.
  */
 const REST = 10
 const QUICK_MS = 20
 
-const NOBODY: About = {
+const NO_DAEMON: About = {
   daemon: {
     version: '',
     pid: process.pid,
@@ -93,10 +94,10 @@ const NOBODY: About = {
 
 const NOTHING_YET: Beginning = { isForwarding: false, leaving: undefined, waitsFor: 'starting' }
 
-/** The health of a daemon that has only just started. */
-export function createHealth({ daemon, events, page = async () => undefined }: About = NOBODY): Health {
+/** Returns the health of a daemon that has just started. The daemon replaces the members when it has a node. */
+export function createHealth({ daemon, events, page = async () => undefined }: About = NO_DAEMON): Health {
   let latest: { readonly until: number; readonly status: Promise<Status> } | undefined
-  async function tell(): Promise<Status> {
+  async function make(): Promise<Status> {
     const began = performance.now()
     const about = { schema: STATUS_SCHEMA, at: new Date().toISOString(), daemon } as const
     const status = { ...about, ...(await health.report()), events: events() }
@@ -110,7 +111,7 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
     report: async () => startingReport('', NOTHING_YET),
     status() {
       if (!latest || performance.now() >= latest.until) {
-        const status = tell()
+        const status = make()
         latest = { until: Infinity, status }
         status.catch(() => (latest = undefined))
       }
@@ -125,12 +126,12 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
 }
 
 /**
- * Answers a path at the port; the first two word for word as flanneld's main.go, to any method, as there. /readyz and /livez by the
- * table of states.ts.
+ * Answers a request at the port. /healthz and /readyz have the same texts as in flanneld's main.go, and accept any method as it does.
+ * The table of states.ts decides the result of /readyz and /livez.
  */
-async function answerAtPort(asked: Asked, health: Health, isAtSocket = false): Promise<Answer> {
+async function answerAtPort(request: HttpRequest, health: Health, isAtSocket = false): Promise<Answer> {
   const node = health.snapshot()
-  switch (asked.path) {
+  switch (request.path) {
     case '/healthz':
       return textAnswer(200, 'flanneld is running')
     case '/readyz':
@@ -142,17 +143,17 @@ async function answerAtPort(asked: Asked, health: Health, isAtSocket = false): P
       const { words, livez } = readingOf(node ? stateOf(node) : stateBefore(beginning))
       const trouble = node && troubleOf(node)
       const first = trouble === undefined ? words : `${words}: ${trouble}`
-      const details = asked.refusal ? '' : `${node ? detailsOf(node) : `${beginning.waitsFor}; no lease yet`}\n`
+      const details = request.refusal ? '' : `${node ? detailsOf(node) : `${beginning.waitsFor}; no lease yet`}\n`
       const alive = words === 'working' ? 'weftd is alive' : `weftd is alive, ${first}`
       return textAnswer(livez, `${livez === 200 ? alive : first}\n${details}`)
     }
     default:
-      return answerInFull(asked, health, isAtSocket)
+      return answerInFull(request, health, isAtSocket)
   }
 }
 
 async function answerInFull(
-  { path, query, method, refusal }: Asked,
+  { path, query, method, refusal }: HttpRequest,
   health: Health,
   isAtSocket: boolean,
 ): Promise<Answer> {
@@ -179,11 +180,11 @@ async function answerInFull(
     case '/network.json':
       if (!isRead(method)) return NOT_ALLOWED
       if (!health.network)
-        return textAnswer(409, 'nodes tell one another nothing: weftd runs without --status-network\n')
+        return textAnswer(409, 'nodes do not share their status, because weftd runs without --status-network\n')
       if (health.network.isGuarded && !isAtSocket)
         return textAnswer(
           403,
-          '403 a token guards the status of other nodes: ask as root on the host, by `weft network`\n',
+          '403 a token protects the status of the other nodes; run `weft network` as root on the host\n',
         )
       return json(await health.network.report())
     case '/': {
@@ -196,12 +197,14 @@ async function answerInFull(
   }
 }
 
-/** Answers a path at the socket alone: the contents of a packet are nobody's business but its sender's and root's. */
-async function answerAtSocket(asked: Asked, health: Health): Promise<Answer> {
-  if (asked.path !== '/drops.json') return answerAtPort(asked, health, true)
-  if (!isRead(asked.method)) return NOT_ALLOWED
-  const after = parseAfter(asked.query.get('after') ?? '')
-  return after ? json(health.drops(after)) : textAnswer(400, '400 after is what the answer before had as next: 1,2,3\n')
+/** Answers a request at the socket. /drops.json is only served here, because it has the contents of users' packets. */
+async function answerAtSocket(request: HttpRequest, health: Health): Promise<Answer> {
+  if (request.path !== '/drops.json') return answerAtPort(request, health, true)
+  if (!isRead(request.method)) return NOT_ALLOWED
+  const after = parseAfter(request.query.get('after') ?? '')
+  return after
+    ? json(health.drops(after))
+    : textAnswer(400, '400 after must be the value of next in an earlier answer, such as 1,2,3\n')
 }
 
 const json = (value: unknown): Answer => ({
@@ -210,7 +213,7 @@ const json = (value: unknown): Answer => ({
   body: jsonLine(value),
   headers: { 'Cache-Control': 'no-store' },
 })
-/** The text of each status: with thousands of peers making it takes as long as the status itself. */
+/** Caches the JSON text of each status, because with thousands of peers the text takes as long to make as the status. */
 const statusTexts = new WeakMap<Status, Answer>()
 function statusText(status: Status): Answer {
   const answer = statusTexts.get(status) ?? json(status)
@@ -222,23 +225,23 @@ const NOT_FOUND = textAnswer(404, '404 page not found\n')
 const NOT_ALLOWED = textAnswer(405, '405 method not allowed\n')
 
 export interface HealthServer {
-  /** The port bound to, which the kernel chose when 0 was asked for. */
+  /** The bound port. The kernel chooses it if port 0 was requested. */
   readonly port: number
-  /** Ends open connections too: a prober that keeps its own must not hold up the stop. */
+  /** Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop. */
   close(): Promise<void>
 }
 
 interface HealthPlace {
-  /** The address where the probes are answered. */
+  /** The address at which the health checks are served. */
   readonly ip: string
   readonly port: number
-  /** The address where the whole status is told, beside this host's loopback; empty for nowhere. */
+  /** The address at which the full status is served, besides loopback. Empty: the status is not served at all. */
   readonly statusIp: string
 }
 
 /**
- * Answers at these addresses, and says so to `log`. Throws WeftError PORT_IN_USE, or ADDRESS for whatever else is in the way of the
- * probes; where only the status cannot be told, that is a warning.
+ * Starts the server at these addresses. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot be served. If only the status
+ * cannot be served at its address, logs that and continues.
  */
 export async function serveHealth(
   { ip, port, statusIp }: HealthPlace,
@@ -261,7 +264,7 @@ export async function serveHealth(
     )
   const listen = (at: string, on: number): Promise<Server> =>
     listening(
-      serverOf((asked) => answerAtPort(asked, health), refusing),
+      serverOf((request) => answerAtPort(request, health), refusing),
       at,
       on,
     )
@@ -276,16 +279,16 @@ export async function serveHealth(
   const address = server.address()
   const bound = typeof address === 'object' && address ? address.port : port
   const servers = [server]
-  // flanneld listens at the first alone: what is in the way of the other must not keep a node from its network.
+  // flanneld listens only at the first address. A problem with the second one must not keep a node from its network.
   const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
   if (
-    !isToldAt(
+    !isReachableAt(
       statusIp,
       own.map((each) => each.address),
     )
   ) {
     log.error(
-      `This host has no address ${statusIp}, and nobody is told the status there; give --status-ip an address of it`,
+      `The status is not served at ${statusIp}, which is not an address of this host; give --status-ip an address of this host`,
     )
   } else if (second !== undefined) {
     try {
@@ -297,34 +300,34 @@ export async function serveHealth(
   return { port: bound, close: async () => void (await Promise.all(servers.map(closing))) }
 }
 
-/** Who may hear this node's view. */
+/** Decides which clients may read this node's view. */
 interface ViewAudience {
   isNode(address: string | undefined): boolean
-  /** Rejects where it cannot be known. */
+  /** True if the Authorization header has the right token. Rejects if this node's own token cannot be read. */
   isTrusted(authorization: string | undefined): Promise<boolean>
 }
 
 export type ViewServer = Pick<HealthServer, 'close'>
 
-/** Tells the other nodes how this one is (view.ts), at its own address in the network. Rejects with what is in the way. */
+/** Serves this node's view (view.ts) to the other nodes, at its own address in the network. Rejects with the error of the system. */
 export async function serveView(
   { address, port }: { readonly address: string; readonly port: number },
   health: Health,
   audience: ViewAudience,
 ): Promise<ViewServer> {
-  const answerView = async (asked: Asked): Promise<Answer> => {
-    if (asked.refusal) return textAnswer(asked.refusal.status, `${asked.refusal.why}\n`)
-    if (asked.path !== '/view.json') return NOT_FOUND
-    if (!isRead(asked.method)) return NOT_ALLOWED
-    const isTrusted = await audience.isTrusted(asked.authorization).catch(() => undefined)
-    if (isTrusted === undefined) return textAnswer(403, 'its own token cannot be read\n')
-    if (!isTrusted) return textAnswer(401, 'its token is another\n')
+  const answerView = async (request: HttpRequest): Promise<Answer> => {
+    if (request.refusal) return textAnswer(request.refusal.status, `${request.refusal.why}\n`)
+    if (request.path !== '/view.json') return NOT_FOUND
+    if (!isRead(request.method)) return NOT_ALLOWED
+    const isTrusted = await audience.isTrusted(request.authorization).catch(() => undefined)
+    if (isTrusted === undefined) return textAnswer(403, 'it cannot read its own token\n')
+    if (!isTrusted) return textAnswer(401, 'its token differs\n')
     const status = await health.status()
     return json(viewOf(status, new Date().toISOString()))
   }
   const refusing = ({ socket, headers }: IncomingMessage, host: string | undefined): Refusal | undefined => {
     const { localAddress, remoteAddress } = socket
-    if (!audience.isNode(remoteAddress)) return { status: 403, why: 'you are no node of this network' }
+    if (!audience.isNode(remoteAddress)) return { status: 403, why: 'this address is not a node of the network' }
     const browser = {
       origin: headers.origin,
       site: headers['sec-fetch-site']?.toString(),
@@ -337,8 +340,8 @@ export async function serveView(
 }
 
 /**
- * Answers on a Unix socket that only this user may open; what a daemon that was killed left there is replaced. What is in the way is
- * a warning: a host whose /run is read-only has its network all the same. Empty for no socket.
+ * Starts the server at a Unix socket that only this user may open. Replaces the socket of a daemon that was killed. Logs a warning on
+ * failure, because a host with a read-only /run still needs its network. An empty path means no socket.
  */
 export async function serveSocket(
   path: string,
@@ -353,10 +356,10 @@ export async function serveSocket(
       if (error.code !== 'ENOENT') throw error
     })
     const server = serverOf(
-      (asked) => answerAtSocket(asked, health),
+      (request) => answerAtSocket(request, health),
       () => undefined,
     )
-    // The socket is made within this call, with the mode that it is to have from its first moment.
+    // listen() creates the socket synchronously, so the umask sets its mode from the first moment.
     const umask = process.umask(0o177)
     try {
       server.listen(path)
@@ -364,14 +367,13 @@ export async function serveSocket(
       process.umask(umask)
     }
     await once(server, 'listening')
-    return { close: () => closing(server) } // which removes it
+    return { close: () => closing(server) } // Node.js also removes the socket
   } catch (error) {
     log.warn(`The status cannot be served at ${path}: ${messageOf(error)}; name another socket with --status-socket`)
     return undefined
   }
 }
 
-/** True when somebody takes connections at a Unix socket. */
 export function isAnswered(path: string): Promise<boolean> {
   return new Promise((resolve) => {
     const socket = connect(path)

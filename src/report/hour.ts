@@ -1,7 +1,7 @@
-// hour.ts - the last hour: traffic, drops, round trip and loss of the node every ten seconds, and of each peer every two minutes, in arrays of a
-// fixed size; the schema of /history.json, of which docs/status.md has every field. Pure.
+// hour.ts - records the last hour: traffic, drops, round trip and loss of the node every ten seconds, and of each peer every two minutes, in
+// arrays of a fixed size. It is also the schema of /history.json; docs/status.md describes every field. Pure.
 //
-// Steps are counted by a clock that never goes back: setting the clock of the day moves no figure.
+// Steps are counted by a monotonic clock, so setting the wall clock does not shift the values.
 
 export const HISTORY_SCHEMA = 1
 
@@ -9,23 +9,24 @@ export const STEP_MS = 10_000
 const STEPS = 360
 export const PEER_STEP_MS = 120_000
 const PEER_STEPS = 30
-/** So many peers have a history of their own; others have none. Their arrays are made by so many at a time. */
+/** The maximum number of peers that have a history of their own; further peers have none. */
 export const MOST_PEERS = 1_024
+/** The number of peers for which memory is allocated at a time. */
 const BLOCK = 64
 
-/** Of all packets and peers; undefined where it is not known. */
+/** The values of the whole node in one step; undefined if unknown. */
 export interface NodeSample {
   readonly txBytesPerSecond: number | undefined
   readonly rxBytesPerSecond: number | undefined
   readonly dropsPerSecond: number | undefined
-  /** The median of the peers. */
+  /** The median over the peers. */
   readonly roundTripMs: number | undefined
-  /** The mean of the peers. */
+  /** The mean over the peers. */
   readonly lossPercent: number | undefined
 }
 export type PeerSample = Omit<NodeSample, 'dropsPerSecond'>
 
-/** Values by step, the oldest first; null where one is not known. */
+/** One value per step, oldest first; null if unknown. */
 type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
 
 export interface HistoryReport {
@@ -34,19 +35,19 @@ export interface HistoryReport {
   readonly at: string
   readonly stepSeconds: number
   readonly node: Series<NodeSample>
-  /** Of the peer that was asked for, by longer steps; null where there is none. */
+  /** The step of `peer`, which is longer than the node's. */
   readonly peerStepSeconds: number
+  /** The history of the requested peer; null if it has none. */
   readonly peer: Series<PeerSample> | null
 }
 
 export interface Hour {
-  /** The sample of the step that ends `now`. */
+  /** Adds the node's sample of the step that ends at `now`, in ms. */
   add(sample: NodeSample, now: number): void
-  /** The samples of the peers, by lease key; whoever is not among them is a peer no more. */
+  /** Adds the peers' samples, by lease key. The history of a peer that is missing in `samples` is deleted. */
   addPeers(samples: ReadonlyMap<string, PeerSample>, now: number): void
   node(): Series<NodeSample>
   peer(key: string): Series<PeerSample> | undefined
-  /** The bytes that its arrays take. */
   bytes(): number
 }
 
@@ -63,8 +64,8 @@ export const historyReport = (hour: Pick<Hour, 'node' | 'peer'>, at: string, pee
 })
 
 /**
- * A value of a peer in 16 bits: 0 for one that is not known, else its logarithm, in thousandths of a doubling from a hundredth on: exact to
- * 0.04%.
+ * Encodes a peer's value in 16 bits: 0 if it is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The relative error is 0.04% for
+ * values well above 0.01.
  */
 const encode = (value: number | undefined): number =>
   value === undefined || !(value >= 0) ? 0 : Math.min(65_535, 1 + Math.round(Math.log2(1 + value * 100) * 1_000))
@@ -79,7 +80,7 @@ export function createHour(): Hour {
   const free: number[] = []
   let lastOfPeers = -1
 
-  /** The place of a peer's values of a step: all of one value after each other. */
+  /** Returns the array and the offset of a peer's series. The steps of one series are adjacent. */
   const placeOf = (slot: number, value: number): readonly [Uint16Array | undefined, number] => [
     blocks[Math.floor(slot / BLOCK)],
     ((slot % BLOCK) * PEER.length + value) * PEER_STEPS,
@@ -105,7 +106,7 @@ export function createHour(): Hour {
     return slot
   }
 
-  /** The steps from the last one on, up to this: those in between were missed. At most one round. */
+  /** Yields the steps after `before` up to `step`; the ones in between were missed. Yields at most `all` steps. */
   function* stepsAfter(before: number, step: number, all: number): Generator<number> {
     for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
   }

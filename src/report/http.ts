@@ -1,5 +1,5 @@
-// http.ts - an HTTP server that whoever reaches it cannot keep busy, for answers that are made whole: it bounds the requests, their time, and
-// the connections of each who asks.
+// http.ts - an HTTP server for small answers that resists overload: it limits the size and the time of requests and the number of
+// connections.
 
 import { createServer, type IncomingMessage, type Server } from 'node:http'
 import type { Socket } from 'node:net'
@@ -11,16 +11,15 @@ export interface Answer {
   readonly status: number
   readonly type: string
   readonly body: string
-  /** Beside the type. */
   readonly headers?: Readonly<Record<string, string>>
 }
 
-export interface Asked {
+export interface HttpRequest {
   readonly path: string
   readonly authorization: string | undefined
   readonly query: URLSearchParams
   readonly method: string
-  /** The reason why whoever asks gets no more than the probes. */
+  /** Why this client may read only the health checks; undefined if it may read the full status. */
   readonly refusal: Refusal | undefined
 }
 
@@ -30,10 +29,7 @@ export const textAnswer = (status: number, body: string): Answer => ({
   body: printableLines(body),
 })
 
-/**
- * The limits of a request: the size of its header, the time for the header and for the whole request, the time without
- * a byte in either direction. Node.js looks for requests that take too long every two seconds.
- */
+/** Limits of node:http for the header in bytes, and for the header, the whole request and an idle connection in ms. */
 const LIMITS = {
   maxHeaderSize: 8 << 10,
   headersTimeout: 5_000,
@@ -41,25 +37,26 @@ const LIMITS = {
   connectionsCheckingInterval: 2_000,
   keepAliveTimeout: 5_000,
 }
+/** The maximum time of a connection without a byte in either direction. */
 const SILENT_MS = 30_000
 const MOST_CONNECTIONS = 128
 
-/** `refusing`: why a request is told no more than the probes; undefined when it may hear all. */
+/** `refusing` returns why a request may read only the health checks; undefined if it may read the full status. */
 export function serverOf(
-  answer: (asked: Asked) => Promise<Answer>,
+  answer: (request: HttpRequest) => Promise<Answer>,
   refusing: (request: IncomingMessage, host: string | undefined) => Refusal | undefined,
 ): Server {
-  const asking = new WeakSet<Socket>()
+  const pending = new WeakSet<Socket>()
   const server = createServer(LIMITS, (request, response) => {
     const { socket } = request
     request.resume()
-    // Whoever asks more before it is answered (RFC 9112 section 9.3.2) would have thousands of answers made in one turn of the event
-    // loop, and kept until it reads them.
-    if (asking.has(socket)) return void socket.destroy()
-    asking.add(socket)
-    response.once('close', () => asking.delete(socket))
+    // Pipelined requests (RFC 9112 section 9.3.2) are refused. Otherwise one client could make weftd build thousands of answers in one
+    // turn of the event loop, and hold them in memory until the client reads them.
+    if (pending.has(socket)) return void socket.destroy()
+    pending.add(socket)
+    response.once('close', () => pending.delete(socket))
     const target = request.url ?? ''
-    // A client of a proxy gives the whole URL.
+    // Clients of a proxy send the whole URL as the target.
     const [, authority, rest = target] = /^https?:\/\/([^/?#]*)(.*)$/is.exec(target) ?? []
     const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(rest) ?? []
     const refusal = refusing(request, authority ?? request.headers.host)
@@ -73,15 +70,15 @@ export function serverOf(
       })
       .catch(() => response.destroy())
   })
-  // A connection that the kernel does not hand over is one who asks in vain; before it listens there are others who hear it.
+  // Ignore errors of accept(). Errors of listen() have their own listener below.
   server.on('error', () => {})
   server.setTimeout(SILENT_MS, (socket: Socket) => socket.destroy())
-  makeRoom(server)
+  limitConnections(server)
   return server
 }
 
-/** Closes, of too many connections, the oldest of whoever has most: who opens many keeps nobody else out. */
-function makeRoom(server: Server): void {
+/** If there are too many connections, closes the oldest one of the address that has most, so that one client cannot exclude others. */
+function limitConnections(server: Server): void {
   const open = new Map<Socket, string>()
   server.on('connection', (socket) => {
     open.set(socket, socket.remoteAddress ?? '')
@@ -103,7 +100,7 @@ export const closing = (server: Server): Promise<void> =>
     server.closeAllConnections()
   })
 
-/** Resolves once it listens. */
+/** Resolves when the server listens. Rejects with the error of the system. */
 export const listening = (server: Server, ip: string, port: number): Promise<Server> =>
   new Promise((resolve, reject) => {
     server.once('error', reject)

@@ -1,31 +1,37 @@
-// network-findings.ts - the nodes of a network, as they answer, and what is wrong with it: each cause once; docs/operating.md has all that
-// can be found. Pure.
+// network-findings.ts - the problems of a network, found in the answers of its nodes. Each cause is reported once. docs/weft-network.md lists
+// all findings. Pure.
 
 import { publishers } from '../path/catalog.ts'
 import type { NodeView, Sight } from './view.ts'
 
+/** The loss of probes, in percent, from which it is a finding. */
 const LOSSY_PERCENT = 20
+/** The maximum difference of a clock that is not a finding. */
 const CLOCK_MS = 1_000
-/** Named of what may be many, within a finding, and findings of a kind. */
+/** The maximum number of nodes that a finding names. */
 const NAMED = 5
+/** The maximum number of findings of one kind. */
 const MOST_DETAILS = 20
 
-/** What a node answered: `told` its view; `closed`: nobody listens there; `refused`: not to us; `junk`; `silent`: nothing. */
+/**
+ * The kind of a node's answer: `told`: its view; `closed`: no process listens at the port; `refused`: it rejected the query; `junk`: an
+ * answer that cannot be parsed; `silent`: no answer.
+ */
 export type AnswerKind = 'told' | 'closed' | 'refused' | 'junk' | 'silent'
 
-/** A node that was asked, and its answer. */
-export interface AskedNode {
+/** A node that was queried, and its answer. */
+export interface QueriedNode {
   readonly lease: string
   readonly name: string | null
   readonly subnet: string
   readonly publicIp: string
   readonly kind: AnswerKind
-  /** The reason, where it told nothing. */
+  /** Why the node returned no view; null if it did. */
   readonly why: string | null
   readonly view: NodeView | undefined
   /** The backend type that its lease publishes, if this node runs another backend; undefined if both run the same. */
   readonly otherType?: string | undefined
-  /** How far its clock is ahead of ours, and how uncertain that is, in ms. */
+  /** How far the node's clock is ahead of ours, and the uncertainty of that value, in ms. */
   readonly clock: { readonly aheadMs: number; readonly uncertainMs: number } | undefined
 }
 
@@ -41,10 +47,10 @@ export interface NetworkNode {
   readonly trouble: string | null
   readonly mtu: number | null
   readonly clockAheadMs: number | null
-  /** Of the nodes that told, how many see it, and how many of these reach it. */
+  /** The number of nodes that probe this node, and the number of these that reach it. Counts only nodes that returned a view. */
   readonly seenBy: number
   readonly reachedBy: number
-  /** The same of the nodes that it sees; null where it told nothing. */
+  /** The number of nodes that this node probes, and the number of these that it reaches; null if it returned no view. */
   readonly sees: number | null
   readonly reaches: number | null
 }
@@ -60,94 +66,93 @@ interface Possible {
   readonly fix: string
 }
 
-/** All that can be found of a network; docs/operating.md has the same, which a test compares. */
+/** All possible findings. A test compares them with docs/weft-network.md. */
 export const NETWORK_FINDINGS = {
   'node-dead': {
     level: 'failure',
-    means: 'a node answers nobody: neither its status nor a probe of any other node',
-    fix: 'look whether the host runs and has its network, then whether weftd runs there: `systemctl status weftd`, `weft doctor`',
+    means: 'a node answers neither status queries nor the probes of any other node',
+    fix: 'check that the host runs and is connected, then that weftd runs there: `systemctl status weftd`, `weft doctor`',
   },
   'node-cut-off': {
     level: 'failure',
-    means: 'a node is not reached by others, or reaches them not, though they reach one another',
-    fix: "run `weft doctor` there: most often its firewall drops the backend's port, or its address or route is wrong",
+    means: 'several nodes do not reach a node, or it does not reach them, though they reach each other',
+    fix: "run `weft doctor` there; usually its firewall drops the backend's port, or its address or a route is wrong",
   },
   'pair-broken': {
     level: 'failure',
-    means: 'two nodes do not reach each other, though others reach both',
-    fix: 'look at what is between these two hosts alone: a route, a firewall by address, a link; `weft explain` on both',
+    means: 'two nodes do not reach each other, though other nodes reach both of them',
+    fix: 'check what only these two hosts share: a route, a firewall rule for their addresses, a link; run `weft explain` on both',
   },
   'node-impaired': {
     level: 'failure',
-    means: 'a node says itself that it does not do its work',
+    means: 'a node reports a problem of its own',
     fix: 'run `weft doctor` there',
   },
   'backend-differs': {
     level: 'failure',
-    means: 'nodes run another backend than the node that was asked: no packet passes between these and those',
+    means: 'nodes run a different backend from the node that was queried; no packets pass between the two groups',
     fix: 'restart weftd on all nodes, so that each runs the backend in the store; see docs/change-the-backend.md',
   },
   'config-differs': {
     level: 'failure',
-    means: 'nodes run different network configurations: they may not understand one another',
-    fix: 'restart weftd on the nodes that run the old one; `weft config get` shows the one in the store',
+    means: 'nodes run different network configurations, and may not understand each other',
+    fix: 'restart weftd on the nodes with the old configuration; `weft config get` shows the one in the store',
   },
   'node-lossy': {
     level: 'warning',
-    means: 'packets between these nodes are lost now and then',
-    fix: 'look for the loss outside the tunnel too: `ping` from host to host, the counters of its interface, its CPU',
+    means: 'some packets between these nodes are lost',
+    fix: 'look for the loss outside the tunnel too: `ping` from host to host, the counters of the interface, the CPU load',
   },
   'node-narrow': {
     level: 'failure',
-    means: 'long packets do not pass between these nodes: connections open and then stall',
-    fix: 'the narrowest MTU on the way is smaller than the data path counts on: see `path-mtu` in docs/doctor.md',
+    means: 'long packets do not pass between these nodes, so connections open and then stall',
+    fix: 'the smallest MTU on the path is smaller than the data path assumes; see `path-mtu` in docs/doctor.md',
   },
   'clock-off': {
     level: 'warning',
-    means: "a node's clock is off: leases end early or late there, and its log does not match those of others",
-    fix: 'start an NTP client there (chrony, systemd-timesyncd), and look whether it reaches its servers',
+    means:
+      "a node's clock is wrong, so leases end early or late there, and the times in its log do not match those of other nodes",
+    fix: 'start an NTP client there (chrony, systemd-timesyncd), and check that it reaches its servers',
   },
   'version-differs': {
     level: 'warning',
     means: 'nodes run different versions of weft',
-    fix: 'go on with the upgrade, or back; the versions work together meanwhile',
+    fix: 'finish the upgrade or revert it; the versions work together meanwhile',
   },
   'mtu-differs': {
     level: 'warning',
-    means: 'nodes have data paths of different MTUs: what the larger ones send whole may not pass at the others',
-    fix: "give the hosts' external interfaces one MTU, or set the smallest one as `MTU` in `Backend`, and restart weftd",
+    means: 'nodes have different MTUs; packets that fit the larger MTU may not pass at the nodes with the smaller one',
+    fix: 'give the external interfaces of all hosts the same MTU, or set the smallest one as `MTU` in `Backend`, and restart weftd',
   },
   'node-refuses': {
     level: 'warning',
-    means: 'a node does not tell this one its status, or tells what cannot be read',
-    fix: 'give all nodes the same --status-token-file, and the same version of weft',
+    means: 'a node refuses to send its status to this node, or sends one that cannot be parsed',
+    fix: 'use the same token in --status-token-file and the same version of weft on all nodes',
   },
   'not-told': {
     level: 'note',
     means:
-      'nodes are there and tell nothing: they run flanneld, or weftd without --status-network; what others see of them is known',
-    fix: 'give weftd the same --status-network port on each node',
+      'nodes do not serve their status, because they run flanneld, or weftd without --status-network; only the results of other nodes are known',
+    fix: 'start weftd with the same --status-network port on each node',
   },
 } as const satisfies Readonly<Record<string, Possible>>
 
 export type NetworkFindingName = keyof typeof NETWORK_FINDINGS
 
-/** True unless something fails. */
 export const isNetworkWell = ({ findings }: { readonly findings: readonly NetworkFinding[] }): boolean =>
   findings.every(({ name }) => NETWORK_FINDINGS[name].level !== 'failure')
 
-/** A node in a sentence. */
 const callOf = ({ name, subnet, publicIp }: Pick<NetworkNode, 'name' | 'subnet' | 'publicIp'>): string =>
   name ? `${name} (${subnet} at ${publicIp})` : `${subnet} at ${publicIp}`
 const briefCallOf = ({ name, subnet }: Pick<NetworkNode, 'name' | 'subnet'>): string => name ?? subnet
 
-/** The first few, and how many there are. */
+/** Lists the first few nodes, and the number of the others. */
 function fewOf(nodes: readonly Pick<NetworkNode, 'name' | 'subnet'>[]): string {
   const few = nodes.slice(0, NAMED).map(briefCallOf).join(', ')
   return nodes.length > NAMED ? `${few} and ${nodes.length - NAMED} more` : few
 }
 
-/** One node's sight of another, by their places among the nodes. */
+/** The result of one node's probes of another. `from` and `to` are indices in the list of nodes. */
 export interface Edge {
   readonly from: number
   readonly to: number
@@ -155,7 +160,7 @@ export interface Edge {
 }
 
 export function findingsOf(
-  asked: readonly AskedNode[],
+  queried: readonly QueriedNode[],
   nodes: readonly NetworkNode[],
   edges: readonly Edge[],
 ): readonly NetworkFinding[] {
@@ -167,7 +172,7 @@ export function findingsOf(
     nodes.flatMap((node, place) => kind(node, place) || [])
   // A node that no other node probes cannot be called dead: no node can send packets to a node of another backend.
   const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
-  const isOfOther = (place: number): boolean => asked[place]?.otherType !== undefined
+  const isOfOther = (place: number): boolean => queried[place]?.otherType !== undefined
   const isDeadAt = (place: number): boolean => {
     const { answer, reachedBy = 1 } = nodes[place] ?? {}
     return (
@@ -177,7 +182,7 @@ export function findingsOf(
   const isDead = (node: NetworkNode): boolean => isDeadAt(nodes.indexOf(node))
   const dead = new Set(nodes.flatMap((_, place) => (isDeadAt(place) ? [place] : [])))
   const others = nodes.flatMap((node, place) =>
-    isOfOther(place) ? [{ ...node, type: asked[place]?.otherType ?? '' }] : [],
+    isOfOther(place) ? [{ ...node, type: queried[place]?.otherType ?? '' }] : [],
   )
   const living = edges.filter(
     ({ from, to, sight }) => !dead.has(from) && !dead.has(to) && !(sight.reach === 'stored' && isOfOther(to)),
@@ -188,6 +193,12 @@ export function findingsOf(
     const mtu = nodes[from]?.mtu ?? 0
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
+  /** The nodes that may be impaired by their peers alone. The findings about those peers give the cause, once. */
+  const seesTrouble = new Set(
+    [...edges.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored'), ...lossy, ...narrow].map(
+      ({ from }) => from,
+    ),
+  )
   const closed = nodes.filter(({ answer }) => answer === 'closed')
   return [
     ...of(
@@ -200,14 +211,17 @@ export function findingsOf(
     ...of(
       'node-impaired',
       having(
-        ({ state, trouble, ...node }) => state === 'impaired' && `${callOf(node)}: ${trouble ?? 'it does not say why'}`,
+        ({ state, trouble, ...node }, place) =>
+          state === 'impaired' &&
+          (trouble !== null || !seesTrouble.has(place)) &&
+          `${callOf(node)}: ${trouble ?? 'it gives no reason'}`,
       ),
     ),
     ...of(
       'backend-differs',
       others.map(({ type, ...node }) => `${callOf(node)} publishes ${publishers(type)}`),
     ),
-    ...of('config-differs', differences(asked)),
+    ...of('config-differs', differences(queried)),
     ...causes(narrow, living, nodes, ['node-narrow', 'node-narrow'], (some) => {
       const passes = some.reduce((least, { sight }) => Math.min(least, sight.passesBytes ?? least), Infinity)
       return [`gets no more than ${passes} bytes to`, `gets no more than ${passes} bytes from`]
@@ -220,7 +234,7 @@ export function findingsOf(
       'clock-off',
       having((node, place) => {
         const ahead = node.clockAheadMs ?? 0
-        const off = Math.abs(ahead) - (asked[place]?.clock?.uncertainMs ?? 0)
+        const off = Math.abs(ahead) - (queried[place]?.clock?.uncertainMs ?? 0)
         const way = ahead > 0 ? 'ahead of' : 'behind'
         return off > CLOCK_MS && `${callOf(node)}: ${(Math.abs(ahead) / 1000).toFixed(1)} s ${way} the others`
       }),
@@ -237,7 +251,7 @@ export function findingsOf(
       'node-refuses',
       having((node) => (node.answer === 'refused' || node.answer === 'junk') && `${callOf(node)}: ${node.why}`),
     ),
-    // One that all reach, and whose status does not come: where some do not, that is told above.
+    // A node that all others reach, but that does not answer the status query. Unreached nodes are reported above.
     ...of(
       'node-refuses',
       having(
@@ -253,7 +267,10 @@ export function findingsOf(
   ]
 }
 
-/** Lays broken pairs to the fewest nodes: whoever has most of them first, as long as these are many of its own; the rest pair by pair. */
+/**
+ * Attributes broken pairs to as few nodes as possible: repeatedly to the node with the most broken pairs, if they are at least one in MANY
+ * of its pairs. Reports the remaining pairs one by one.
+ */
 function causes(
   broken: readonly Edge[],
   all: readonly Edge[],
@@ -267,7 +284,7 @@ function causes(
     return counts
   }
   const totals = countsOf(all)
-  const told: NetworkFinding[] = []
+  const found: NetworkFinding[] = []
   let left = broken
   while (left.length > 0) {
     const [place, count] = [...countsOf(left)].reduce((most, each) => (each[1] > most[1] ? each : most))
@@ -281,7 +298,7 @@ function causes(
       ...(to.length > 0 ? [`${wordsOf(outward)[0]} ${namesOf(to)}`] : []),
       ...(from.length > 0 ? [`${wordsOf(inward)[1]} ${namesOf(from)}`] : []),
     ]
-    told.push({ name: ofNode, detail: `${callOf(node)}: ${parts.join('; ')}` })
+    found.push({ name: ofNode, detail: `${callOf(node)}: ${parts.join('; ')}` })
     left = left.filter((edge) => edge.from !== place && edge.to !== place)
   }
   const pairs = left.map((edge) => {
@@ -289,10 +306,10 @@ function causes(
     return from && to ? `${briefCallOf(from)} ${wordsOf([edge])[0]} ${callOf(to)}` : ''
   })
   const more = pairs.length > NAMED ? [`and ${pairs.length - NAMED} more`] : []
-  return [...told, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
+  return [...found, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
 }
 
-/** A node is to blame when one in so many of its own pairs is broken. */
+/** A node is the cause if at least one in MANY of its pairs is broken. */
 const MANY = 4
 
 function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (readonly [string, readonly T[]])[] {
@@ -301,7 +318,7 @@ function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (rea
   return [...groups].toSorted((a, b) => b[1].length - a[1].length)
 }
 
-/** `0.1.0: host1, host2; 0.2.0: host3`; nothing where all are alike. */
+/** Lists the nodes by value, as in `0.1.0: host1, host2; 0.2.0: host3`. Returns an empty list if all values are equal. */
 function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => string | null): readonly string[] {
   const groups = grouped(
     nodes.filter((node) => keyOf(node) !== null),
@@ -310,9 +327,9 @@ function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => s
   return groups.length < 2 ? [] : [groups.map(([key, group]) => `${key}: ${fewOf(group)}`).join('; ')]
 }
 
-/** Each member of the configuration that is not everywhere the same. A node that has none yet waits for it. */
-function differences(asked: readonly AskedNode[]): readonly string[] {
-  const having = asked.flatMap(({ view, ...node }) =>
+/** Lists the members of the configuration that differ between nodes. Ignores nodes that still wait for their configuration. */
+function differences(queried: readonly QueriedNode[]): readonly string[] {
+  const having = queried.flatMap(({ view, ...node }) =>
     view && Object.keys(view.config).length > 0
       ? [{ ...node, name: node.name ?? view.hostname, config: view.config }]
       : [],

@@ -1,12 +1,12 @@
-// network-view.ts - the whole network from what each node tells: who reaches whom, and what is wrong with it, each cause once. Pure.
+// network-view.ts - combines the views of all nodes into a report of the network: which node reaches which, and the findings. Pure.
 //
-// A node that is dead makes all others see it silent. So what does not work between pairs is laid to the fewest nodes that explain it
-// (a vertex cover, found greedily: the node with the most broken pairs first), and only what is left is told pair by pair.
+// A dead node is silent for all other nodes. So broken pairs are attributed to the fewest nodes that explain them, found by a greedy vertex
+// cover: the node with the most broken pairs comes first. Only the remaining pairs are reported one by one.
 
 import {
   findingsOf,
   type AnswerKind,
-  type AskedNode,
+  type QueriedNode,
   type Edge,
   type NetworkFinding,
   type NetworkNode,
@@ -15,26 +15,25 @@ import type { Reach } from './view.ts'
 
 export const NETWORK_SCHEMA = 1
 
-/** Of more nodes there is no matrix, which has the square of their number. */
+/** The maximum number of nodes for which the report has a matrix, because its size grows with the square of that number. */
 export const MOST_IN_MATRIX = 256
-/** How one node sees another: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
+/** The result of one node's probes of another: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
 type Cell = readonly [Reach, number | null, number | null, number | null]
 
 export interface NetworkReport {
   readonly schema: typeof NETWORK_SCHEMA
   readonly at: string
   readonly tookMs: number
-  /** The number of nodes that there are; of very many not all are asked. */
+  /** The number of nodes in the network. In a very large network weftd queries only some of them. */
   readonly size: number
-  /** The part of the pairs that were probed which reach one another, 0 to 1. */
+  /** The fraction of the probed pairs that reach each other, 0 to 1. */
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
-  /** A row for each node, in their order, with what it sees of each; null for what nobody tells. Null of too many nodes. */
+  /** A row for each node, with a cell for each other node; null for unknown rows and cells. Null if there are too many nodes. */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]
 }
 
-/** How whole the network is, in words. */
 export const wholeText = (
   { nodes, whole }: Pick<NetworkReport, 'nodes' | 'whole'>,
   percent: (part: number) => string,
@@ -43,23 +42,23 @@ export const wholeText = (
     ? `${percent(whole)} of the pairs that were probed reach each other`
     : 'no pair was probed yet'
 
-/** `all`: how many nodes there are; of very many not all are asked. */
+/** Makes the report from the queried nodes. `all` is the number of nodes in the network, which may be larger. */
 export function networkReport(
-  asked: readonly AskedNode[],
+  queried: readonly QueriedNode[],
   at: string,
   tookMs: number,
-  all = asked.length,
+  all = queried.length,
 ): NetworkReport {
-  const places = new Map(asked.map(({ lease }, place) => [lease, place]))
-  const edges = asked.flatMap(({ view }, from) =>
+  const places = new Map(queried.map(({ lease }, place) => [lease, place]))
+  const edges = queried.flatMap(({ view }, from) =>
     (view?.seen ?? []).flatMap((sight): readonly Edge[] => {
       const to = places.get(sight.lease)
       return to === undefined || to === from ? [] : [{ from, to, sight }]
     }),
   )
-  const clocks = clocksOf(asked)
+  const clocks = clocksOf(queried)
   const counted = (among: readonly Edge[], isEnd: (edge: Edge) => number): readonly [number, number][] => {
-    const counts = asked.map((): [number, number] => [0, 0])
+    const counts = queried.map((): [number, number] => [0, 0])
     for (const edge of among) {
       const count = counts[isEnd(edge)]
       if (!count || edge.sight.reach === 'unknown') continue
@@ -69,7 +68,7 @@ export function networkReport(
     return counts
   }
   const [seen, sees] = [counted(edges, ({ to }) => to), counted(edges, ({ from }) => from)]
-  const nodes = asked.map((node, place): NetworkNode => {
+  const nodes = queried.map((node, place): NetworkNode => {
     const { lease, name, subnet, publicIp, kind, why, view } = node
     const [seenBy = 0, reachedBy = 0] = seen[place] ?? []
     const [others = 0, reaches = 0] = sees[place] ?? []
@@ -100,13 +99,13 @@ export function networkReport(
     size: all,
     whole: known.length === 0 ? 1 : reached.length / known.length,
     nodes,
-    matrix: asked.length > MOST_IN_MATRIX ? null : matrixOf(asked, edges),
-    findings: findingsOf(asked, nodes, edges),
+    matrix: queried.length > MOST_IN_MATRIX ? null : matrixOf(queried, edges),
+    findings: findingsOf(queried, nodes, edges),
   }
 }
 
-function matrixOf(asked: readonly AskedNode[], edges: readonly Edge[]): NonNullable<NetworkReport['matrix']> {
-  const rows = asked.map(({ view }) => (view ? asked.map((): Cell | null => null) : null))
+function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonNullable<NetworkReport['matrix']> {
+  const rows = queried.map(({ view }) => (view ? queried.map((): Cell | null => null) : null))
   for (const { from, to, sight } of edges) {
     const row = rows[from]
     if (row) row[to] = [sight.reach, sight.roundTripMs, sight.lossPercent, sight.passesBytes]
@@ -114,26 +113,26 @@ function matrixOf(asked: readonly AskedNode[], edges: readonly Edge[]): NonNulla
   return rows
 }
 
-/** How far each clock is ahead of the middle one: where ours is off, all others are not. */
-function clocksOf(asked: readonly AskedNode[]): readonly (number | undefined)[] {
-  const all = asked.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
-  // Of two the lower one, which is ours or the other's: it cannot be told whose is right.
+/** Returns how far each clock is ahead of the median clock, in ms. The median is the reference because our own clock may be wrong. */
+function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
+  const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
+  // With two clocks the lower one is the reference, because it is unknown which of them is right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
-  return asked.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
+  return queried.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
 
 type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
-/** An answer in a word; empty of a node that told how it is. */
+/** A short text for each kind of answer; empty for a node that returned its view. */
 const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   told: '',
-  closed: 'tells nothing',
+  closed: 'no status',
   refused: 'refuses',
-  junk: 'not understood',
+  junk: 'unreadable',
   silent: 'silent',
 }
 
-/** The state of a node in a word, and whether it is as it should be. */
+/** Returns a node's state in a word, and a tone that shows whether there is a problem. */
 export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: NetworkNode): readonly [Tone, string] {
   if (answer === 'told') {
     const isRight = state === 'working' && seenBy === reachedBy && sees === reaches
@@ -142,7 +141,7 @@ export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: Netw
   return [answer === 'closed' && seenBy === reachedBy ? 'dim' : 'bad', ANSWERS[answer]]
 }
 
-/** How a node sees another: the round trip; with the loss, and the longest packet where that is not the whole MTU. */
+/** Describes a cell: the round trip, the loss if there is any, and the longest packet if it is shorter than the MTU. */
 export function cellLook(
   cell: Cell | null,
   mtu: number | null,
@@ -150,7 +149,7 @@ export function cellLook(
 ): readonly [Tone, string] {
   if (!cell) return ['dim', '?']
   const [reach, ms, loss, passes] = cell
-  if (reach === 'unknown') return ['dim', 'not asked']
+  if (reach === 'unknown') return ['dim', 'not probed']
   if (reach !== 'reached') return ['bad', reach]
   const isNarrow = passes !== null && mtu !== null && passes < mtu
   const parts = [

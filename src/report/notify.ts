@@ -1,7 +1,7 @@
-// notify.ts - tells the service manager that weftd is ready, how it is, that it lives, and that it stops.
+// notify.ts - notifies the service manager that weftd is ready, what its status is, that it is alive, and that it stops.
 //
-// The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket
-// that NOTIFY_SOCKET names. Podman and others speak it too. Nothing that goes wrong here stops a daemon.
+// The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket that NOTIFY_SOCKET
+// names. Podman and others use it too. Errors here never stop the daemon.
 
 import { setTimeout as delay } from 'node:timers/promises'
 import { messageOf } from '../base/errors.ts'
@@ -9,33 +9,34 @@ import type { Log } from '../base/log.ts'
 import { printable } from '../base/text.ts'
 
 export interface State {
-  /** True once subnet.env is written and packets are forwarded. */
+  /** True as soon as subnet.env is written and packets are forwarded. */
   readonly ready: boolean
-  /** One line for a person, as `systemctl status` shows it. */
+  /** One line, which `systemctl status` shows. */
   readonly status: string
 }
 
 export interface Notifier {
-  /** The interval in which the manager wants to hear that we live, in milliseconds; undefined when it does not ask. */
+  /** The interval of keep-alive messages in milliseconds; undefined if the manager does not expect them. */
   readonly aliveMs: number | undefined
-  /** Says what is new in this state, if anything is; what could not be sent now is said at the next call. */
-  tell(state: State): void
+  /** Sends the changes of the state. Changes that cannot be sent now are sent with the next call. */
+  report(state: State): void
+  /** Sends a keep-alive message. */
   alive(): void
   stopping(): void
-  /** The number of descriptors that it keeps for whoever is started next. */
+  /** The number of file descriptors that the manager can keep for the next process; 0 if it keeps none. */
   readonly keeps: number
-  /** Gives them into its keeping, under these names. Resolves with whether it took all. */
+  /** Hands descriptors to the manager under these names. Resolves with true if all were sent. */
   keep(fds: readonly { readonly fd: number; readonly name: string }[]): Promise<boolean>
-  /** Tells the manager to keep nothing under these names any more. */
+  /** Makes the manager close the descriptors that it keeps under these names. */
   forget(names: readonly string[]): void
 }
 
-/** Sends one datagram to a Unix socket; throws an Error with `code` EAGAIN when it would have to wait. */
+/** Sends one datagram to a Unix socket. Throws an Error with the `code` EAGAIN if the call would block. */
 type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
 
 /**
- * Takes the manager's variables out of `environment`, so that no command that we run can speak for us, and returns the
- * way to reach it; undefined when nobody asked to be told. What is wrong with the variables is logged.
+ * Removes the service manager's variables from `environment`, so that child processes cannot send messages in weftd's name. Returns the
+ * notifier; undefined if there is no NOTIFY_SOCKET. Logs invalid variables.
  */
 export async function takeNotifier(
   environment: NodeJS.ProcessEnv,
@@ -47,19 +48,20 @@ export async function takeNotifier(
   for (const name of ['NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID', 'FDSTORE']) delete environment[name]
   if (socket === undefined || socket === '') return undefined
   if (!/^[/@]./.test(socket)) {
-    log.warn(`NOTIFY_SOCKET is ${socket}, neither a path nor @ and a name: the service manager is not told anything`)
+    log.warn(`NOTIFY_SOCKET is ${socket}, neither a path nor @ and a name; the service manager gets no notifications`)
     return undefined
   }
   let aliveMs: number | undefined
   if (interval !== undefined && (watched === undefined || watched === String(pid))) {
-    // Half of it, as sd_watchdog_enabled(3) recommends.
+    // Half of the interval, as sd_watchdog_enabled(3) recommends.
     if (/^[1-9]\d*$/.test(interval)) aliveMs = Number(interval) / 2000
-    else log.warn(`WATCHDOG_USEC is ${interval}, not a number of microseconds: the watchdog is not served`)
+    else
+      log.warn(`WATCHDOG_USEC is ${interval}, not a number of microseconds; the watchdog gets no keep-alive messages`)
   }
   return createNotifier(socket, aliveMs, Number(keeps) || 0, log, await loadSend())
 }
 
-/** A manager that is behind is offered what it is to keep again, for so long and so often. */
+/** The maximum time for which a descriptor is offered to a busy manager, and the pause between two attempts. */
 const KEEP_MS = 1_000
 const BUSY_MS = 5
 
@@ -70,8 +72,8 @@ function createNotifier(
   log: Log,
   sendDatagram: SendDatagram,
 ): Notifier {
-  let complained = false
-  let told: State = { ready: false, status: '' }
+  let hasWarned = false
+  let sent: State = { ready: false, status: '' }
 
   function send(lines: readonly string[], fds: readonly number[] = []): boolean {
     try {
@@ -79,9 +81,9 @@ function createNotifier(
       return true
     } catch (error) {
       const busy = (error as NodeJS.ErrnoException).code === 'EAGAIN'
-      if (!busy && !complained) {
-        complained = true
-        log.warn(`Cannot tell the service manager at ${socket}: ${messageOf(error)}`)
+      if (!busy && !hasWarned) {
+        hasWarned = true
+        log.warn(`Cannot notify the service manager at ${socket}: ${messageOf(error)}`)
       }
       return false
     }
@@ -90,18 +92,18 @@ function createNotifier(
   return {
     aliveMs,
     keeps,
-    tell(state) {
+    report(state) {
       const status = printable(state.status.replaceAll('\n', ' '))
       const news = [
-        ...(state.ready && !told.ready ? ['READY=1'] : []),
-        ...(status === told.status ? [] : [`STATUS=${status}`]),
+        ...(state.ready && !sent.ready ? ['READY=1'] : []),
+        ...(status === sent.status ? [] : [`STATUS=${status}`]),
       ]
-      if (news.length > 0 && send(news)) told = { ready: state.ready, status }
+      if (news.length > 0 && send(news)) sent = { ready: state.ready, status }
     },
     alive: () => void send(['WATCHDOG=1']),
-    stopping: () => void send(['STOPPING=1', 'STATUS=leaving']), // the word of states.ts, which is not loaded this early
-    // One a message: of several in one the manager keeps the set, not the order. FDPOLL: a socket whose peer's host refuses
-    // has an error, for which the manager would let go of it.
+    stopping: () => void send(['STOPPING=1', 'STATUS=leaving']), // the same word as in states.ts, which is not imported here to keep the start fast
+    // One descriptor per message, because the manager does not preserve the order within a message. FDPOLL=0: otherwise the manager would
+    // drop a socket that has a pending error, such as an ICMP error from a peer's host.
     async keep(fds) {
       const end = performance.now() + KEEP_MS
       for (const { fd, name } of fds)

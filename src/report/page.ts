@@ -1,4 +1,4 @@
-// page.ts - the page that a person sees at the health port: one file, and the headers that keep whatever is not in it out.
+// page.ts - the status page of the health port: one HTML file, with headers that make browsers refuse any other content.
 
 import { createHash } from 'node:crypto'
 import { pageText } from '../base/assets.ts'
@@ -10,7 +10,7 @@ export interface Page {
 
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('base64')
 
-/** Read for each that asks: that is seldom, and it need not stay in memory. Undefined where it was not built. */
+/** Reads the page. It is read for each request, because requests are rare and the page need not stay in memory. Undefined if it was not built. */
 export async function readPage(read = pageText): Promise<Page | undefined> {
   const body = await read()
   if (body === undefined) return undefined
@@ -18,7 +18,7 @@ export async function readPage(read = pageText): Promise<Page | undefined> {
     [...body.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, 'gs'))]
       .map(([, text = '']) => `'sha256-${sha256(text)}'`)
       .join(' ')
-  // Content Security Policy Level 3: this script and this style and no other, and requests to this origin alone.
+  // Content Security Policy Level 3: allow only this script and this style, and only requests to this origin.
   const policy = [
     "default-src 'none'",
     `script-src ${hashes('script')}`,

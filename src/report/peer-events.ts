@@ -1,13 +1,13 @@
-// peer-events.ts - what befell the peers: what is told of it, kept in a fixed number, as /events.json and the file beside subnet.env have
-// it; docs/status.md has every field. Pure.
+// peer-events.ts - the events of the peers: a list of limited length, the schema of /events.json, and the format of the file next to
+// subnet.env. docs/status.md describes every field. Pure.
 //
-// As with the status, a field may be added under the same version, and what is not known is null.
+// New fields may be added under the same version, and unknown values are null, as in the status.
 
 import { FAMILIES, FAMILY_NAMES, type Family } from '../net/address.ts'
 
 export const EVENTS_SCHEMA = 1
 
-/** What can befall a peer: each that ends something stands after what it ends. */
+/** The kinds of events. A kind that ends a condition follows the kind that begins it. */
 export const PEER_EVENTS = [
   'silent',
   'one-way',
@@ -22,20 +22,20 @@ export const PEER_EVENTS = [
 export type PeerEventKind = (typeof PEER_EVENTS)[number]
 
 export interface PeerEvent {
-  /** By the clock of the day. */
+  /** The wall-clock time, ISO 8601 in UTC. */
   readonly at: string
   readonly what: PeerEventKind
-  /** The peer's subnet and address of the family. */
+  /** The peer's subnet in this family; `publicIp` is its address in this family. */
   readonly peer: string
   readonly publicIp: string
   readonly family: Family
-  /** The time that what ends by it has lasted; null of what begins, and where a clock that was set says nothing of it. */
+  /** The duration of the condition that this event ends. Null if the event begins a condition, or if the clock was set meanwhile. */
   readonly afterSeconds: number | null
-  /** The address before, of a peer that moved; or by which it was reached, of one that is rerouted. */
+  /** The previous address, for `moved` and `rerouted`; else null. */
   readonly movedFrom: string | null
-  /** The longest packet that comes back, of a path that is narrow. */
+  /** The longest packet that comes back, for `narrow`; else null. */
   readonly bytes: number | null
-  /** The round trip, and the usual one, of a peer that is slow or is no more. */
+  /** The round trip and the usual round trip, for `slow` and `usual`; else null. */
   readonly roundTripMs: number | null
   readonly usualMs: number | null
 }
@@ -43,36 +43,35 @@ export interface PeerEvent {
 export interface EventsReport {
   readonly schema: typeof EVENTS_SCHEMA
   readonly at: string
-  /** In the order in which they came to be known. */
+  /** The events, in the order in which weftd noticed them. */
   readonly events: readonly PeerEvent[]
 }
 
-/** The answer of a daemon without a node. */
+/** Makes the report. A daemon without a node has no events. */
 export const eventsReport = (at: string, events: readonly PeerEvent[] = []): EventsReport => ({
   schema: EVENTS_SCHEMA,
   at,
   events,
 })
 
-/** So many events are kept. */
 export const MOST_EVENTS = 1_000
 
-/** Which peer and family an event is of. */
+/** Returns a key for the peer and the family of an event. */
 export const placeOf = ({ peer, family }: Pick<PeerEvent, 'peer' | 'family'>): string => `${family} ${peer}`
 
 export interface PeerEvents {
   add(event: PeerEvent): void
-  /** Takes over those of a process before this one: they stand before all that were added here, in place of what was taken over before. */
+  /** Puts the events of earlier processes before all events of this process. Replaces earlier adopted events. */
   adopt(older: readonly PeerEvent[]): void
-  /** The oldest first. */
+  /** Returns all events, oldest first. */
   list(): readonly PeerEvent[]
-  /** The last one of a peer by a family, of these kinds. */
+  /** Returns the latest event of these kinds for a peer and a family. */
   last(place: Pick<PeerEvent, 'peer' | 'family'>, kinds: readonly PeerEventKind[]): PeerEvent | undefined
-  /** The number of those that were added here, kept or not. */
+  /** The number of events that were added in this process, including deleted ones. */
   counts(): Readonly<Record<PeerEventKind, number>>
 }
 
-/** When there are more than `most`, the oldest of whichever peer has most goes: one that comes and goes pushes no other out. */
+/** Holds at most `most` events. Beyond that, deletes the oldest event of the peer that has most, so that an unstable peer does not displace others. */
 export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   let older: PeerEvent[] = []
   const own: PeerEvent[] = []
@@ -107,16 +106,16 @@ export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   }
 }
 
-/** The file's text: an event a line, after a line with the version. */
+/** Formats the file: a line with the version, then one line per event. */
 export const eventsText = (events: readonly PeerEvent[]): string =>
   [{ version: EVENTS_SCHEMA }, ...events].map((each) => `${JSON.stringify(each)}\n`).join('')
 
-/** Reads such a text; lines that are no events are left out. Throws Error when it is of another version, or no such text at all. */
+/** Parses the file and skips invalid lines. Throws Error if the version is missing or differs. */
 export function parseEvents(text: string): PeerEvent[] {
   const [first = '', ...lines] = text.split('\n')
   const version = fieldsOf(first)?.['version']
   if (version !== EVENTS_SCHEMA)
-    throw new Error(`its version is ${String(version)}, and this weft knows ${EVENTS_SCHEMA}`)
+    throw new Error(`its version is ${String(version)}, and this weft reads version ${EVENTS_SCHEMA}`)
   return lines.flatMap((line) => eventOf(fieldsOf(line)) ?? []).slice(-MOST_EVENTS)
 }
 
@@ -131,7 +130,6 @@ function fieldsOf(line: string): Fields | undefined {
   }
 }
 
-/** No text of an event is longer. */
 const MOST_TEXT = 100
 
 function eventOf(fields: Fields | undefined): PeerEvent | undefined {
@@ -163,28 +161,28 @@ function eventOf(fields: Fields | undefined): PeerEvent | undefined {
   }
 }
 
-/** What befell a peer, in words for a person. */
+/** Describes an event for a person, to follow the name of the peer. */
 export function peerEventText(event: PeerEvent, duration: (seconds: number) => string): string {
   const { what, publicIp, family, afterSeconds, movedFrom, bytes, roundTripMs, usualMs } = event
   const after = afterSeconds === null ? '' : `, after ${duration(afterSeconds)}`
-  const by = family === 'ipv4' ? '' : ` by ${FAMILY_NAMES[family]}`
+  const by = family === 'ipv4' ? '' : ` over ${FAMILY_NAMES[family]}`
   switch (what) {
     case 'silent':
-      return `does not answer${by} any more`
+      return `no longer answers${by}`
     case 'one-way':
-      return `sends${by}, but what is sent to it is lost`
+      return `sends packets${by}, but packets to it are lost`
     case 'back':
       return `answers${by} again${after}`
     case 'moved':
       return `moved from ${movedFrom} to ${publicIp}`
     case 'rerouted':
-      return `is reached at ${publicIp} now, and no more at ${movedFrom}`
+      return `is now reached at ${publicIp} instead of ${movedFrom}`
     case 'narrow':
-      return `packets${by} of more than ${bytes} bytes do not come back`
+      return `packets longer than ${bytes} bytes do not come back${by}`
     case 'whole':
-      return `long packets${by} come back again${after}`
+      return `long packets come back${by} again${after}`
     case 'slow':
-      return `round trip${by} ${roundTripMs} ms, usually ${usualMs} ms`
+      return `round trip${by} of ${roundTripMs} ms, usually ${usualMs} ms`
     case 'usual':
       return `round trip${by} as usual again, ${roundTripMs} ms${after}`
   }

@@ -1,18 +1,18 @@
-// recent.ts - what the data path counted lately: its counters of now, less those of a minute ago. Pure.
+// recent.ts - the increase of the data path's counters over the last minute. Pure.
 //
-// A counter since the start says that something was wrong once; whether it is wrong now is judged by this.
+// A counter since the start shows that there was a problem at some time; the recent increase shows whether it persists.
 
 import { dropsOf, type RecentCounts } from './status.ts'
 
-/** The time that counts as lately; the step in which the counters are kept comes on top of it at most. */
+/** The minimum period of the increase. It can be longer by the interval of `keep`. */
 export const RECENT_MS = 60_000
 
 type Counters = Readonly<Record<string, number>>
 
 export interface Recent {
-  /** Keeps the counters as they are `now`, in ms by a clock that never goes back. */
+  /** Records the counters. `now` is in ms of a monotonic clock. */
   keep(counters: Counters, now: number): void
-  /** What came since about a minute ago, or since the first that were kept; undefined where none were. */
+  /** Returns the increase over about the last minute, or since the first record. Returns undefined without a record. */
   until(counters: Counters, now: number): RecentCounts | undefined
 }
 
@@ -20,7 +20,7 @@ export function createRecent(): Recent {
   let kept: { readonly counters: Counters; readonly at: number }[] = []
   return {
     keep(counters, now) {
-      // The newest of those that are old enough is the one to compare with.
+      // Keep the newest record that is old enough, and drop the older ones.
       const first = kept.findLastIndex(({ at }) => now - at >= RECENT_MS)
       kept = [...kept.slice(Math.max(0, first)), { counters, at: now }]
     },
@@ -30,7 +30,7 @@ export function createRecent(): Recent {
       const increases = Object.fromEntries(
         Object.entries(counters).map(([name, count]) => {
           const before = then.counters[name] ?? 0
-          // One that went back began anew, with a data path that was opened since.
+          // A counter that decreased was reset, because the data path was opened again.
           return [name, count >= before ? count - before : count]
         }),
       )

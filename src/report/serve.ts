@@ -1,14 +1,14 @@
-// serve.ts - where a daemon tells how it is: at a port and at a socket, or as soon as the daemon before it has let go of them.
+// serve.ts - starts the health port and the status socket, or waits until the predecessor has released them.
 
 import { describeError, isWeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } from './health.ts'
 
-/** Between two tries to have a port that the daemon before had. */
+/** The pause before weftd tries again to bind the predecessor's port. */
 const RETRY_MS = 1_000
 
-/** The flags of weftd that say where. */
+/** The flags that name the addresses to serve at. */
 export interface ServedPlaces {
   readonly 'healthz-ip': string
   /** 0 for none. */
@@ -18,21 +18,21 @@ export interface ServedPlaces {
   readonly 'status-socket': string
 }
 
-/** The daemon before, as node/restart/handover.ts has it. */
-export interface DaemonBefore {
-  /** True when there was one at the start. */
+/** The predecessor, as node/restart/handover.ts provides it. */
+export interface PredecessorState {
+  /** True if another weftd ran when this process started. */
   readonly isSuccessor: boolean
-  /** Undefined when it has gone. */
+  /** Resolves with the predecessor; undefined if it has ended. */
   predecessor(): Promise<{ readonly healthPort: number } | undefined>
-  /** Resolves when it has let go of port and socket. */
+  /** Resolves when the predecessor has released port and socket. */
   readonly free: Promise<void>
 }
 
-/** Answers whoever asks. Rejects as `serveHealth` does for a port that somebody else has than the daemon before. */
+/** Starts the servers. Rejects as `serveHealth` does if a process other than the predecessor has the port. */
 export async function serveStatus(
   places: ServedPlaces,
   health: Health,
-  before: DaemonBefore,
+  before: PredecessorState,
   log: Log,
   stopping: AbortController,
 ): Promise<Pick<HealthServer, 'close'>> {
@@ -46,18 +46,18 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // It is that one's, which may have begun a moment ago, and not have it yet.
+  // The port belongs to the predecessor. Do not try to bind it, because a predecessor that has just started may not have bound it yet.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {
       await atPort()
     } catch (error) {
-      // A predecessor that is gone by now had perhaps not closed the port yet, and this process forwards in its place.
+      // If the predecessor ended meanwhile, it may not have closed the port yet. This process forwards, so it must not fail.
       if (!isWeftError(error, 'PORT_IN_USE') || !before.isSuccessor || (await before.predecessor())) throw error
       later.push(atPort)
     }
   }
-  // A pod's socket is its own, and says why the pod is not ready yet.
+  // In a pod the socket is not shared with the predecessor, and it reports why the pod is not ready yet.
   const socket = places['status-socket']
   if (before.isSuccessor && socket !== '' && (await isAnswered(socket))) later.push(atSocket)
   else await atSocket()
@@ -73,7 +73,7 @@ export async function serveStatus(
           await serve()
           break
         } catch (error) {
-          // A node that forwards does not end for its health port.
+          // A node that forwards must not end because of its health port.
           if (!isWeftError(error)) throw error
           log.error(describeError(error))
           await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])

@@ -1,85 +1,86 @@
-// snapshot.ts - how a node is at one moment: which of the states (states.ts) that is, and the words for it. Pure.
+// snapshot.ts - the facts about a node at one moment, and the state (states.ts) and the texts that follow from them. Pure.
 
 import { familiesOf, FAMILY_NAMES, netText, type ByFamily, type Family, type Nets } from '../net/address.ts'
 import { readingOf, type Impairment, type State } from './states.ts'
 import { hungThread, type Threads } from './threads.ts'
 
-/** A store that was not compared with what is known for this long, three times what following takes, is not followed. */
+/** The age of the last comparison with the store from which leases may be out of date: three times the usual interval. */
 const UNFOLLOWED_S = 180
 
-/** The facts that are told of a node. Times are in milliseconds by one clock that never goes back. */
+/** The facts from which a node's state is derived. Times are in milliseconds of one monotonic clock. */
 export interface Snapshot {
-  /** The moment. */
   readonly at: number
   readonly subnet: Nets
   /** True while the data path is up. */
   readonly isOpen: boolean
-  /** The families that it does not carry though it is to, each with the reason. */
+  /** The enabled families that the data path does not carry, each with the reason. */
   readonly lacking: ByFamily<string>
-  /** The families whose address on the external interface is gone, each with what is gone. */
+  /** The families whose address on the external interface is missing, each with the missing address. */
   readonly gone: ByFamily<string>
   readonly threads: Threads
-  /** Why it does not go on: it stops, or another weftd takes over. */
+  /** The reason why the node leaves, such as a stop or another weftd that takes over. */
   readonly leaving: string | undefined
-  /** What is wrong on this host, each in a few words. */
+  /** The problems of this host, each in a few words. */
   readonly host: readonly string[]
   /** The routes that wrongly lead packets past the data path. */
   readonly pastPath: readonly { readonly what: string; readonly why: string }[]
-  /** The reason why the firewall's rules could not be kept right at the last look. */
+  /** The reason why the firewall rules could not be set or repaired at the last check. */
   readonly rules: string | undefined
   readonly peers: number
-  /** The peers that did not answer the last probes, and those that the data path does not have. */
+  /** The number of peers that did not answer the last probes. */
   readonly silent: number
+  /** The number of peers that the data path does not have. */
   readonly unusable: number
-  /** Those that answer, and long packets to them do not come back, of which nobody tells whoever sends them. */
+  /** The number of peers that answer, but not to long packets, while senders of long packets get no ICMP error. */
   readonly narrow: number
-  /** The number of peers that are kept though the store lacks them. */
+  /** The number of peers that are kept although the store lacks them. */
   readonly held: number
-  /** The number of times that peers began to be kept so. */
+  /** How many times weftd began to hold peers in this way. */
   readonly holds: number
   /** The store's name. */
   readonly store: string
   /** True when the last call to the store failed. */
   readonly isFailing: boolean
-  /** The time when all leases were last compared with the store. */
+  /** The time of the last comparison of all leases with the store. */
   readonly comparedAt: number | undefined
-  /** The time since when they are compared. */
+  /** The time at which these comparisons began. */
   readonly followedSince: number
-  /** True while the store has no network configuration, though this node has one from there. */
+  /** True if the network configuration that this node got from the store is no longer there. */
   readonly isConfigGone: boolean
   /** The number of repairs since the start. */
   readonly repaired: number
-  /** True once subnet.env was written, and while it stands as it was last to be written. */
+  /** True as soon as subnet.env was written. */
   readonly isReady: boolean
+  /** True while subnet.env has the content that weftd wrote last. */
   readonly isPublished: boolean
   readonly subnetFile: string
 }
 
-/** `what` is for whoever reaches the port, and changes only when something happened; `why` for whoever may hear all. */
-interface Known extends Impairment {
+/** A problem. Anybody may read `what`, which changes only with an event. Only readers of the full status may read `why`. */
+interface Problem extends Impairment {
   readonly why?: string | undefined
 }
 
-/** All that is in the way, the worst first. */
-function knownOf(node: Snapshot): readonly Known[] {
+/** Lists all problems, the worst first. */
+function problemsOf(node: Snapshot): readonly Problem[] {
   const { at, comparedAt, followedSince, store } = node
   const age = seconds(at - (comparedAt ?? followedSince))
-  const all: readonly (Known | false)[] = [
-    ...(node.isOpen ? pathTroubles(node) : [{ by: 'path', what: 'the data path is down' } as const]),
+  const all: readonly (Problem | false)[] = [
+    ...(node.isOpen ? pathProblems(node) : [{ by: 'path', what: 'the data path is down' } as const]),
     ...node.pastPath.map(({ what, why }) => ({ by: 'bypass', what, why }) as const),
     !node.isPublished && { by: 'host', what: `${node.subnetFile} is not written` },
     ...node.host.map((what) => ({ by: 'host', what }) as const),
-    node.rules !== undefined && { by: 'rules', what: 'the firewall rules cannot be kept right', why: node.rules },
+    node.rules !== undefined && { by: 'rules', what: 'the firewall rules cannot be set or repaired', why: node.rules },
     ...(node.isOpen ? peersText(node).map((what) => ({ by: 'peers', what }) as const) : []),
     node.isFailing && { by: 'store', what: `the ${store} store does not answer` },
     age > UNFOLLOWED_S && { by: 'store', what: 'the leases may be out of date', why: `last compared ${age} s ago` },
     node.isConfigGone && { by: 'store', what: 'the network configuration is gone from the store' },
-    node.held > 0 && { by: 'store', what: `${count(node.held, 'peer')} kept though the store lacks them` },
+    node.held > 0 && { by: 'store', what: `${count(node.held, 'peer')} kept although the store lacks them` },
   ]
-  return all.filter((each): each is Known => each !== false)
+  return all.filter((each): each is Problem => each !== false)
 }
 
-function pathTroubles({ at, threads, lacking, gone }: Snapshot): readonly Known[] {
+function pathProblems({ at, threads, lacking, gone }: Snapshot): readonly Problem[] {
   const hung = hungThread(threads)
   return [
     ...(hung
@@ -90,15 +91,14 @@ function pathTroubles({ at, threads, lacking, gone }: Snapshot): readonly Known[
   ]
 }
 
-/** `IPv6 is not carried`. */
-const lackedOf = (family: Family, why: string | undefined): Known => ({
+const lackedOf = (family: Family, why: string | undefined): Problem => ({
   by: 'family',
   what: `${FAMILY_NAMES[family]} is not carried`,
   why,
 })
 
-/** `IPv6 has no address on the external interface`, and no name of it. */
-const goneOf = (family: Family, why: string | undefined): Known => ({
+/** `what` does not name the interface, because anybody may read it. */
+const goneOf = (family: Family, why: string | undefined): Problem => ({
   by: 'host',
   what: `${FAMILY_NAMES[family]} has no address on the external interface`,
   why,
@@ -116,22 +116,21 @@ function peersText({ peers, silent, unusable, narrow }: Snapshot): readonly stri
   ]
 }
 
-/** The state, for whoever may hear all. */
+/** Returns the state with all reasons, for readers of the full status. */
 export function stateOf(node: Snapshot): State {
   if (node.leaving !== undefined) return { state: 'leaving', impairments: [] }
-  const impairments = knownOf(node).map(({ by, what, why }) => ({
+  const impairments = problemsOf(node).map(({ by, what, why }) => ({
     by,
     what: why === undefined ? what : `${what}: ${why}`,
   }))
   return { state: impairments.length === 0 ? 'working' : 'impaired', impairments }
 }
 
-/** The reason why a node is not `working`, as anybody may read it; undefined when it is. */
+/** Returns why a node is not `working`, in the form that anybody may read. Returns undefined if it is `working`. */
 export function troubleOf(node: Snapshot): string | undefined {
-  return node.leaving ?? joined(knownOf(node))
+  return node.leaving ?? joined(problemsOf(node))
 }
 
-/** The trouble with the reasons, where they are known. */
 export function troubleInFull(node: Snapshot): string | undefined {
   return node.leaving ?? joined(stateOf(node).impairments)
 }
@@ -139,14 +138,14 @@ export function troubleInFull(node: Snapshot): string | undefined {
 const joined = (all: readonly Impairment[]): string | undefined =>
   all.length === 0 ? undefined : all.map(({ what }) => what).join('; ')
 
-/** True once containers can be started here, and where the state does not speak against it. */
+/** True if containers can start on this host and the state permits it. */
 export const isReadyNow = (node: Snapshot): boolean => node.isReady && readingOf(stateOf(node)).readyz === 'written'
 
-/** The last call to the store worked: the lease is from there. */
+/** True if the store answers and the leases are not out of date. */
 export const isReached = ({ at, isFailing, comparedAt, followedSince }: Snapshot): boolean =>
   !isFailing && (comparedAt !== undefined || seconds(at - followedSince) <= UNFOLLOWED_S)
 
-/** One line that changes only when something happened. */
+/** Returns one line that changes only with an event. */
 export function summaryOf(node: Snapshot): string {
   const trouble = troubleOf(node)
   const state = trouble === undefined ? '' : `${readingOf(stateOf(node)).words}: ${trouble}; `
@@ -154,7 +153,7 @@ export function summaryOf(node: Snapshot): string {
   return `${state}subnet ${netText(node.subnet)}, ${count(node.peers, 'peer')}, ${store}`
 }
 
-/** The summary, and what changes all the time. */
+/** Returns the summary and the values that change all the time. */
 export function detailsOf(node: Snapshot): string {
   const { at, comparedAt, repaired } = node
   const compared = comparedAt === undefined ? 'not yet compared' : `compared ${seconds(at - comparedAt)} s ago`

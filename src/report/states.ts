@@ -1,45 +1,46 @@
-// states.ts - the states that a weftd can be in: what each means for packets, and what every reader makes of it. Pure.
+// states.ts - the states of a weftd: the effect of each on packets, and its value in each output. Pure.
 //
-// One table: `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor speak from it,
-// and docs/status.md has the same rows, which a test compares.
+// `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor all use this table. A test
+// compares it with docs/status.md.
 
-/** `forwarding`: by what the weftd before it knew, until the store has answered. `leaving`: it stops, or another weftd takes over. */
+/** `forwarding`: with the last known state, until the store has answered. `leaving`: weftd stops, or another weftd takes over. */
 export type StateName = 'starting' | 'forwarding' | 'working' | 'impaired' | 'leaving'
 
-/** What keeps a node from all of its work; the first is the worst. */
+/** The causes that impair a node, the worst first. */
 export const CAUSES = ['thread', 'path', 'bypass', 'family', 'host', 'rules', 'peers', 'store'] as const
 export type Cause = (typeof CAUSES)[number]
 
-/** Something that keeps a node from a part of its work, in words. */
+/** A cause that impairs a node, with a description. */
 export interface Impairment {
   readonly by: Cause
   readonly what: string
 }
 
-/** A state, as all readers tell it; there are impairments where it is `impaired`, and only there: the worst first. */
+/** A state. It has impairments, the worst first, if and only if it is `impaired`. */
 export interface State {
   readonly state: StateName
   readonly impairments: readonly Impairment[]
 }
 
 interface Reading {
-  /** The state, or what it is impaired by, as a part of a sentence. */
+  /** The state, or what impairs the node, as a part of a sentence. */
   readonly words: string
+  /** The effect on packets, as a part of a sentence. */
   readonly packets: string
   readonly tone: 'good' | 'doubtful' | 'bad'
   /** The exit code of `weft status`. */
   readonly exit: 0 | 3
-  /** 503 only where a restart mends it: whoever restarts by /livez ends no weftd that forwards, or that waits for others. */
+  /** 503 only if a restart would help, so that a restart triggered by /livez never ends a weftd that forwards or waits. */
   readonly livez: 200 | 503
-  /** `written`: 200 once subnet.env was written, as flanneld. */
+  /** `written`: 200 as soon as subnet.env was written, as in flanneld. */
   readonly readyz: 'written' | 503
   /** The metric weft_working. */
   readonly working: 0 | 1
-  /** The findings of `weft doctor` that tell of it: at least one of them. */
+  /** The findings of `weft doctor` for this state; the doctor reports at least one of them. */
   readonly findings: readonly string[]
 }
 
-const GOES_ON = { tone: 'bad', exit: 3, livez: 200, readyz: 'written' } as const
+const CONTINUES = { tone: 'bad', exit: 3, livez: 200, readyz: 'written' } as const
 
 const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
   starting: {
@@ -49,7 +50,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd forwards none; where another one runs, that forwards until this one takes over',
+    packets: 'this weftd forwards no packets yet; if another weftd runs, it forwards until this one takes over',
     findings: ['daemon-waits'],
   },
   forwarding: {
@@ -59,7 +60,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 1,
-    packets: 'those to and from the nodes that were last known pass; what has changed since then is not known',
+    packets: 'packets to and from the last known nodes pass; later changes of the network are not known',
     findings: ['daemon-as-known'],
   },
   working: {
@@ -69,7 +70,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 'written',
     working: 1,
-    packets: 'all pass',
+    packets: 'all packets pass',
     findings: [],
   },
   leaving: {
@@ -79,7 +80,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd forwards none any more; another one that takes over does',
+    packets: 'this weftd no longer forwards packets; if another weftd takes over, that one forwards',
     findings: ['daemon-leaves'],
   },
 }
@@ -87,71 +88,71 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
 const IMPAIRED: Readonly<Record<Cause, Reading>> = {
   thread: {
     words: 'a thread that hangs',
-    ...GOES_ON,
+    ...CONTINUES,
     livez: 503,
     working: 0,
-    packets: 'those that this thread carries do not pass',
+    packets: 'packets that this thread carries do not pass',
     findings: ['data-path-down'],
   },
   path: {
     words: 'its data path',
-    ...GOES_ON,
+    ...CONTINUES,
     working: 0,
-    packets: 'none pass; weftd tries again every five seconds',
+    packets: 'no packets pass; weftd tries to open the data path again every five seconds',
     findings: ['data-path-down'],
   },
   bypass: {
-    words: 'what leads past its data path',
-    ...GOES_ON,
+    words: 'routes that bypass its data path',
+    ...CONTINUES,
     readyz: 503,
     working: 0,
     packets:
-      'some leave this host by another way than the backend: unencrypted, though that is wireguard, or to a wrong place',
+      'some packets leave this host without the backend: unencrypted, even with wireguard, or to a wrong destination',
     findings: ['path-bypassed'],
   },
   family: {
     words: 'one family',
-    ...GOES_ON,
+    ...CONTINUES,
     readyz: 503,
     working: 0,
-    packets: 'those of one of IPv4 and IPv6 do not pass',
+    packets: 'all IPv4 packets or all IPv6 packets are lost',
     findings: ['family-down'],
   },
   host: {
     words: 'its own host',
-    ...GOES_ON,
+    ...CONTINUES,
     working: 1,
     packets:
-      "containers' packets do not leave this host, new containers do not start, or another host gets our packets",
+      'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
     findings: ['forwarding-off', 'forwarding-off-ipv6', 'subnet-env-wrong', 'address-twice', 'address-gone'],
   },
   rules: {
     words: 'its firewall rules',
-    ...GOES_ON,
+    ...CONTINUES,
     working: 0,
-    packets: "containers' packets may be dropped, or leave the network without masquerading",
+    packets: 'packets of containers may be dropped, or leave the network without masquerading',
     findings: ['rules-failing'],
   },
   peers: {
     words: 'its peers',
-    ...GOES_ON,
+    ...CONTINUES,
     working: 1,
     packets:
-      'those to the peers listed as silent or not reached are lost; to those listed as narrow only long ones are',
+      'packets to the peers listed as silent or not reached are lost; long packets to the peers listed as narrow are lost',
     findings: ['peer-silent', 'peer-unusable', 'family-broken'],
   },
   store: {
     words: 'its store',
-    ...GOES_ON,
+    ...CONTINUES,
     working: 1,
-    packets: 'those to known nodes pass; a new node is not known, and the lease is not renewed',
+    packets: 'packets to known nodes pass; new nodes are not known, and the lease is not renewed',
     findings: ['store-away', 'store-stale', 'peers-held', 'config-missing'],
   },
 }
 
 export const STATE_NAMES = ['starting', 'forwarding', 'working', 'impaired', 'leaving'] as const satisfies StateName[]
 
-/** How a state is read. Of several causes each has its say: the worst counts. */
+/** Returns the row of a state. Several causes are combined: texts are joined, and the worst of the other values is used. */
 export function readingOf({
   state,
   impairments,
@@ -162,7 +163,7 @@ export function readingOf({
   if (state !== 'impaired') return STATES[state]
   const all = CAUSES.filter((cause) => impairments.some(({ by }) => by === cause)).map((by) => IMPAIRED[by])
   return {
-    ...GOES_ON,
+    ...CONTINUES,
     words: `impaired by ${all.map(({ words }) => words).join(' and ')}`,
     packets: all.map(({ packets }) => packets).join('; '),
     livez: all.some(({ livez }) => livez === 503) ? 503 : 200,
@@ -174,8 +175,9 @@ export function readingOf({
 
 /** A weftd that has no node yet. */
 export interface Beginning {
-  /** True while it forwards by what was last known. */
+  /** True while weftd forwards with the last known state. */
   readonly isForwarding: boolean
+  /** Why weftd leaves; undefined if it does not. */
   readonly leaving: string | undefined
   readonly waitsFor: string
 }

@@ -1,7 +1,7 @@
-// status.ts - the schema of /status.json: how a node is, in numbers and words; docs/status.md has every field. Pure.
+// status.ts - the schema of /status.json: the state of a node in numbers and words. docs/status.md describes every field. Pure.
 //
-// A field may be added under the same version; one that goes or changes its meaning takes another. What is not known is null, never
-// left out. Times of day are ISO 8601 in UTC; everything else has its unit in its name.
+// New fields may be added under the same version. Removing a field or changing its meaning needs a new version. Unknown values are null,
+// never omitted. Times are ISO 8601 in UTC; the names of other values contain their units.
 
 import {
   FAMILIES,
@@ -20,85 +20,84 @@ import { readingOf, stateBefore, type Beginning, type State } from './states.ts'
 
 export const STATUS_SCHEMA = 1
 
-/** `stored`: the store has its lease; `programmed`: the data path has it too; `answering`: and it answered the last probe. */
+/** `stored`: the store has the peer's lease; `programmed`: the data path has the peer too; `answering`: the peer also answered the last probe. */
 export type PeerState = 'stored' | 'programmed' | 'answering'
 
-/** The keys that packets of one family to and from a peer are sealed by, and the handshakes by which both agree on them. */
+/** The keys that encrypt the packets of one family to and from a peer, and the handshakes that negotiate the keys. */
 export interface SessionStatus {
-  /** The peer's, in base64. */
+  /** The peer's public key in base64. */
   readonly publicKey: string
-  /** The time since the last handshake that gave keys; null when none did. */
+  /** The time since the last handshake that succeeded; null if none did. */
   readonly handshakeSecondsAgo: number | null
-  /** The age of the keys; null while there are none that may be used. */
+  /** The age of the keys; null if there are no valid keys. */
   readonly ageSeconds: number | null
-  /** The handshakes that were begun since the last one that gave keys; null where others than weftd carry, as the next three. */
+  /** The handshakes begun since the last one that succeeded. Null if the kernel carries the packets; so are the next three fields. */
   readonly attempts: number | null
   /**
-   * Why the last of them gave no keys: nothing came back; what came back was sealed with another pre-shared key; the peer's key is one with
-   * which there is no secret.
+   * Why the last handshake failed. `no-answer`: the peer did not answer; `not-authentic`: its answer uses another pre-shared key;
+   * `bad-key`: its public key yields no shared secret.
    */
   readonly failure: 'no-answer' | 'not-authentic' | 'bad-key' | null
-  /** The peer's that were as old as one before, or older, and so were not answered. */
+  /** The peer's handshakes that this node ignored, because their timestamp was not newer than that of an earlier one. */
   readonly stale: number | null
-  /** The peer's that were answered, without a packet under the keys. */
+  /** The peer's handshakes that this node answered, but after which the peer sent no packet with the new keys. */
   readonly unconfirmed: number | null
   readonly txBytes: number | null
   readonly rxBytes: number | null
 }
 
-/** How packets of one family go to a peer, and whether it answers by them. */
+/** The path to a peer in one family, and the results of the probes over it. */
 export interface PeerSide {
-  /** The destination of its packets. */
+  /** The underlay destination of packets to the peer. */
   readonly endpoint: string | null
   /**
-   * The way of its packets: `direct`, routed to its host without a tunnel; `tunnel`, in datagrams of weftd's; `kernel`,
-   * through a tunnel of the kernel's.
+   * How packets reach the peer. `direct`: routed to its host without a tunnel; `tunnel`: through weftd's tunnel; `kernel`: through a
+   * tunnel of the kernel.
    */
   readonly way: 'direct' | 'tunnel' | 'kernel' | null
   readonly state: PeerState
   readonly roundTripMs: number | null
-  /** The part of the last probes that was not answered. */
+  /** The percentage of the recent probes that the peer did not answer. */
   readonly lossPercent: number | null
   readonly probedSecondsAgo: number | null
-  /** The time since the first probe that was lost after the last answer; null when none was. */
+  /** The time since the first probe that was lost after the last answer; null if none was lost. */
   readonly unansweredSeconds: number | null
   readonly pathMtu: number | null
   /**
-   * Whether a packet as long as containers may send comes back, `narrow` where only shorter ones do; null while that is not known, as of
-   * a peer that does not answer at all.
+   * `whole`: the longest packet that containers may send comes back; `narrow`: only shorter ones do. Null if unknown, for example because
+   * the peer does not answer at all.
    */
   readonly path: 'whole' | 'narrow' | null
-  /** The longest packet that comes back; null while it is looked for. */
+  /** The longest packet that comes back; null until weftd has found it. */
   readonly passesBytes: number | null
-  /** The time since when the path is as it is. */
+  /** The time of the last change of `path`. */
   readonly pathSince: string | null
-  /** Null where nothing is sealed. */
+  /** Null if the backend does not encrypt. */
   readonly session: SessionStatus | null
 }
 
 /**
- * True where long packets do not reach a peer whose short ones do, and nobody tells those who send them: their connections open and then
- * stall.
+ * True if only short packets reach a peer, and senders of long packets get no ICMP error. Their connections open and then stall.
  */
 const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
   path === 'narrow' && (pathMtu === null || (passesBytes ?? 0) < pathMtu)
 
-/** Its own side is that of its worse family (`worstOf`): what is broken is not hidden by what is not. */
+/** A peer. The fields of PeerSide have the values of its worse family (`worstOf`), so that a working family does not hide a broken one. */
 export interface PeerStatus extends PeerSide {
   readonly lease: string
-  /** The name of its host, as that says itself; null where it says none, as a flanneld. */
+  /** The name of the peer's host, which the peer publishes; null for flanneld, which publishes none. */
   readonly name: string | null
-  /** The IPv4 subnet, or that of IPv6 when it has that alone; so is the address after it. */
+  /** The IPv4 subnet, or the IPv6 subnet if the peer has no other. `publicIp` is the address of the same family. */
   readonly subnet: string
   readonly publicIp: string
-  /** The IPv6 subnet, when it has one; so is the address after it. */
+  /** The IPv6 subnet, or null. `publicIpv6` is the IPv6 address, or null. */
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
-  /** By family; null for one that the peer, the network or the backend is without. */
+  /** The path in each family; null for a family that the peer, the network or the backend lacks. */
   readonly families: Readonly<Record<Family, PeerSide | null>>
-  /** The backend type that it published; empty for udp, which publishes none. */
+  /** The backend type that the peer published; empty for udp, which publishes none. */
   readonly type: string
-  /** Kept though the store lacks it. */
+  /** True if weftd keeps the peer although the store lacks it. */
   readonly held: boolean
   readonly since: string
   readonly txPackets: number | null
@@ -111,17 +110,17 @@ export interface PeerStatus extends PeerSide {
 export interface PeersStatus {
   readonly stored: number
   readonly programmed: number
-  /** Null while peers are not probed, as the next two. */
+  /** The number of peers that answered their last probe. Null if weftd does not probe; so are the next two fields. */
   readonly answering: number | null
   /** The number of peers whose last probe has a result. */
   readonly probed: number | null
-  /** The number of peers that long packets do not reach, while nobody tells the senders. */
+  /** The number of peers that long packets do not reach, without an ICMP error to the senders. */
   readonly narrow: number | null
-  /** The interval at which each is probed: longer than was asked for when peers are very many. */
+  /** The interval between the probes of one peer. With very many peers it is longer than `--probe-interval`. */
   readonly probeSeconds: number | null
   /**
-   * The wholeness of the network as seen from here, 0 to 1: the part of the stored peers that are programmed, times the
-   * part of the probed that answer.
+   * The fraction of the network that this node reaches, 0 to 1: the fraction of the stored peers that are programmed, times the fraction
+   * of the probed peers that answer.
    */
   readonly whole: number
   readonly list: readonly PeerStatus[]
@@ -140,21 +139,21 @@ interface NodeStatus {
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
   readonly externalInterface: string | null
-  /** The name of another host that uses the public IP now, as it says itself. */
+  /** The host name that another host reports while it uses the same public IP; else null. */
   readonly twin: string | null
 }
 
-/** Facts that are known from the start on, and do not change. */
+/** Facts that are known from the start and do not change. */
 export interface DaemonStatus {
   readonly version: string
   readonly pid: number
   readonly startedAt: string
   readonly subnetFile: string
-  /** The place of the leases: endpoints with the prefix, the directory, or nodes; without user and password. */
+  /** The location of the leases: the endpoints of etcd with the prefix, the directory, or `nodes`; without user name and password. */
   readonly leases: string
   /** The certificate files for TLS with etcd; null if none is given. */
   readonly etcdFiles: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
-  /** `open`: /network.json tells what all nodes say; `guarded`: at the socket alone; `off`: nowhere. */
+  /** `open`: the port serves /network.json; `guarded`: only the socket does; `off`: neither does. */
   readonly network: 'off' | 'open' | 'guarded'
 }
 
@@ -165,34 +164,32 @@ export interface Status extends NodeReport {
   readonly events: readonly StatusEvent[]
 }
 
-/** What the data path counted lately. */
+/** The increase of the data path's counters over the last `seconds`. */
 export interface RecentCounts {
   readonly seconds: number
-  /** Packets sent to peers and let in from them. */
+  /** Packets sent to peers and accepted from them. */
   readonly packets: number
-  /** The packets dropped, by reason; without those that are 0. */
+  /** The dropped packets by reason, without zeros. */
   readonly drops: Readonly<Record<string, number>>
 }
 
-/** Facts that only a node knows. */
 export interface NodeReport extends State {
-  /** What it waits for, what it is impaired by, or why it is leaving. */
+  /** The reason why the node waits, is impaired or leaves; null if it is working. */
   readonly trouble: string | null
-  /** One line for a person. */
   readonly summary: string
   readonly store: {
     readonly name: string
     readonly reachable: boolean
     readonly comparedSecondsAgo: number | null
-    /** Peers kept now though the store lacks them, and how often that began. */
+    /** The number of peers that are kept although the store lacks them; `holds` is how often that began. */
     readonly held: number
     readonly holds: number
-    /** True while it has no network configuration, though this node has one from there. */
+    /** True if the network configuration that this node got from the store is no longer there. */
     readonly configGone: boolean
-    /** True while it has another one than this node runs by, if only by a secret. */
+    /** True if the store's configuration differs from the one in use, even if only a secret differs. */
     readonly configDiffers: boolean
   }
-  /** The rest is null until the node has a lease, but for the data path of one that forwards as last known. */
+  /** The fields below are null until the node has a lease. Exception: `dataPath` while weftd forwards with the last known state. */
   readonly node: NodeStatus | null
   readonly config: {
     readonly network: string
@@ -200,12 +197,12 @@ export interface NodeReport extends State {
     readonly subnetLength: number
     readonly subnetMin: string
     readonly subnetMax: string
-    /** The same of IPv6, where the network has it. */
+    /** The length of IPv6 subnets; null, as are the next two fields, if the network has no IPv6. */
     readonly ipv6SubnetLength: number | null
     readonly ipv6SubnetMin: string | null
     readonly ipv6SubnetMax: string | null
     readonly backendType: string
-    /** The `Backend` object; what is secret of it prints as hidden. */
+    /** The `Backend` object, with secrets hidden. */
     readonly backend: Readonly<Record<string, unknown>>
   } | null
   readonly lease: {
@@ -215,41 +212,41 @@ export interface NodeReport extends State {
   } | null
   readonly dataPath: {
     readonly open: boolean
-    /** The families that it is to carry. */
+    /** The enabled families. */
     readonly families: readonly Family[]
-    /** The reason why it does not carry a family of them now. */
+    /** Why the data path does not carry an enabled family; null if it does. */
     readonly lacking: Readonly<Record<Family, string | null>>
-    /** Of each family what of the external interface is gone for the moment. */
+    /** The address that is missing from the external interface, for each family. */
     readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** What it was when the node came to be; null while there is none. */
+    /** The MTU when the node started; null if there is no node. */
     readonly mtuAtStart: number | null
-    /** That of the first family. */
+    /** The device of the first family. */
     readonly device: string | null
-    /** That of each family, null where there is none. */
+    /** The device of each family, or null. */
     readonly devices: Readonly<Record<Family, string | null>>
-    /** `native`, `dgram`, `kernel`; `none` where something else carries packets. */
+    /** `native`, `dgram` or `kernel`; `none` if another program carries the packets. */
     readonly engine: string | null
     readonly features: readonly string[]
     readonly threads: readonly { readonly name: string; readonly hungSeconds: number | null }[]
     readonly counters: Readonly<Record<string, number>>
-    /** The counters of dropped packets, by reason, that are not 0. */
+    /** The counters of dropped packets by reason, without zeros. */
     readonly drops: Readonly<Record<string, number>>
-    /** The same of about the last minute; null until there is a node. */
+    /** The increase over about the last minute; null until there is a node. */
     readonly recent: RecentCounts | null
-    /** The last handshakes by keys that no lease has, one of each key; null where nobody knows. */
+    /** The last handshake of each key that no lease has; null if unknown. */
     readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
       | null
   } | null
   readonly peers: PeersStatus | null
-  /** How often each kind of event befell a peer; null until there is a node. */
+  /** The number of events of each kind; null until there is a node. */
   readonly peerEvents: Readonly<Record<PeerEventKind, number>> | null
   readonly repairs: number
   readonly subnetFileWritten: boolean
 }
 
-/** The report of a daemon that has no node yet; with a data path it forwards as last known. */
+/** Returns the report of a daemon that has no node yet. A `dataPath` means that it forwards with the last known state. */
 export const startingReport = (
   store: string,
   beginning: Beginning,
@@ -282,14 +279,13 @@ export const startingReport = (
   }
 }
 
-/** The counters of dropped packets. */
+/** Selects the counters of dropped packets that are not 0. */
 export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Record<string, number>> {
   return Object.fromEntries(Object.entries(counters).filter(([name, count]) => isDrop(name) && count > 0))
 }
-/** True for a counter of dropped packets. */
 export const isDrop = (counter: string): boolean => counter.includes('_drop_')
 
-/** A side's state, of one that is programmed whether it was asked in vain, of one that answers whether long packets reach it. The worst first. */
+/** The conditions of a path, the worst first: the states, and `silent` (probed without an answer) and `narrow` (long packets are lost). */
 const CONDITIONS = ['stored', 'silent', 'narrow', 'programmed', 'answering'] as const
 export type Condition = (typeof CONDITIONS)[number]
 
@@ -301,17 +297,17 @@ export function conditionOf(
   return state === 'answering' && isSilentlyNarrow(side) ? 'narrow' : state
 }
 
-/** The places of conditions in a list: the worst first. */
+/** The rank of a condition; the worst has 0. */
 export const conditionRank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
-/** The worst of some sides, by condition and then by loss; of those that are alike the first. */
+/** Returns the worst of the paths, by condition and then by loss. Returns the first of equal ones. */
 export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
   const rank = (side: PeerSide): number => conditionRank(conditionOf(side)) * 101 - (side.lossPercent ?? 0)
   const [worst] = sides.toSorted((a, b) => rank(a) - rank(b))
   return worst
 }
 
-/** The sides of a peer by family. One that has a single side has it as its own. */
+/** Returns the paths of a peer by family. A peer with one family has that path in its own fields. */
 export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
   const { ipv4, ipv6 } = peer.families
   if (ipv4 && ipv6) return { ipv4, ipv6 }
@@ -319,7 +315,7 @@ export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
   return ipv6 || (!ipv4 && net && familyOf(net) === 'ipv6') ? { ipv6: peer } : { ipv4: peer }
 }
 
-/** A node's subnet and address of a family, as far as it has them. */
+/** Returns a node's subnet and address in a family; undefined if it has none. */
 export function placeIn(
   { subnet, publicIp, ipv6Subnet, publicIpv6 }: Pick<PeerStatus, 'subnet' | 'publicIp' | 'ipv6Subnet' | 'publicIpv6'>,
   family: Family,
@@ -328,7 +324,7 @@ export function placeIn(
   return { subnet: parseIpv4Net(subnet), publicIp: parseIpv4(publicIp) }
 }
 
-/** The condition of a peer in words; where its families are not alike, those that do not answer with their names. */
+/** Describes the condition of a peer. If its families differ, describes each family that does not answer. */
 export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) => string): string {
   const { ipv4, ipv6 } = sidesOf(peer)
   if (!ipv4 || !ipv6 || conditionOf(ipv4) === conditionOf(ipv6)) return wordOf(conditionOf(peer))
@@ -338,16 +334,16 @@ export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) =
     .join(', ')
 }
 
-/** A line has room for so many characters of a name. */
+/** The maximum number of characters of a name in a line. */
 const BRIEF = 40
-/** A name, which is others' text, as long as a line has room for it. */
+/** Shortens a name, because other hosts choose its length. */
 export const briefly = (name: string): string => (name.length > BRIEF ? `${name.slice(0, BRIEF - 1)}…` : name)
 
-/** A peer by its name, where it has one, and its subnet: `host2 (10.5.2.0/24)`. */
+/** Returns the name of a peer with its subnet, as in `host2 (10.5.2.0/24)`; without a name only the subnet. */
 export const titleOf = ({ name, subnet }: Pick<PeerStatus, 'name' | 'subnet'>): string =>
   name ? `${briefly(name)} (${subnet})` : subnet
 
-/** The numbers above the peers; `probeSeconds` is null while nobody probes. */
+/** Counts the peers. `probeSeconds` is null if weftd does not probe. */
 export function countPeers(list: readonly PeerStatus[], probeSeconds: number | null): PeersStatus {
   const isProbing = probeSeconds !== null
   const stored = list.length
@@ -368,11 +364,11 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
   }
 }
 
-/** How whole the network is; undefined where nobody has been asked yet, and where there is nobody to ask. */
+/** Returns `whole`; undefined if there are no peers, or if none was probed yet. */
 export const knownWhole = ({ whole, stored, answering, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
   whole === 1 && (stored === 0 || (answering !== null && probed === 0)) ? undefined : whole
 
-/** The devices of a data path, each once; null where it has none of its own. */
+/** Lists the devices of a data path, each once; null if it has none of its own. */
 export function devicesText({
   device,
   devices,

@@ -1,24 +1,23 @@
-// threads.ts - which thread of the data path hangs, judged by how often each has gone round its loop.
+// threads.ts - detects threads of the data path that hang, from the number of rounds of each thread's loop.
 //
-// Each look asks every thread for one more round, and the next look sees whether it came. Looks are counted, not time:
-// a process that was stopped as a whole, or a machine that slept, must not make its threads look hung.
+// Each check requests one more round from every thread, and the next check verifies that it happened. Checks are counted instead of time,
+// so that threads do not seem to hang after the whole process was stopped or the machine was suspended.
 
-/** Looks without a round after which a thread counts as hung. A batch into a full queue takes 2.5 s (native/io/udp.h). */
+/** The number of checks without a round after which a thread counts as hung. A batch into a full queue takes 2.5 s (native/io/udp.h). */
 const HUNG_LOOKS = 5
 
-/** The state of one thread, as known. */
 interface ThreadState {
-  /** The rounds of its loop, at the last look. */
+  /** The number of rounds of the thread's loop, as of the last check. */
   readonly rounds: number
-  /** Looks since it has not moved. */
+  /** The number of consecutive checks without a new round. */
   readonly silentLooks: number
-  /** The time when it was first asked for the round that did not come, by the caller's clock in milliseconds. */
-  readonly askedAt: number
+  /** The time of the first request for the missing round, in ms of the caller's clock. */
+  readonly requestedAt: number
 }
 
 export type Threads = ReadonlyMap<string, ThreadState>
 
-/** The states after a look that found these rounds, by thread name. Threads that are no longer there are forgotten. */
+/** Returns the states, by thread name, after a check that found these rounds. Threads that no longer exist are removed. */
 export function lookAtThreads(before: Threads, rounds: Readonly<Record<string, number>>, now: number): Threads {
   return new Map(
     Object.entries(rounds).map(([name, count]) => {
@@ -26,7 +25,11 @@ export function lookAtThreads(before: Threads, rounds: Readonly<Record<string, n
       const isSilent = known?.rounds === count
       return [
         name,
-        { rounds: count, silentLooks: isSilent ? known.silentLooks + 1 : 0, askedAt: isSilent ? known.askedAt : now },
+        {
+          rounds: count,
+          silentLooks: isSilent ? known.silentLooks + 1 : 0,
+          requestedAt: isSilent ? known.requestedAt : now,
+        },
       ]
     }),
   )
@@ -34,9 +37,9 @@ export function lookAtThreads(before: Threads, rounds: Readonly<Record<string, n
 
 export const isHung = ({ silentLooks }: ThreadState): boolean => silentLooks >= HUNG_LOOKS
 
-/** The thread that hangs for the longest time, with the moment since which it does; undefined when all move. */
+/** Returns the thread that has hung longest and since when, in ms of the caller's clock. Returns undefined if no thread hangs. */
 export function hungThread(threads: Threads): { readonly name: string; readonly since: number } | undefined {
   const hung = [...threads].filter(([, thread]) => isHung(thread))
-  const [first] = hung.toSorted(([, a], [, b]) => a.askedAt - b.askedAt)
-  return first && { name: first[0], since: first[1].askedAt }
+  const [first] = hung.toSorted(([, a], [, b]) => a.requestedAt - b.requestedAt)
+  return first && { name: first[0], since: first[1].requestedAt }
 }

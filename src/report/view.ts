@@ -1,44 +1,46 @@
-// view.ts - what a node tells the other nodes of itself: the schema of /view.json; docs/status.md has every field. Pure.
+// view.ts - the part of a node's status that it serves to the other nodes: the schema of /view.json. docs/status.md describes every field. Pure.
 //
-// Less than the status: nothing of the log, nothing of the store. Whoever reads one that another node wrote believes none of it.
+// A view has no lines of the log and nothing about the store. A view from another node is untrusted input.
 
 import { conditionOf, type PeerStatus, type Status } from './status.ts'
 
 const VIEW_SCHEMA = 1
 
-/** The peers that are told of; of more those with a problem. */
+/** The maximum number of peers in a view. If there are more, those with problems come first. */
 export const MOST_SEEN = 2_000
-/** The longest text that is read, and the most members of a configuration. */
+/** The maximum length of a text in a view. */
 const LONGEST = 300
+/** The maximum number of members of a configuration in a view. */
 const MOST_MEMBERS = 64
 
-/** `reached`: it answered the last probe; `silent`: it did not; `stored`: no packet can go to it; `unknown`: it was not asked. */
+/**
+ * `reached`: the peer answered the last probe; `silent`: it did not; `stored`: packets cannot be sent to it; `unknown`: it was not probed.
+ * The worst first.
+ */
 const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
-/** The state but for what is told of each peer: how that is, its own view says, and all others'. */
+/** Returns the node's state. The trouble omits problems of peers, which `seen` shows, and is null if there is no other trouble. */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
-  const own = impairments.filter(({ by }) => by !== 'peers')
   if (state !== 'impaired') return { state, trouble }
-  return own.length === 0
-    ? { state: 'working', trouble: null }
-    : { state, trouble: own.map(({ what }) => what).join('; ') }
+  const own = impairments.filter(({ by }) => by !== 'peers')
+  return { state, trouble: own.length === 0 ? null : own.map(({ what }) => what).join('; ') }
 }
 
-/** A peer, as the node that tells it sees it. */
+/** A peer, as the author of the view sees it. */
 export interface Sight {
-  /** The key of its lease. */
+  /** The key of the peer's lease. */
   readonly lease: string
   readonly reach: Reach
   readonly roundTripMs: number | null
   readonly lossPercent: number | null
-  /** The longest packet that reaches it; null where that is not known. */
+  /** The longest packet that reaches the peer; null if unknown. */
   readonly passesBytes: number | null
 }
 
 export interface NodeView {
   readonly schema: typeof VIEW_SCHEMA
-  /** The time by its clock when it told this. */
+  /** The time of the view, by the node's clock. */
   readonly at: string
   readonly version: string
   readonly hostname: string | null
@@ -46,9 +48,9 @@ export interface NodeView {
   readonly state: string
   readonly trouble: string | null
   readonly mtu: number | null
-  /** The network configuration that it runs, each member as text; what is secret is hidden. */
+  /** The network configuration in use, each member as text, with secrets hidden. */
   readonly config: Readonly<Record<string, string>>
-  /** The number of peers; `seen` may have fewer. */
+  /** The number of peers; `seen` may list fewer. */
   readonly peers: number
   readonly seen: readonly Sight[]
 }
@@ -86,9 +88,9 @@ function sightOf(peer: PeerStatus): Sight {
   return { lease, reach, roundTripMs, lossPercent, passesBytes }
 }
 
-/** `{"Type":"udp"}` of the backend as `backend.Type`. */
+/** Flattens the configuration: the backend's `Type` becomes `backend.Type`. */
 function flat(config: NonNullable<Status['config']>): Record<string, string> {
-  // What is secret prints as hidden.
+  // JSON.stringify hides secrets.
   const { backend, ...members } = JSON.parse(JSON.stringify(config)) as typeof config
   const textOf = (value: unknown): string =>
     (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')).slice(0, LONGEST)
@@ -96,7 +98,7 @@ function flat(config: NonNullable<Status['config']>): Record<string, string> {
     ...Object.entries(members),
     ...Object.entries(backend).map(([name, value]) => [`backend.${name}`, value] as const),
   ]
-  // The backend's type stands among the other members too, where it is the default as well.
+  // Leave out `backend.type`, because `backendType` has it too, including the default.
   const known = all.filter(([name, value]) => value !== null && value !== undefined && name !== 'backend.type')
   return Object.fromEntries(
     known.slice(0, MOST_MEMBERS).map(([name, value]) => [name.slice(0, LONGEST), textOf(value)]),
@@ -111,24 +113,24 @@ const textOr = (value: unknown): string | null => (typeof value === 'string' ? v
 const numberOr = (value: unknown): number | null =>
   typeof value === 'number' && Number.isFinite(value) && value >= 0 ? value : null
 
-/** A view that another node wrote. Throws an Error that says why it is none. */
+/** Parses the view of another node. Throws an Error with the reason if it is invalid. */
 export function readView(text: string): NodeView {
   let value: unknown
   try {
     value = JSON.parse(text)
   } catch {
-    throw new Error('what it tells is no JSON')
+    throw new Error('its view is not JSON')
   }
-  if (!isMembers(value)) throw new Error('what it tells is no view of a node')
+  if (!isMembers(value)) throw new Error('its answer is not a view of a node')
   const { schema, at, version, hostname, lease, state, trouble, mtu, config, peers, seen } = value
-  if (schema !== VIEW_SCHEMA) throw new Error(`it speaks another version than ${VIEW_SCHEMA} of its view`)
-  const told = textOr(at)
-  if (told === null || Number.isNaN(Date.parse(told))) throw new Error('it tells no time')
+  if (schema !== VIEW_SCHEMA) throw new Error(`its view does not have version ${VIEW_SCHEMA}`)
+  const time = textOr(at)
+  if (time === null || Number.isNaN(Date.parse(time))) throw new Error('its view has no valid time')
   const members = isMembers(config) ? Object.entries(config).slice(0, MOST_MEMBERS) : []
   const sights = Array.isArray(seen) ? seen.slice(0, MOST_SEEN).flatMap((each) => readSight(each) ?? []) : []
   return {
     schema: VIEW_SCHEMA,
-    at: told,
+    at: time,
     version: textOr(version) ?? '',
     hostname: textOr(hostname),
     lease: textOr(lease),

@@ -179,7 +179,7 @@ describe('two containers by the command of docs/docker.md', () => {
     skip((await execute(['unshare', '--net', 'iptables-legacy', '-L'])).code !== 0, 'no iptables of the legacy kind')
     const { log, nft, legacy } = await besideLegacy([])
     expect({ nft, legacy }).toEqual({ nft: true, legacy: false })
-    expect(log).toMatch(/^flanneld: there are rules of the legacy kind of iptables.* add --cap-add NET_RAW/m)
+    expect(log).toMatch(/^flanneld: the host has or had rules of legacy iptables.* add --cap-add NET_RAW/m)
   })
 
   it('that waits for its configuration is seen by weft cleanup, though it has no device yet', async () => {

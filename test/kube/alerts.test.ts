@@ -23,11 +23,6 @@ const rules = parse(read(RULES)) as Rules
 const alerts = rules.groups.flatMap(({ rules: each }) => each).filter(({ alert }) => alert !== undefined)
 
 describe('the rules', () => {
-  it('are the same for Prometheus, for its operator and in the chart', () => {
-    expect((parse(read('deploy/prometheus/prometheusrule.yml')) as { spec: Rules }).spec).toEqual(rules)
-    expect(read('deploy/charts/weft/files/weft.rules.yml')).toBe(read(RULES))
-  })
-
   it.each(alerts)('$alert leads to a place that is there', ({ annotations }) => {
     const [path = '', anchor = ''] = (annotations['runbook_url'] ?? '').split('#')
     const page = read(path)
@@ -259,7 +254,7 @@ describe('what goes off', () => {
         exp_labels: { severity: 'critical', job: 'weftd', peer: '10.5.5.0/24' },
         exp_annotations: {
           ...rule!.annotations,
-          summary: '100% of its peers do not reach the node of 10.5.5.0/24',
+          summary: '100% of the peers do not reach the node with the subnet 10.5.5.0/24',
         },
       },
     ]

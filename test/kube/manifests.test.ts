@@ -366,7 +366,7 @@ describe('deploy/charts/weft', () => {
     expect(specOf({ weft }, 'PrometheusRule')).toEqual(theirs('prometheusrule.yml'))
     const runbooks = 'https://wiki.example/weft/'
     const led = specOf({ weft: { ...weft, monitoring: { ...monitoring, runbooks } } }, 'PrometheusRule')
-    expect(JSON.stringify(led)).toContain('"https://wiki.example/weft/docs/doctor.md#daemon-silent"')
+    expect(JSON.stringify(led)).toContain('"https://wiki.example/weft/docs/findings-host.md#daemon-silent"')
     expect(JSON.stringify(led)).not.toContain('"docs/')
   })
 
@@ -513,7 +513,7 @@ describe('a real API server', () => {
   afterEach(() => api?.close())
 
   it('takes each object of the manifest', async () => {
-    // The server is of 1.20, before surge: it gets what docs/kubernetes.md gives such a cluster.
+    // The server is of 1.20, before surge: it gets what docs/kubernetes/updates.md says for such a cluster.
     const older = (object: KubeObject): KubeObject =>
       object.kind === 'DaemonSet'
         ? ({ ...object, spec: { ...updateOf([object]), updateStrategy: undefined } } as KubeObject)

@@ -1,4 +1,4 @@
-// moving.test.ts - docs/kubernetes.md followed to the letter: from flannel to weft and back, a node at a time, on a real API server.
+// moving.test.ts - runs the commands of docs/kubernetes/from-flannel.md: from flannel to weft and back, a node at a time, on a real API server.
 //
 // kubectl runs the manual's own lines. What a cluster has besides is played here: a controller that makes a pod on each node, and
 // a kubelet that runs the pod's container as a daemon on a host made of a namespace. Of flannel there is no program: where its
@@ -38,9 +38,9 @@ interface Pod extends KubeObject {
   readonly spec: Template['spec'] & { readonly nodeName: string }
 }
 
-const blocks = manualLines('## From flannel to weft', '## And back')
+const blocks = manualLines('docs/kubernetes/from-flannel.md', '## From flannel to weft', '## And back')
 
-describe('docs/kubernetes.md', () => {
+describe('docs/kubernetes/from-flannel.md', () => {
   needs(KUBE_APISERVER, HOSTS, 'openssl', 'iptables', 'ping', 'kubectl', 'jq')
   let lab: Lab | undefined
   let api: RealKubeApi | undefined

@@ -1,5 +1,5 @@
 // switching.test.ts - IPv6 is switched on in a cluster of Kubernetes that runs, and off again: on the small server, and on a real one by the
-// lines of docs/kubernetes.md.
+// lines of docs/kubernetes/add-ipv6.md.
 
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -48,9 +48,10 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
     for (const host of hosts) await admin.addNode(host.name, rangeOf(host))
 
     writeFileSync(join(folder, 'admin'), kubeconfigText(api.url, api.caFile, ADMIN_TOKEN))
-    const [hold, on, range, restart, look, off] = manualLines('## Both families')
+    const [hold, on, range, restart, look, off] = manualLines('docs/kubernetes/add-ipv6.md', '## Both families')
     // These are followed by moving.test.ts.
-    for (const block of [hold, restart]) expect(manualLines('## From flannel to weft').join('')).toContain(block)
+    const followed = manualLines('docs/kubernetes/from-flannel.md', '## From flannel to weft').join('')
+    for (const block of [hold, restart]) expect(followed).toContain(block)
     const sh = (script: string, env: Readonly<Record<string, string>>): Promise<string> =>
       output(
         [

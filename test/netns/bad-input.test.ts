@@ -61,7 +61,7 @@ describe('an error of one line', () => {
   it('for an unknown engine', async () =>
     expectOneError(await run(['--engine', 'warp']), 2, 'unknown engine: warp', 'native'))
   it('for an unknown feature', async () =>
-    expectOneError(await run([...withLeases(), '--without', 'magic']), 2, 'no such feature', 'udp-gso'))
+    expectOneError(await run([...withLeases(), '--without', 'magic']), 2, 'unknown feature', 'udp-gso'))
 
   it('without /dev/net/tun', async () => {
     const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/net && exec "$@"', 'sh']

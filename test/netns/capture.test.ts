@@ -94,7 +94,7 @@ it('shows what was dropped, and why', async () => {
   ])
   expect(all.packets[2]!.headers).toBe(forged.subarray(0, 128).toString('hex'))
   expect(Math.abs(all.packets[0]!.atUs / 1000 - Date.now())).toBeLessThan(60_000)
-  expect(all.reasons['tx_drop_ttl']).toEqual({ packets: 1, means: 'TTL or hop limit ran out here' })
+  expect(all.reasons['tx_drop_ttl']).toEqual({ packets: 1, means: 'the TTL or hop limit expired here' })
   // What packets say is not for who reaches the port.
   expect(await host.output(['curl', '-sS', 'http://127.0.0.1:8080/drops.json'])).toBe('404 page not found\n')
 
@@ -106,14 +106,14 @@ it('shows what was dropped, and why', async () => {
       new RegExp(`${when} out ${own} > ${NOBODYS} icmp echo request, 84 bytes: no peer has the destination`),
     ),
     expect.stringContaining(
-      `> ${NOBODYS} icmp echo request, 84 bytes, to ${other.address}: TTL or hop limit ran out here`,
+      `> ${NOBODYS} icmp echo request, 84 bytes, to ${other.address}: the TTL or hop limit expired here`,
     ),
     expect.stringMatching(
       new RegExp(
         `${when} in {2}10.5.1.254:1234 > ${own}:80 udp, 228 bytes, from ${other.address}: .*unknown_sender\\)$`,
       ),
     ),
-    expect.stringMatching(/ no IP packet: 68656c6c6f, 5 bytes, .*\(rx_drop_malformed\)$/),
+    expect.stringMatching(/ not an IP packet: 68656c6c6f, 5 bytes, .*\(rx_drop_malformed\)$/),
     'shown: 4 of the 4 packets dropped since the data path was opened',
     '',
   ])

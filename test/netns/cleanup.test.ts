@@ -313,7 +313,7 @@ describe('weft cleanup', () => {
     expect(await cleanup('--dry-run')).toMatchObject({ code: 0, stderr: '' })
 
     const child = await start(inside('bash', ...named))
-    const refused = `weft cleanup: flanneld still runs (pid ${child.pid}); stop it, then clean up\n`
+    const refused = `weft cleanup: flanneld still runs (pid ${child.pid}); stop it first, and then clean up\n`
     await expect.poll(async () => (await cleanup('--dry-run')).stderr).toBe(refused)
     expect(await cleanup()).toMatchObject({ code: 1, stdout: '', stderr: refused })
     expect(await state()).toBe(before)
@@ -341,7 +341,7 @@ describe('while weftd runs', () => {
       await daemon.line(/flannel is ready/)
       const clean = (...args: string[]) =>
         host!.run([process.execPath, weft, 'cleanup', '-f', host!.subnetFile, ...args])
-      const refused = `weft cleanup: weftd still runs (pid ${daemon.process.pid}); stop it, then clean up\n`
+      const refused = `weft cleanup: weftd still runs (pid ${daemon.process.pid}); stop it first, and then clean up\n`
       expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: refused })
 
       // One that cannot be told by its name, as in a container, is told by the device that it holds.
@@ -362,7 +362,7 @@ describe('while weftd runs', () => {
       await new Promise<void>((resolve) => {
         hidden.stderr!.on('data', (text: Buffer) => text.includes('flannel is ready') && resolve())
       })
-      const held = 'weft cleanup: a process still forwards through flannel0; stop it, then clean up\n'
+      const held = 'weft cleanup: a process still forwards through flannel0; stop it first, and then clean up\n'
       expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: held })
       const ended = new Promise((resolve) => hidden.once('exit', resolve))
       hidden.kill()

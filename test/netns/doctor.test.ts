@@ -104,7 +104,9 @@ it('explains what would happen to a packet, out and in', async () => {
   expect(await explain(here, there)).toMatchObject({
     code: 3,
     failed: ['route'],
-    says: expect.arrayContaining([expect.stringContaining('by the rule "5270: from all lookup 52", and not flannel0')]),
+    says: expect.arrayContaining([
+      expect.stringContaining('by the rule "5270: from all lookup 52" instead of flannel0'),
+    ]),
   })
   await inShell(first, 'ip rule del pref 5270; ip route flush table 52')
   expect(await explain(here, '10.5.254.9')).toMatchObject({ code: 3, failed: ['data path'] })
@@ -122,7 +124,7 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
     code: 1,
     stdout: '',
     stderr: expect.stringMatching(
-      /nobody listens at TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
+      /no program listens on TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
     ),
   })
   const listener = second.spawn(weftOf(second, ['bench', '--listen']))
@@ -155,12 +157,14 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
   await inShell(second, `iptables -A ${rule('eth0')}`)
   expect(await weft(first, words)).toMatchObject({
     code: 1,
-    stderr: expect.stringMatching(/TCP port 8286 of 192\.168\.77\.2 is reached inside and not outside.*firewall/),
+    stderr: expect.stringMatching(/TCP port 8286 of 192\.168\.77\.2 is reached inside but not outside.*firewall/),
   })
   await inShell(second, `iptables -D ${rule('eth0')}; iptables -A ${rule('flannel0')}`)
   expect(await weft(first, words)).toMatchObject({
     code: 3,
-    stdout: expect.stringMatching(/is reached outside and not inside.*a ping through the data path is answered: let/),
+    stdout: expect.stringMatching(
+      /is reached outside but not inside.*a ping through the data path is answered: accept/,
+    ),
   })
   await inShell(second, `iptables -D ${rule('flannel0')}`)
 
@@ -285,21 +289,22 @@ const BROKEN: readonly {
   {
     what: 'a path that takes less than the interface',
     find: ['path-mtu'],
-    detail: /packets of 1472 bytes do not come back( since \S+)?, of up to 1372 they do; look at both hosts' external/,
+    detail:
+      /packets of 1472 bytes get no answer( since \S+)?, packets of up to 1372 do; check the external interfaces of both/,
     break: () => inShell(second, 'ip link set eth0 mtu 1400'),
     mend: () => inShell(second, 'ip link set eth0 mtu 1500'),
   },
   {
     what: 'containers with a larger MTU',
     find: ['bridge-mtu'],
-    detail: /^cni0 has 1500, the data path 1472$/,
+    detail: /^cni0 has MTU 1500, the data path 1472$/,
     break: () => inShell(first, 'ip link add spare mtu 1500 type veth peer name spare2; ip link set cni0 mtu 1500'),
     mend: () => inShell(first, 'ip link set cni0 mtu 1472; ip link del spare'),
   },
   {
     what: "Docker's bridge by a stale subnet.env",
     find: ['bridge-elsewhere'],
-    detail: /^docker0 has 10\.5\.253\.1, and this node 10\.5\./,
+    detail: /^docker0 has 10\.5\.253\.1, but this node has 10\.5\./,
     break: () => inShell(first, 'ip link add docker0 type bridge && ip address add 10.5.253.1/32 dev docker0'),
     mend: () => inShell(first, 'ip link del docker0'),
   },
@@ -319,7 +324,7 @@ const BROKEN: readonly {
   {
     what: 'another host with our address',
     find: ['address-twice'],
-    detail: /^192\.168\.77\.1 leases \S+ \(10\.5\.254\.0\/24\) too$/,
+    detail: /^192\.168\.77\.1, which \S+ \(10\.5\.254\.0\/24\) publishes too$/,
     break: async () => {
       writeFileSync(join(leases(), 'subnets', '10.5.254.0-24'), '{"PublicIP":"192.168.77.1","PublicIPv6":null}')
       await eventually(async () => expect((await statusOf(first)).peers!.stored).toBe(2))
@@ -371,7 +376,7 @@ const BROKEN: readonly {
   {
     what: 'a configuration in the store that nobody runs by yet',
     find: ['config-differs'],
-    detail: /^this node runs udp, and the store says vxlan$/,
+    detail: /^this node runs udp, but the configuration in the store says vxlan$/,
     break: async () => {
       writeFileSync(join(leases(), 'config.new'), '{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}')
       renameSync(join(leases(), 'config.new'), join(leases(), 'config'))
@@ -384,18 +389,18 @@ const BROKEN: readonly {
   ...[
     {
       what: 'a peer whose firewall says that it lets nothing in',
-      detail: /[;:] a firewall, on its host or on the way, says that it lets nothing through to UDP port 8285$/,
+      detail: /[;:] a firewall on its host, or between, rejects packets to UDP port 8285$/,
       rules: ['INPUT -p udp --dport 8285 -j REJECT --reject-with icmp-admin-prohibited'],
     },
     {
       what: 'a peer whose firewall drops it without a word',
-      detail: /its host is up and answers a ping, and nothing refuses UDP port 8285: a firewall drops/,
+      detail: /its host is up and answers a ping, and UDP port 8285 is not refused: a firewall drops/,
       rules: ['INPUT -p udp --dport 8285 -j DROP'],
     },
     {
       what: 'a peer whose host answers nothing at all',
       detail:
-        /nothing comes back from its host, to a ping neither: it is off or cut off, or a firewall drops everything$/,
+        /no answer comes from its host, not even to a ping: it is off or cut off, or a firewall drops everything$/,
       rules: ['OUTPUT -j DROP', 'INPUT -j DROP'],
     },
   ].map(({ what, detail, rules }) => ({
@@ -411,7 +416,7 @@ const BROKEN: readonly {
   {
     what: 'a peer whose host is off',
     find: ['peer-silent'],
-    detail: /; nobody on the link answers for its address: the host is off, cut off, or has another address now$/,
+    detail: /; no host on the link answers for its address: the host is off, cut off, or has another address now$/,
     // What the kernel believes of its address ends at once, and not half a minute after the last packet.
     break: async () => {
       await inShell(second, 'ip link set eth0 down')
@@ -425,7 +430,7 @@ const BROKEN: readonly {
   {
     what: 'a peer that was killed',
     find: ['peer-silent'],
-    detail: /: last heard \d+ s ago; its host is up and refuses UDP port 8285: weftd does not run there/,
+    detail: /: its last packet came \d+ s ago; its host is up and refuses UDP port 8285: weftd does not run there/,
     break: () => daemons[1]!.stop('SIGKILL'),
     mend: async () => {
       daemons[1] = second.startDaemon({ args: args() })
@@ -475,7 +480,7 @@ describe.sequential('of a host with', () => {
     const bundle = (before: readonly string[] = []) =>
       weft(first, ['doctor', '--subnet-file', first.subnetFile, '--bundle', file], before)
     const { code, stdout } = await bundle()
-    expect([code, stdout]).toEqual([3, expect.stringContaining(`all that was seen is in ${file}; look through it`)])
+    expect([code, stdout]).toEqual([3, expect.stringContaining(`all facts are in ${file}; read it`)])
     expect(statSync(file).mode & 0o777).toBe(0o600)
     const names = (await output(['tar', '-tzf', file])).trim().split('\n')
     expect(names.map((name) => name.replace('weft-doctor/', '')).toSorted()).toEqual([
@@ -503,7 +508,7 @@ describe.sequential('of a host with', () => {
     const old = readFileSync(file)
     expect(await bundle()).toMatchObject({
       code: 2,
-      stderr: expect.stringMatching(/cannot be written: it is there already; name a file/),
+      stderr: expect.stringMatching(/cannot be written: it exists already; name a file/),
     })
     expect(readFileSync(file)).toEqual(old)
     rmSync(file)
@@ -520,7 +525,7 @@ describe.sequential('of a host with', () => {
     await daemons[0]!.stop('SIGKILL')
     const { code, checks, names, details } = await doctor(first)
     expect([code, names]).toEqual([3, ['daemon-silent', 'forward-dropped']])
-    expect(details).toEqual(expect.arrayContaining(['nobody carries the packets of this node']))
+    expect(details).toEqual(expect.arrayContaining(['the packets of this node are not forwarded']))
     const unknown = checks.filter(({ state }) => state === 'unknown').map(({ check }) => check)
     expect(unknown).toEqual(['neighbours', 'clock', 'peers', 'handshakes', 'drops'])
     await inShell(first, `ip route del 10.5.0.0/16; ip route add ${subnetOf(second)} via 192.168.77.254`)

@@ -468,7 +468,7 @@ describe('of two families', () => {
     await b.output(['ip6tables', '-I', ...rule])
     const half = await measured()
     expect([half.code, half.ipv4?.isBroken]).toEqual([3, false])
-    expect(half.ipv6?.unreached).toMatch(/is reached outside and not inside.*a ping through the data path is answered/)
+    expect(half.ipv6?.unreached).toMatch(/is reached outside but not inside.*a ping through the data path is answered/)
     await b.output([
       'ip6tables',
       '-R',
@@ -478,7 +478,7 @@ describe('of two families', () => {
     ])
     const outside = await measured()
     expect([outside.code, outside.ipv4?.isBroken, outside.ipv6]).toEqual([1, false, null])
-    expect(outside.stderr).toMatch(/^weft bench: IPv6: TCP port 8286 of fd77::2 is reached inside and not outside/)
+    expect(outside.stderr).toMatch(/^weft bench: IPv6: TCP port 8286 of fd77::2 is reached inside but not outside/)
   })
 
   it.each(['kernel', 'userspace'])('what this host lacks of one is named, by the %s', async (dataPath) => {

@@ -1,8 +1,8 @@
 // flood.test.ts - what must end although packets do not: a tunnel inside of itself, and whatever is waited for while packets
 // come without a pause.
 
-import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
-import { getPriority, setPriority } from 'node:os'
+import { mkdirSync, rmSync, writeFileSync } from 'node:fs'
+import { setPriority } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
 import { createLab, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
@@ -153,21 +153,7 @@ it.each(['native', 'dgram'])('under floods both ways peers come and go, and a st
   }
 })
 
-/** Of each thread of a process: its name and its priority (proc_pid_stat(5), field 19). */
-function priorities({ process: { pid } }: Daemon): Map<string, number> {
-  const tasks = `/proc/${pid}/task`
-  return new Map(
-    readdirSync(tasks).map((id) => {
-      const stat = readFileSync(join(tasks, id, 'stat'), 'utf8')
-      const name = stat.slice(stat.indexOf('(') + 1, stat.lastIndexOf(')'))
-      return [name, Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[16])]
-    }),
-  )
-}
-
-it('under a flood of what is refused the lease is renewed, /livez answers, and the flooded lanes go before nobody', async ({
-  skip,
-}) => {
+it('under a flood of refused packets the lease is renewed and /livez answers', async () => {
   lab = await createLab({ hosts: 3 })
   const [a, b, stranger] = lab.hosts as [Host, Host, Host]
   configure({ Type: 'udp' })
@@ -177,46 +163,33 @@ it('under a flood of what is refused the lease is renewed, /livez answers, and t
   const other = start(b)
   await Promise.all([daemon, other].map((each) => each.line(/flannel is ready/)))
   await Promise.all([daemon.line(added(b)), other.line(added(a))])
-  const lanes = (): number[] =>
-    [...priorities(daemon)].flatMap(([name, nice]) => (name.startsWith('weft-loop') ? nice : []))
-  skip(!lanes().includes(-5), 'no thread may have a priority of its own here')
 
   const [ours, nobodys] = [parseIpv4(tunAddress(a))!, parseIpv4('10.5.1.9')!]
   const payload = udpDatagram(nobodys, ours, 1, 9, Buffer.alloc(30))
   const refused = ipv4Packet({ source: nobodys, destination: ours, payload })
-  // By two ports, one for each lane (native/io/udp.h).
+  // Two source ports, one for each lane (native/io/udp.h).
   const floods = [8525, 8526].map((port) => forge.flood(stranger, a, 8285, [refused], { port }))
-  // A flood is so many a second: whatever else the machine is busy with, they go before it.
+  // The rate of the flood must not depend on other load of the machine.
   for (const { pid } of floods) setPriority(pid!, -5)
   const dropped = async (): Promise<number> => {
     const text = await a.output(['curl', '-s', '--unix-socket', a.statusSocket, 'http://weft/status.json'])
     return (JSON.parse(text) as Status).dataPath!.drops['rx_drop_unknown_sender'] ?? 0
   }
   await eventually(async () => expect(await dropped()).toBeGreaterThan(20_000))
-  const usual = getPriority(daemon.process.pid)
-  // Each at some time: one of which the flood pauses, since it waits for a core, goes first meanwhile.
-  const yielded = new Set<number>()
-  await eventually(() => {
-    lanes().forEach((nice, lane) => nice === usual && yielded.add(lane))
-    expect(yielded).toEqual(new Set([0, 1]))
-  })
-
   for (let times = 0; times < 3; times++) {
     const before = await dropped()
-    // What stands under the node's own key is put right by a renewal.
+    // A renewal repairs the node's own key.
     writeFileSync(join(leases(), 'subnets', subnetOf(a).replace('/', '-')), 'junk')
     const renewals = daemon.lines.filter((line) => line.includes('Lease renewed')).length
     await eventually(() => {
       expect(daemon.lines.filter((line) => line.includes('Lease renewed')).length).toBeGreaterThan(renewals)
     })
     expect(await a.output(['curl', '-s', 'http://127.0.0.1:8471/livez'])).toMatch(/^weftd is alive/)
-    await eventually(async () => expect(await dropped()).toBeGreaterThan(before + 2_000)) // it went on meanwhile
+    await eventually(async () => expect(await dropped()).toBeGreaterThan(before + 2_000)) // the flood continued
   }
   for (const flood of floods) {
     expect(flood.exitCode).toBeNull()
     flood.kill()
   }
-  // A peer's packets make a lane what it was.
   await reach(b.namespace, tunAddress(a))
-  await eventually(() => expect(lanes()).toContain(-5))
 })

@@ -73,7 +73,9 @@ it.concurrent.each(BACKENDS)(
     const explained = await weft(first, ['explain', first.address, three.replace('.0/24', '.2')])
     expect([explained.code, explained.stdout]).toEqual([
       3,
-      expect.stringMatching(new RegExp(`; ${least} bytes do\n[^]*\na long one would not get through\n$`)),
+      expect.stringMatching(
+        new RegExp(`; packets of up to ${least} bytes pass\n[^]*\na long packet would not get through\n$`),
+      ),
     ])
     // What was lost while it was found out, or on a slow machine, is told of too, until later probes are answered.
     await eventually(async () => {
@@ -82,7 +84,7 @@ it.concurrent.each(BACKENDS)(
       expect(there.details).toEqual([
         expect.stringMatching(
           new RegExp(
-            `${three}.* at .*: packets of ${whole} bytes .*, of up to ${least} they do; others take them: look at`,
+            `${three}.* at .*: packets of ${whole} bytes .*, packets of up to ${least} do; other peers answer such packets: check`,
           ),
         ),
       ])
@@ -95,7 +97,7 @@ it.concurrent.each(BACKENDS)(
       expect([measured.code, measured.stdout]).toEqual([
         3,
         expect.stringContaining(
-          `inside packets of ${whole} bytes do not come back, of up to ${least} they do: it is the other end's interface`,
+          `inside the tunnel packets of ${whole} bytes get no answer, packets of up to ${least} do: the cause is the smaller MTU`,
         ),
       ])
       expect(measured.stdout).not.toContain('firewall')

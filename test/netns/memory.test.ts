@@ -51,7 +51,7 @@ it('keeps that a peer fell silent and came back, over a restart, a hand-over, an
     eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ stored: 1, answering: number }))
   await answering(1)
   expect(await kindsOf(first)).toEqual([])
-  expect((await weft(first, ['events'])).stdout).toBe('Nothing befell the peers.\n')
+  expect((await weft(first, ['events'])).stdout).toBe('No peer has changed its state.\n')
 
   const fell = Date.now()
   await second.output(['iptables', '-A', 'INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP'])
@@ -84,7 +84,7 @@ it('keeps that a peer fell silent and came back, over a restart, a hand-over, an
   expect(readFileSync(file, 'utf8').trim().split('\n')).toHaveLength(4)
   const dead = await weft(first, ['events', '--subnet-file', first.subnetFile])
   expect([dead.code, dead.stdout.trim().split('\n').length]).toEqual([0, 4])
-  expect(dead.stderr).toContain(`these are from ${file}`)
+  expect(dead.stderr).toContain(`the events are from ${file}`)
   daemon = start(first)
   await daemon.line(/flannel is ready/)
   expect(await kindsOf(first)).toEqual(['silent', 'one-way', 'back'])

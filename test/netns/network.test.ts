@@ -57,7 +57,7 @@ describe.each([{ Type: 'udp' }, { Type: 'host-gw' }])('with %j', (backend) => {
     await isWhole(first)
     const { stdout } = await weft(first, ['network'])
     for (const { name } of lab.hosts) expect(stdout).toContain(name)
-    expect(stdout).toMatch(/^3 nodes, 3 told how they are in .*: 100% of the pairs/)
+    expect(stdout).toMatch(/^3 nodes, 3 reported their state within .*: 100% of the pairs/)
     expect(stdout).toMatch(/FROM \\ TO +1 +2 +3/)
 
     await third!.stop('SIGKILL')
@@ -122,12 +122,12 @@ it('tells nodes alone, and those that show the token where one is set', async ()
   const shown = ['-H', 'Authorization: Bearer open sesame']
   // The host's own address is that of its device; a container's is not.
   expect(await get(first, ...shown)).toMatch(/"schema":1.* 200$/s)
-  expect(await get(first)).toMatch(/its token is another.* 401$/s)
+  expect(await get(first)).toMatch(/its token differs.* 401$/s)
   expect(await get(first, '-H', 'Authorization: Bearer open')).toMatch(/ 401$/)
   expect(await get(first, ...shown, '-H', 'Host: evil.example')).toMatch(/ 421$/)
   expect(await get(first, ...shown, '-H', 'Origin: http://evil.example')).toMatch(/ 403$/)
   const pod = await first.startPod()
-  expect(await get(pod, ...shown)).toMatch(/you are no node of this network.* 403$/s)
+  expect(await get(pod, ...shown)).toMatch(/this address is not a node of the network.* 403$/s)
   const outside = `http://${second.address}:${PORT}/view.json`
   expect((await first.run(['curl', '-s', '-m', '5', ...shown, outside])).code).not.toBe(0)
 
@@ -137,7 +137,7 @@ it('tells nodes alone, and those that show the token where one is set', async ()
   await start(third, ['--status-network', String(PORT), '--status-token-file', other]).line(/flannel is ready/)
   await eventually(async () => {
     const { report } = await networkOf(first)
-    expect(report.findings).toEqual([{ name: 'node-refuses', detail: expect.stringContaining('its token is another') }])
+    expect(report.findings).toEqual([{ name: 'node-refuses', detail: expect.stringContaining('its token differs') }])
   })
   for (const { logFile } of daemons) expect(logFile).not.toContain('sesame')
   for (const daemon of daemons) expect(daemon.lines.join('\n')).not.toContain('sesame')
@@ -156,7 +156,7 @@ it('counts a node that tells nothing as what others see of it, and is off unless
   })
   expect(await weft(third, ['network'])).toMatchObject({
     code: 1,
-    stderr: expect.stringContaining('do not tell one another how they are; give weftd --status-network'),
+    stderr: expect.stringContaining('do not report their state to each other; start weftd with --status-network'),
   })
 })
 

@@ -409,7 +409,7 @@ it('what goes on as last known is kept right though the store is away', async ()
   // The status is served soon after.
   await eventually(async () =>
     expect((await a.run([join(packageRoot, 'bin/weft'), 'status', '--status-socket', a.statusSocket])).stdout).toMatch(
-      /, forwarding as last known .*\n {2}waiting for the network configuration .*\n {2}packets: .*\n {2}data path {2}as last known by flannel0/,
+      /, forwarding as last known .*\n {2}waiting for the network configuration .*\n {2}effect: .*\n {2}data path {2}as last known by flannel0/,
     ),
   )
   await a.output(['ip', 'link', 'set', 'dev', 'flannel0', 'down'])

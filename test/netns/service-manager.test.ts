@@ -136,7 +136,7 @@ describe('a service manager', () => {
     const manager = await startServiceManager(host, socket)
     await manager.notice(/^READY=1$/)
     await isServed(manager)
-    expect(daemon.lines.filter((line) => line.includes('Cannot tell the service manager'))).toHaveLength(1)
+    expect(daemon.lines.filter((line) => line.includes('Cannot notify the service manager'))).toHaveLength(1)
     expect(await daemon.stop()).toBe(0)
   })
 })

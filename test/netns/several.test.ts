@@ -146,5 +146,7 @@ it('a second daemon with the port of the first says so', async () => {
   await etcd.ctl('put', '/blue/config', JSON.stringify({ Network: BLUE.network }))
   const host = lab.hosts[0]!
   await start(host, RED)
-  await expect(start(host, BLUE)).rejects.toThrow(/UDP port 192\.168\.77\.1:8285 is taken; stop what holds it/)
+  await expect(start(host, BLUE)).rejects.toThrow(
+    /UDP port 192\.168\.77\.1:8285 is taken by \S+ \(pid \d+\); stop what holds it/,
+  )
 })

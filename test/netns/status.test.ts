@@ -96,7 +96,7 @@ it.each(PATHS)('tells what passed to and from each peer: %s engine, %j', async (
     }),
   )
   const refused =
-    '403 only the health checks are answered at this address; the page and the status are at 127.0.0.1 of the host itself, or where --status-ip says\n'
+    '403 this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip\n'
   expect(said).toEqual(Array(4).fill(`flanneld is runningweftd is alive\n${refused.repeat(3)}`))
 
   expect(

@@ -1,7 +1,7 @@
-// page.test.ts - `npm run test:page`: the page in a real browser, on a host beside two others, with real daemons.
+// page.test.ts - `npm run test:page`: the page in a real browser, on one of three hosts, with real daemons.
 //
-// The browser runs in the host's own namespace, so that what it asks of elsewhere would have to pass there. With
-// WEFT_PICTURES=1 the pictures of docs/images are made anew.
+// The browser runs in the host's namespace, so requests to other servers would be noticed there. With WEFT_PICTURES=1 the test makes the
+// pictures in docs/images again.
 
 import { chmodSync, mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -17,14 +17,14 @@ import { peerWith, statusWith } from '../support/page-status.ts'
 
 const missing = needs(HOSTS, 'chromium', 'iperf3')
 const ORIGIN = 'http://127.0.0.1:8080'
-/** The issue's own limit: a peer that was killed is shown so. */
+/** The time within which a killed peer must be shown. */
 const KILLED_SEEN_MS = 15_000
 
 let lab: Lab
 let daemons: Daemon[]
 let browser: Browser
 let args: string[]
-/** What the browser complained of, and what it asked for elsewhere. */
+/** The errors of the browser, and its requests to other servers. */
 const complaints: string[] = []
 
 beforeAll(async () => {
@@ -39,7 +39,7 @@ beforeAll(async () => {
   const inside = join(lab.folder, 'chromium')
   writeFileSync(inside, `#!/bin/sh\nexec ip netns exec ${lab.hosts[0]!.namespace} chromium "$@"\n`)
   chmodSync(inside, 0o755)
-  // Its own sandbox cannot be had by root.
+  // Chromium's sandbox does not work as root.
   browser = await chromium.launch({ executablePath: inside, args: ['--no-sandbox'] })
 })
 afterAll(async () => {
@@ -55,10 +55,10 @@ afterEach(async () => {
 type Look = Parameters<Browser['newPage']>[0]
 const WIDE = { width: 1180, height: 820 }
 const PHONE = { width: 360, height: 760 }
-/** A page of 1280 px at four times its size (WCAG 2.2, 1.4.10). */
+/** The window size of a page of 1280 px at 400% zoom (WCAG 2.2, 1.4.10). */
 const NARROW = { width: 320, height: 640 }
 
-/** A tab with the page, which it shows when the first status is there. */
+/** Opens the page in a new tab and waits for the first status. */
 async function open(
   look: Look = { viewport: WIDE },
   before: (page: Page) => Promise<unknown> = async () => {},
@@ -78,14 +78,14 @@ async function open(
   return page
 }
 
-/** A peer as the page and the doctor call it. */
+/** Returns the name of a peer on the page and in the doctor's findings. */
 const titled = (host: Host): string => `${host.name} (${subnetOf(host)})`
 const places = (page: Page, condition: string) => page.locator(`#places button[data-condition="${condition}"]`)
 const activeText = (page: Page): Promise<string> =>
   page.evaluate(() => (document.activeElement === document.body ? '' : (document.activeElement?.textContent ?? '')))
 
 describe('with three daemons', () => {
-  it('leaves the path MTU to the doctor, who asks with packets', async () => {
+  it('leaves the path MTU to the doctor, which probes with packets', async () => {
     const [first, second] = lab.hosts as [Host, Host, Host]
     await places(await open(), 'answering')
       .nth(1)
@@ -96,21 +96,21 @@ describe('with three daemons', () => {
     const { stdout, code } = await first.run(inTerminal)
     expect(code).toBe(3)
     expect(stdout).toMatch(/mtu .*failure.*path-mtu/)
-    expect(stdout).toContain(`${titled(second)} at ${second.address}:8285: packets of 1472 bytes do not come back`)
+    expect(stdout).toContain(`${titled(second)} at ${second.address}:8285: packets of 1472 bytes get no answer`)
     await terminalPicture('mtu', `$ weft doctor\n${stdout}`)
     await second.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
   })
 
-  it('shows the peers, opens one by the keyboard, and one that was killed within 15 s', async () => {
+  it('shows the peers, opens one with the keyboard, and shows a killed one within 15 s', async () => {
     const page = await open()
     await places(page, 'answering').nth(1).waitFor()
-    await page.getByRole('heading', { name: 'The network is whole' }).waitFor()
+    await page.getByRole('heading', { name: 'The network works' }).waitFor()
     expect(await page.locator('#hostname').textContent()).toBe('host1')
     const [, second, third] = lab.hosts as [Host, Host, Host]
     for (const host of [second, third])
       expect(await page.getByRole('table', { name: /^Peers/ }).textContent()).toContain(subnetOf(host))
 
-    // By Tab to the map, by an arrow to the other peer, by Enter into it, by Escape back to where it was.
+    // Tab reaches the map, an arrow key the other peer, Enter opens it, and Escape restores the focus.
     for (let presses = 0; presses < 8 && !/10\.5\./.test(await activeText(page)); presses++)
       await page.keyboard.press('Tab')
     const [first, other] = await page.locator('#places .name').allTextContents()
@@ -131,22 +131,22 @@ describe('with three daemons', () => {
       .waitFor({ timeout: KILLED_SEEN_MS })
     await page.getByRole('heading', { name: '1 of 2 peers does not answer' }).waitFor()
     expect(await page.locator('#said').textContent()).toBe(`${titled(third)}: not answering.`)
-    const found = page.getByRole('region', { name: /What the doctor finds/ })
+    const found = page.getByRole('region', { name: /Findings of the doctor/ })
     expect(await found.textContent()).toContain('a peer does not answer through the data path')
     expect(await found.textContent()).toContain(subnetOf(third))
     expect(await page.title()).toMatch(/^✕ /)
     await pictures('killed', page, ['light'])
 
     daemons[2] = third.startDaemon({ args, before: named(third.name) })
-    await page.getByRole('heading', { name: 'The network is whole' }).waitFor()
-    // That some of its last probes were lost is told for a while.
+    await page.getByRole('heading', { name: 'The network works' }).waitFor()
+    // The loss of some of the last probes is shown for a while.
     await found
       .filter({ hasNotText: 'does not answer' })
       .or(page.locator('#findings[hidden]'))
       .waitFor({ state: 'attached' })
   })
 
-  it('says when the daemon is gone, and goes on when it is back', async () => {
+  it('reports a stopped daemon, and continues when it is back', async () => {
     const page = await open()
     const silence = page.locator('#silence')
     expect(await silence.isVisible()).toBe(false)
@@ -154,27 +154,27 @@ describe('with three daemons', () => {
     await silence.filter({ hasText: /weftd has not answered since/ }).waitFor()
     daemons[0] = lab.hosts[0]!.startDaemon({ args, before: named('host1') })
     await silence.waitFor({ state: 'hidden' })
-    // The browser itself complains of each request in vain.
+    // The browser logs an error for each failed request.
     const others = complaints.filter((line) => !/ERR_CONNECTION_(REFUSED|RESET)|ERR_EMPTY_RESPONSE/.test(line))
     complaints.splice(0, complaints.length, ...others)
   })
 
-  it('names a host whose firewall lets nothing in, and where to look', async () => {
+  it('names a host whose firewall drops everything, and gives the remedy', async () => {
     const [, second] = lab.hosts as [Host, Host, Host]
     const port = ['INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP']
     const page = await open()
     await second.output(['iptables', '-A', ...port])
     await page
-      .getByRole('region', { name: /What the doctor finds/ })
+      .getByRole('region', { name: /Findings of the doctor/ })
       .filter({ hasText: `${titled(second)} at ${second.address}:8285` })
-      .filter({ hasText: 'it sends, but what is sent to it is lost: look at the firewall there first' })
+      .filter({ hasText: 'packets from it arrive, but packets to it are lost: check the firewall on its host first' })
       .waitFor()
     await pictures('port', page, ['light'])
     await second.output(['iptables', '-D', ...port])
-    await page.getByRole('heading', { name: 'The network is whole' }).waitFor()
+    await page.getByRole('heading', { name: 'The network works' }).waitFor()
   })
 
-  it('draws what passes', async () => {
+  it('draws the traffic', async () => {
     const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
     const [from, to, last] = pods as [Pod, Pod, Pod]
     to.spawn(['iperf3', '--server'])
@@ -198,7 +198,7 @@ describe('with three daemons', () => {
   })
 })
 
-/** Of the page as it is, by light and by dark, and on a phone. */
+/** Takes pictures of the page in light, in dark, and in the size of a phone. */
 async function pictures(name: string, page: Page, kinds = ['light', 'dark', 'phone']): Promise<void> {
   if (!process.env['WEFT_PICTURES']) return
   const take = async (kind: string): Promise<void> => {
@@ -220,7 +220,7 @@ async function pictures(name: string, page: Page, kinds = ['light', 'dark', 'pho
   await page.setViewportSize(WIDE)
 }
 
-/** Of what a program wrote to a terminal, in its colours (ECMA-48, 8.3.117). */
+/** Takes a picture of a program's terminal output with its colors (ECMA-48, 8.3.117). */
 async function terminalPicture(name: string, output: string): Promise<void> {
   if (!process.env['WEFT_PICTURES']) return
   const styles: Readonly<Record<string, string>> = {
@@ -233,7 +233,7 @@ async function terminalPicture(name: string, output: string): Promise<void> {
   const marked = output
     .replaceAll('\r', '')
     .replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`)
-    // oxlint-disable-next-line no-control-regex -- what begins a colour
+    // oxlint-disable-next-line no-control-regex -- the start of a color sequence
     .replace(/\u001B\[(\d+)m/g, (_, code: string) => (code === '0' ? '</span>' : `<span style="${styles[code]}">`))
   const page = await browser.newPage({ viewport: { width: 1180, height: 200 }, deviceScaleFactor: 1 })
   await page.setContent(
@@ -298,7 +298,7 @@ describe.each([
     findings: [{ name: 'pair-broken', detail: nodes.map(({ name }) => name).join(' and ') }],
   }
 
-  it('is readable, and says what everything is', async () => {
+  it('is readable, and names all of its parts', async () => {
     const page = await open(look, async (tab) => {
       await tab.route('**/status.json', (route) =>
         route.fulfill({
@@ -327,14 +327,14 @@ describe.each([
     await dialog.waitFor()
     expect(await page.evaluate(faint)).toEqual([])
     expect(await page.evaluate(cut)).toEqual([])
-    // It begins where it is read from: its focus has not moved it.
+    // The dialog is still at its top, because setting the focus did not scroll it.
     expect(await dialog.evaluate(({ scrollTop }) => scrollTop)).toBe(0)
     await dialog.getByRole('button', { name: 'Close' }).click()
     await dialog.waitFor({ state: 'hidden' })
   })
 })
 
-/** Controls and parts that are seen without a name, and drawings that are read out. Runs in the browser. */
+/** Lists visible controls and parts without a name, and drawings that screen readers read. Runs in the browser. */
 function nameless(): string[] {
   const nameOf = (element: Element): string => {
     const by = element.getAttribute('aria-labelledby')
@@ -353,7 +353,7 @@ function nameless(): string[] {
 }
 
 /**
- * What is wider than its place or the window, and places of the map that lie on one another; but for what is scrolled by the keyboard.
+ * Lists elements that are wider than their parent or the window, and overlapping places of the map. Ignores areas that the keyboard scrolls.
  * Runs in the browser.
  */
 function cut(): string[] {
@@ -380,7 +380,7 @@ function cut(): string[] {
   return [...wide, ...covered].map((element) => element.outerHTML.slice(0, 100))
 }
 
-/** Texts with less contrast than WCAG 2.2 (1.4.3) asks for: 4.5 to 1. Runs in the browser. */
+/** Lists texts with less contrast than WCAG 2.2 (1.4.3) requires, which is 4.5 to 1. Runs in the browser. */
 function faint(): string[] {
   const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true })!
   const rgb = (colour: string): number[] => {
@@ -419,7 +419,7 @@ function faint(): string[] {
 }
 
 describe('with a status of ten thousand peers', () => {
-  it('has no more elements than with a few hundred, and finds one', async () => {
+  it('has no more elements than with a few hundred, and finds a single peer', async () => {
     const list = Array.from({ length: 10_000 }, (_, at) =>
       peerWith(at, {
         lease: `lease-${at}`,
@@ -435,7 +435,7 @@ describe('with a status of ten thousand peers', () => {
     await page.getByRole('heading', { name: '1 of 10,000 peers does not answer' }).waitFor()
     expect(await page.locator('*').count()).toBeLessThan(4000)
     expect(await page.locator('#found').textContent()).toBe('1 to 50 of 10,000')
-    // The one stands first; its place on the map lists what is around it.
+    // The silent peer is first. Its place on the map lists its neighbors.
     expect(await page.locator('#peer-rows th').first().textContent()).toBe('10.30.97.0/24')
     await places(page, 'silent').click()
     await page

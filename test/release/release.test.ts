@@ -1,7 +1,7 @@
-// release.test.ts - `npm run release:test`: what `npm run release` makes, made twice, and run where there is no Node.js: on bare Debians,
-// in containers, and for arm64 by an emulator; the npm package by each Node.js that is supported.
+// release.test.ts - `npm run release:test`: makes the release twice, and runs it without Node.js on bare Debian systems, in containers, and in
+// an emulator for arm64. The npm package runs with each supported Node.js.
 //
-// WEFT_RELEASE_DIR names a release that was made elsewhere, of the same commit: that one is tried then, and compared with one made here.
+// WEFT_RELEASE_DIR names a release of the same commit that was made elsewhere. That release is then tested and compared with one made here.
 
 import {
   chmodSync,
@@ -33,10 +33,10 @@ const MINUTE = 60_000
 const MB = 1_000_000
 const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
 const RELEASES = Object.keys(DEBIANS) as (keyof typeof DEBIANS)[]
-/** Its systemd is booted. */
+/** The Debian release whose systemd is booted. */
 const NEWEST = 'trixie'
 
-/** The oldest that package.json allows, and those that are supported. */
+/** The oldest version of Node.js that package.json allows, and the supported ones. */
 const MAJORS = [20, 22, 24] as const
 const NPM = `weft-npm-${version}.tgz`
 const publisher = JSON.parse(readFileSync(join(packageRoot, 'scripts/release/publisher.json'), 'utf8')) as {
@@ -58,15 +58,15 @@ const missing = needs(
 
 const cacheHome = process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache')
 
-/** Holds the folder: two clones, the Debians. */
+/** The temporary folder, with two clones and the Debian systems. */
 let workshop: Lab
 let release: string
 let again: string
 let podman: Podman
-/** Where the executable of an architecture was installed: what comes from elsewhere may not be run as it is. */
+/** Returns the path of an installed executable. A release from elsewhere may lack the executable bit. */
 const executableOf = (architecture: 'x64' | 'arm64'): string => join(workshop.folder, `weftd-${architecture}`)
 const debianOf = (name: string): string => join(workshop.folder, name)
-/** With a /proc, as each host has it. */
+/** Runs a command with /proc mounted, as on a host. */
 const inDebian = (name: string, ...command: readonly string[]): string[] => [
   'unshare',
   '--mount',
@@ -80,7 +80,6 @@ const inDebian = (name: string, ...command: readonly string[]): string[] => [
   ...command,
 ]
 
-/** A copy of this clone, as it is now. */
 function copyTo(name: string): string {
   const clone = join(workshop.folder, name)
   const made = new Set(['build', 'dist', 'release', 'prebuilds', '.setup-lock'].map((each) => join(packageRoot, each)))
@@ -101,7 +100,7 @@ beforeAll(async () => {
   release = process.env['WEFT_RELEASE_DIR'] ?? (await releaseOf(copyTo('first'), '022'))
   for (const name of ['x64', 'arm64'] as const) {
     const file = join(release, `weftd-linux-${name}`)
-    chmodSync(file, 0o644) // as it is when it was fetched
+    chmodSync(file, 0o644) // the mode of a downloaded file
     await output(['install', '-m', '0755', file, executableOf(name)])
   }
   tellStep('the same release in another folder, of somebody who shares nothing')
@@ -148,7 +147,7 @@ async function openLab(
   return { lab: opened, leases }
 }
 
-/** Containers reach each other in a circle, and no daemon has said that something is wrong. */
+/** Checks that containers reach each other in a ring, and that no daemon has logged a problem. */
 async function exchange(hosts: readonly Host[], daemons: readonly Daemon[]): Promise<void> {
   await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
   const pods = await Promise.all(hosts.map((host) => host.startPod()))
@@ -157,7 +156,7 @@ async function exchange(hosts: readonly Host[], daemons: readonly Daemon[]): Pro
 }
 
 describe('a release', () => {
-  it('is whole, and its checksums are right', async () => {
+  it('is complete, and its checksums are right', async () => {
     expect(readdirSync(release).toSorted()).toEqual(
       [
         ...['x64', 'arm64'].flatMap((name) => [`weftd-linux-${name}`, `weftd-linux-${name}.cdx.json`]),
@@ -177,12 +176,12 @@ describe('a release', () => {
     expect(statSync(join(release, 'weftd-linux-x64')).size).toBeLessThan(110 * MB)
   })
 
-  it('has the same bytes, whichever folder it is made in, and whatever others may do there', () => {
+  it('has the same bytes in every folder, with every umask and user settings', () => {
     const sums = (folder: string): string => readFileSync(join(folder, 'SHA256SUMS'), 'utf8')
     expect(sums(again)).toBe(sums(release))
   })
 
-  it('names what is inside, with its licences', () => {
+  it('lists its components with their licenses', () => {
     const { components } = JSON.parse(readFileSync(join(release, 'weftd-linux-x64.cdx.json'), 'utf8')) as {
       components: { name: string; version: string }[]
     }
@@ -195,7 +194,7 @@ describe('a release', () => {
 })
 
 describe('the executable', () => {
-  it('is weftd, weft or flanneld by its name, and weft by its first word', async () => {
+  it('is weftd, weft or flanneld depending on its name, and weft by its first argument', async () => {
     const folder = join(workshop.folder, 'names')
     mkdirSync(folder)
     for (const name of ['weftd', 'weft', 'flanneld']) symlinkSync(executableOf('x64'), join(folder, name))
@@ -212,26 +211,26 @@ describe('the executable', () => {
     expect((await run('weft', 'help')).stdout).toMatch(/^Usage: weft /)
   })
 
-  it('leaves NODE_OPTIONS to other programs', async () => {
+  it('ignores NODE_OPTIONS', async () => {
     const run = ['env', 'NODE_OPTIONS=--require /nonexistent.js', executableOf('x64'), '--version']
     expect(await execute(run)).toMatchObject({ stderr: `${version}\n`, code: 0 })
   })
 
-  it('leaves no file of its addon, and takes the next folder where one is full', async () => {
+  it('leaves no file of its addon, and uses the next folder if one is full', async () => {
     const full = [
       'exec 3<"$0"',
       'mount -t tmpfs -o size=8k none /tmp; mount -t tmpfs none /dev/shm',
-      '! /proc/self/fd/3 --without magic', // which asks the addon for what there is
+      '! /proc/self/fd/3 --without magic', // loads the addon to list its features
       'ls -A /tmp /dev/shm',
     ]
     const script = ['sh', '-ec', full.join('\n'), executableOf('x64')]
     const { stdout, stderr, code } = await execute(['unshare', '--mount', 'env', '-u', 'TMPDIR', ...script])
     expect([stdout, code]).toEqual(['/dev/shm:\n\n/tmp:\n', 0])
-    expect(stderr).toMatch(/there is no such feature; choose from /)
+    expect(stderr).toMatch(/unknown feature; choose from /)
   })
 
-  it('says where it may not keep its addon for a moment', async () => {
-    // The executable is opened before: what is mounted may hide it.
+  it('reports the folders in which it cannot store its addon', async () => {
+    // Open the executable first, because a mount may hide it.
     const noexec = [
       'exec 3<"$0"',
       'for folder in /tmp /dev/shm /run /var/tmp; do mount -t tmpfs -o noexec none $folder; done',
@@ -243,7 +242,7 @@ describe('the executable', () => {
     expect(stderr).toMatch(/; set TMPDIR to a folder that can be written and is not mounted noexec\n$/)
   })
 
-  it('tells the line of the file that logs, as weftd beside its files does', async () => {
+  it('logs the same source lines as a weftd that is not bundled', async () => {
     const { lab: opened, leases } = await openLab(2)
     const [a, b] = opened.hosts as [Host, Host]
     const inside = a.startDaemon({
@@ -259,7 +258,7 @@ describe('the executable', () => {
     for (const daemon of [inside, beside]) expect(await daemon.stop()).toBe(0)
   })
 
-  it('encrypts by the OpenSSL that is inside, with one that has that of Node.js', async () => {
+  it('encrypts with its built-in OpenSSL, and understands a weftd that uses that of Node.js', async () => {
     const { lab: opened, leases } = await openLab(2, { Type: 'wireguard', DataPath: 'userspace' })
     const daemons = opened.hosts.map((host, index) =>
       host.startDaemon({
@@ -287,7 +286,7 @@ describe('the Debian package', () => {
     expect((await execute(inDebian(name, 'weftd', '--without', 'magic'))).stderr).toMatch(/choose from .*udp-gso/)
   })
 
-  it('makes nodes that exchange packets, each on another Debian', async () => {
+  it('makes nodes that exchange packets, each on a different Debian', async () => {
     const { lab: opened, leases } = await openLab(RELEASES.length)
     const daemons = opened.hosts.map((host, index) =>
       host.startDaemon({
@@ -299,12 +298,12 @@ describe('the Debian package', () => {
     for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
   })
 
-  it.each(RELEASES)('keeps a changed configuration, and leaves nothing when it is purged: %s', async (name) => {
+  it.each(RELEASES)('keeps a changed configuration, and leaves nothing after a purge: %s', async (name) => {
     const debian = debianOf(name)
     const files = (await output(inDebian(name, 'dpkg', '-L', 'weft'))).trim().split('\n')
     const settings = join(debian, 'etc/default/weftd')
     writeFileSync(settings, 'FLANNELD_V=1\n')
-    // One that no unit runs goes on while the package is upgraded, and is stopped, since nobody could clean up after it then.
+    // A weftd without a unit continues during an upgrade, and is stopped at removal, because it could not be cleaned up later.
     const { lab: opened, leases } = await openLab(1)
     const [host] = opened.hosts as [Host]
     const daemon = host.startDaemon({
@@ -326,7 +325,7 @@ describe('the Debian package', () => {
 })
 
 describe('the Debian package under systemd', () => {
-  it('is upgraded under traffic without losing a packet, keeps what was configured, and leaves nothing when it is purged', async ({
+  it('is upgraded under traffic without losing a packet, keeps its configuration, and leaves nothing after a purge', async ({
     skip,
   }) => {
     skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
@@ -334,7 +333,7 @@ describe('the Debian package under systemd', () => {
     const file = `/opt/weft_${version}_amd64.deb`
     const { lab: opened, leases } = await openLab(2)
     const [a, b] = opened.hosts as [Host, Host]
-    // The version before is this one by another name, as far as dpkg knows.
+    // The previous version is the same program under another version number.
     const older = join(opened.folder, 'older')
     await output(['dpkg-deb', '--raw-extract', join(release, `weft_${version}_amd64.deb`), older])
     const control = readFileSync(join(older, 'DEBIAN/control'), 'utf8')
@@ -366,7 +365,7 @@ describe('the Debian package under systemd', () => {
     await reach(from.namespace, to.address)
 
     const first = await systemd.mainPid()
-    // The queue of the TUN device holds 4,000 packets, and so 20 s of these.
+    // The queue of the TUN device holds 4,000 packets, which is 20 s of this traffic.
     const pings = pinging(from, to, { everyS: 0.005 })
     await run('dpkg', '-i', file)
     await eventually(async () => {
@@ -391,10 +390,10 @@ describe('the Debian package under systemd', () => {
 })
 
 describe('the RPM package', () => {
-  it('installs and removes what belongs to it, and keeps a changed configuration', async () => {
+  it('installs and removes its files, and keeps a changed configuration', async () => {
     const debian = debianOf('bookworm')
     const file = join(release, `weft-${version}.x86_64.rpm`)
-    // Its database is in the folder; what it asks for is Fedora's to have.
+    // rpm's database is in the folder. Dependencies are ignored, because this is not Fedora.
     const rpm = (...words: string[]) =>
       output(['rpm', '--root', debian, '--nodeps', ...words], { timeoutMs: 5 * MINUTE })
     await rpm('--install', file)
@@ -409,7 +408,7 @@ describe('the RPM package', () => {
       expect(existsSync(join(debian, path)), path).toBe(false)
   })
 
-  it('is for each architecture, and asks for what it runs', async () => {
+  it('exists for each architecture, and requires the programs that weft runs', async () => {
     for (const name of ['x86_64', 'aarch64']) {
       const ask = (...words: string[]) => output(['rpm', '-qp', ...words, join(release, `weft-${version}.${name}.rpm`)])
       expect(await ask('--queryformat', '%{name} %{version} %{arch} %{license}')).toBe(
@@ -455,7 +454,7 @@ describe('the npm package', () => {
     expect((await execute(byNode(major, 'weftd', '--without', 'magic'))).stderr).toMatch(/choose from .*udp-gso/)
   })
 
-  it('makes nodes that exchange packets, each by another Node', async () => {
+  it('makes nodes that exchange packets, each with a different Node.js', async () => {
     const { lab: opened, leases } = await openLab(MAJORS.length)
     const daemons = opened.hosts.map((host, index) =>
       host.startDaemon({
@@ -467,7 +466,7 @@ describe('the npm package', () => {
     for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
   })
 
-  it('holds an addon of each architecture, and the licences of all that is inside', async () => {
+  it('contains an addon for each architecture and all licenses', async () => {
     const names = (await output(['tar', '-tzf', join(release, NPM)])).split('\n')
     const addons = names.filter((name) => name.endsWith('.node')).toSorted()
     expect(addons).toEqual(['arm64', 'x64'].map((name) => `package/prebuilds/linux-${name}/weft.napi.glibc.node`))
@@ -484,7 +483,7 @@ describe('the image', () => {
   const layout = async (path: string): Promise<unknown> =>
     JSON.parse(await output(['tar', '-xOf', join(release, `weft-image-${version}.tar`), path]))
 
-  it('is one index of both architectures, by whose digest the manifest and the chart name it', async () => {
+  it('is one index of both architectures, and manifest and chart contain its digest', async () => {
     const { manifests } = (await layout('index.json')) as { manifests: [{ digest: string }] }
     const [{ digest }] = manifests
     const index = (await layout(`blobs/sha256/${digest.slice(7)}`)) as { manifests: { platform: object }[] }
@@ -503,7 +502,7 @@ describe('the image', () => {
     expect(files).toHaveLength(source.filter((each) => each.isFile()).length)
   })
 
-  it('is small, and holds neither package manager nor compiler nor interpreter', async () => {
+  it('is small, and contains no package manager, compiler or interpreter', async () => {
     const folder = (await podman.run('image', 'mount', IMAGE)).trim()
     const size = Number(await output(['sh', '-c', 'tar -C "$0" -c . | wc -c', folder]))
     process.stdout.write(`  the image: ${(size / MB).toFixed(0)} MB, ${(size / 2 ** 20).toFixed(0)} MiB\n`)
@@ -527,7 +526,7 @@ describe('the image', () => {
     return layers
   }
 
-  it('exchanges packets by runc as Kubernetes runs it: one capability, a root that cannot be written, filtered system calls', async () => {
+  it('exchanges packets in runc as in Kubernetes: one capability, a read-only root, filtered system calls', async () => {
     const { lab: opened, leases } = await openLab(2)
     const mounted = ['-v', `${leases}:/var/lib/weft`]
     await exchangeByContainers(podman, IMAGE, opened.hosts, opened.id, ['--lease-dir', '/var/lib/weft'], mounted)
@@ -546,7 +545,7 @@ describe('arm64, emulated', () => {
     expect(await output([...emulated(), 'weft', 'version'])).toBe(`${version}\n`)
   })
 
-  it.each(['native', 'dgram'])('carries packets: %s', async (engine) => {
+  it.each(['native', 'dgram'])('forwards packets: %s', async (engine) => {
     const { lab: opened, leases } = await openLab(2)
     const daemons = opened.hosts.map((host) =>
       host.startDaemon({
@@ -558,8 +557,8 @@ describe('arm64, emulated', () => {
     for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
   })
 
-  // Last, since podman knows one image by a name.
-  it('has an image whose programs find their libraries in it', async () => {
+  // Must be last, because podman keeps only one image per name.
+  it('has an image whose programs find their libraries', async () => {
     const archive = `oci-archive:${join(release, `weft-image-${version}.tar`)}`
     const id = (await podman.run('pull', '--quiet', '--arch', 'arm64', archive)).trim()
     const folder = (await podman.run('image', 'mount', id)).trim()

@@ -123,18 +123,18 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
       code: 1,
       out: '',
       err: expect.stringMatching(
-        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will open their data path anew, .* do not reach each other; give --force/,
+        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will reopen their data path when weftd restarts there; .*  do not reach each other; give --force/,
       ),
     })
     expect(await run('config', 'get')).toMatchObject({ out: `${CONFIG}\n` })
     expect(await run('config', 'set', '--force', vxlan())).toMatchObject({
       code: 0,
-      out: expect.stringMatching(/^Backend.Type: udp -> vxlan\n3 of 3 nodes will open .*\nstored; daemons/),
+      out: expect.stringMatching(/^Backend.Type: udp -> vxlan\n3 of 3 nodes will reopen .*\nstored; daemons/),
     })
     const mtu = file('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":1400}}')
     expect(await run('config', 'set', mtu)).toMatchObject({
       code: 0,
-      out: 'Backend.MTU: 0 -> 1400\neach of 3 nodes takes it up when weftd restarts there\nstored; daemons use it when they restart\n',
+      out: 'Backend.MTU: 0 -> 1400\neach of 3 nodes applies it when weftd restarts there\nstored; daemons use it when they restart\n',
     })
     for (const at of [7, 8, 9]) await run('lease', 'release', `10.5.${at}.0/24`, '--force')
   })
@@ -142,7 +142,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
   it('refuses a mistyped key, and names the one that was meant', async () => {
     const typo = file('{"Network":"10.5.0.0/16","Bakcend":{"Type":"udp"},"Backend":{"Prot":1,"Type":"udp"}}')
     const says =
-      'the network configuration has "Bakcend", which nothing reads; did you mean Backend?, and Backend has "Prot", which udp does not read; did you mean Port?; `weft config schema` has all keys that there are'
+      'the network configuration has "Bakcend", which nothing reads; did you mean Backend?, and Backend has "Prot", which udp does not read; did you mean Port?; `weft config schema` lists all keys'
     expect(await run('config', 'check', typo)).toMatchObject({ code: 3, out: `not valid: ${says}\n` })
     expect(await run('config', 'set', typo)).toMatchObject({ code: 1, err: `weft config set: ${says}\n` })
     expect(await run('config', 'set', '--force', typo)).toMatchObject({ code: 0 })
@@ -178,14 +178,14 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
       [['reserve', '10.5.8.0/24'], 'the subnet is free'],
       [['reserve', '10.5.8.0/24', 'host'], 'is no address'],
       [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is no address'],
-      [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], 'no node can have'],
-      [['reserve', '10.5.8.0/24,10.5.9.0/24', '192.0.2.8'], 'is no subnet'],
-      [['show', '10.5.8.1/24'], 'is no subnet'],
-      [['reserve', '10.5.8.0/25', '192.0.2.8'], 'no node can have'],
-      [['reserve', '10.6.8.0/24', '192.0.2.8'], 'no node can have'],
+      [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], 'the network configuration does not allow the subnet'],
+      [['reserve', '10.5.8.0/24,10.5.9.0/24', '192.0.2.8'], 'is not a subnet'],
+      [['show', '10.5.8.1/24'], 'is not a subnet'],
+      [['reserve', '10.5.8.0/25', '192.0.2.8'], 'the network configuration does not allow the subnet'],
+      [['reserve', '10.6.8.0/24', '192.0.2.8'], 'the network configuration does not allow the subnet'],
       [['show', '10.5.8.0/24'], 'there is no lease of'],
       [['release', '10.5.8.0/24'], 'there is no lease of'],
-      [['release', 'everything'], 'is no subnet'],
+      [['release', 'everything'], 'is not a subnet'],
     ] as const)
       expect(await run('lease', ...words)).toMatchObject({ code: 2, out: '', err: expect.stringContaining(problem) })
     expect(await run('lease', 'release', '10.5.7.0/24')).toMatchObject({ code: 0, out: 'released 10.5.7.0/24\n' })
@@ -293,8 +293,8 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     for (const [words, problem] of [
       [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], `${key} is leased by 192.0.2.7,fd77::7`],
       [['reserve', '10.5.9.0/24,fd00:5:0:8::/64', '192.0.2.9'], '0.0.0.0-0&fd00:5:0:8::-64 overlaps'],
-      [['reserve', 'fd00:5:0:9::/63', 'fd77::9'], 'is no subnet'],
-      [['reserve', 'fd00:5:0:10::/60', 'fd77::9'], 'no node can have fd00:5:0:10::/60'],
+      [['reserve', 'fd00:5:0:9::/63', 'fd77::9'], 'is not a subnet'],
+      [['reserve', 'fd00:5:0:10::/60', 'fd77::9'], 'does not allow the subnet fd00:5:0:10::/60'],
       [['show', '10.5.7.0/24,fd00:5:0:8::/64'], 'there is no lease of 10.5.7.0/24,fd00:5:0:8::/64'],
     ] as const)
       expect(await run('lease', ...words)).toMatchObject({ code: 2, out: '', err: expect.stringContaining(problem) })
@@ -324,7 +324,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('config', 'set', back)).toMatchObject({
       code: 1,
       err: expect.stringContaining(
-        'it has no IPv6: 1 lease would lose the subnet of it, such as fd00:5:0:7::/64, and keep the other; give --force',
+        'it has no IPv6: 1 lease would lose the IPv6 subnet, such as fd00:5:0:7::/64, and keep the other family; give --force',
       ),
     })
     expect(await run('config', 'set', file('{"Network":"10.6.0.0/16"}'))).toMatchObject({
@@ -352,7 +352,7 @@ it('tells how far the clock of an etcd is ahead, by what it tells everybody', as
   const aheadOf = async (leases: string): Promise<number | undefined> => {
     const status = { ...soundStatus, daemon: { ...soundStatus.daemon, leases } }
     const run = () => Promise.resolve('[]')
-    return (await gatherFacts({ status, silence: undefined, subnetFile: '', run, ask: undefined })).storeAheadMs
+    return (await gatherFacts({ status, silence: undefined, subnetFile: '', run, probe: undefined })).storeAheadMs
   }
   expect(Math.abs((await aheadOf(`${etcd.endpoint},http://127.0.0.1:1 /x`))!)).toBeLessThan(30_000)
   expect(Math.abs((await aheadOf(`http://127.0.0.1:${port} /x`))! - 3_600_000)).toBeLessThan(30_000)

@@ -1,4 +1,4 @@
-// broken-table.ts - the tables of docs/broken-networks.md: made of what `npm run test:broken` heard, and read again by a test.
+// broken-table.ts - the tables of docs/broken-networks.md: written from the reports in `npm run test:broken`, and parsed by a test.
 
 import { FAULTS, FAULT_NAMES, READERS, type Expected, type FaultName, type Reader } from '../../lab/broken.ts'
 
@@ -63,9 +63,7 @@ function madeTable(all: readonly Heard[]): string {
     const { title, does, remedy } = FAULTS[name]
     return row([`\`${name}\``, title, does, remedy, `${greenSeconds.toFixed(0)} s`])
   })
-  return [header(['fault', 'what it is', 'what is done', 'what makes it green again', 'green after']), ...rows].join(
-    '\n',
-  )
+  return [header(['fault', 'name', 'how it is made', 'remedy', 'green after']), ...rows].join('\n')
 }
 
 const MARK = { said: 'SAID', made: 'MADE' } as const

@@ -176,7 +176,7 @@ export const sound: Facts = {
   subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_MTU: '1472' },
   storeAheadMs: 300,
   answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: true } }]]),
-  unasked: undefined,
+  whyUnprobed: undefined,
   reaches: new Map(),
   neighbours: [{ family: 'ipv4', entries: 7, thresholds: [128, 512, 1024] }],
   store: {},

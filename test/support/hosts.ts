@@ -7,7 +7,7 @@ import { output, type Finished } from '../../lab/command.ts'
 import { EVENT_MS, packageRoot, type Daemon, type Host } from '../../lab/lab.ts'
 import type { Status } from '../../src/report/status.ts'
 import type { FindingName } from '../../src/tool/doctor/findings.ts'
-import { askStatus } from '../../src/tool/weft/ask.ts'
+import { fetchStatus } from '../../src/tool/weft/daemon-client.ts'
 
 /** The subnet of a host, `10.5.7.0/24`. */
 export const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
@@ -62,7 +62,7 @@ export const weftOf = (host: Host, words: readonly string[]): string[] => [
 export const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>
   host.run([...before, ...weftOf(host, words)])
 /** What `weft status --json` prints, asked of the daemon without a program. */
-export const statusOf = (host: Host): Promise<Status> => askStatus(host.statusSocket, new AbortController().signal)
+export const statusOf = (host: Host): Promise<Status> => fetchStatus(host.statusSocket, new AbortController().signal)
 
 interface Check {
   readonly check: string

@@ -274,7 +274,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   }
   const notifier = {
     aliveMs: 15_000,
-    tell: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
+    report: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
     alive: () => void alive++,
     stopping: () => {},
     keeps: 0,

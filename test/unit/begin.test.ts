@@ -43,7 +43,7 @@ it('weftd loads 55 files and no package before it forwards as last known, and no
 
 it('weft status loads 20 files and no package', () => {
   const { own, others } = loaded('tool/weft/weft.ts', 'tool/weft/status.ts')
-  expect(own).toContain('tool/weft/ask.ts')
+  expect(own).toContain('tool/weft/daemon-client.ts')
   expect(own.length, own.join(' ')).toBeLessThanOrEqual(20)
   expect(others.filter((name) => !name.startsWith('node:'))).toEqual([])
 })

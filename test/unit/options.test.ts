@@ -230,7 +230,7 @@ describe('checkOptions and checkMargin', () => {
       expect.objectContaining({
         code: 'USAGE',
         message: expect.stringContaining(message),
-        remedy: expect.stringMatching(/^(give it .*\d|choose one of native, dgram$|leave one out$)/),
+        remedy: expect.stringMatching(/^((give it|add) .*\d|choose one of native, dgram$|leave one of them out$)/),
       }),
     )
   })
@@ -260,10 +260,14 @@ describe('checkFeatures', () => {
   ])('takes %j', (args) => check(...args))
 
   it.each([
-    [['-without=magic'], '--without magic: there is no such feature', 'choose from tun-tso, udp-gso'],
-    [['-without=udp-gso', '-without=udp-gos'], '--without udp-gos: there is no such feature', 'choose from'],
-    [['-without=udp-gso,tun-tso'], '--without udp-gso,tun-tso: there is no such feature', 'choose from'],
-    [['-engine=dgram', '-without=udp-gso'], '--without udp-gso: the engine dgram uses no such feature', 'leave it out'],
+    [['-without=magic'], '--without magic: unknown feature', 'choose from tun-tso, udp-gso'],
+    [['-without=udp-gso', '-without=udp-gos'], '--without udp-gos: unknown feature', 'choose from'],
+    [['-without=udp-gso,tun-tso'], '--without udp-gso,tun-tso: unknown feature', 'choose from'],
+    [
+      ['-engine=dgram', '-without=udp-gso'],
+      '--without udp-gso: the engine dgram does not use kernel features',
+      'leave --without out',
+    ],
   ])('refuses %j', (args, message, remedy) => {
     expect(() => check(...args)).toThrow(
       expect.objectContaining({ code: 'USAGE', message, remedy: expect.stringContaining(remedy) }),

@@ -18,20 +18,16 @@ it.each([
     'weftd: flag provided but not defined: -lease-dri; see --help; did you mean --lease-dir?\n',
   ],
   [['--nonsense'], {}, 'weftd: flag provided but not defined: -nonsense; see --help\n'],
-  [['--without', 'magic'], {}, 'weftd: --without magic: there is no such feature; choose from tun-tso, udp-gso\n'],
-  [
-    [],
-    { FLANNELD_WITHOUT: 'magic' },
-    'weftd: --without magic: there is no such feature; choose from tun-tso, udp-gso\n',
-  ],
+  [['--without', 'magic'], {}, 'weftd: --without magic: unknown feature; choose from tun-tso, udp-gso\n'],
+  [[], { FLANNELD_WITHOUT: 'magic' }, 'weftd: --without magic: unknown feature; choose from tun-tso, udp-gso\n'],
   [
     ['--engine', 'dgram', '--without', 'udp-gso'],
     {},
-    'weftd: --without udp-gso: the engine dgram uses no such feature; leave it out, or take the native engine\n',
+    'weftd: --without udp-gso: the engine dgram does not use kernel features; leave --without out, or use the native engine\n',
   ],
   [['--workers', '0'], {}, 'weftd: --workers is 0; give it 1 to 16\n'],
   [[], { FLANNELD_ENGINE: 'warp' }, 'weftd: unknown engine: warp; choose one of native, dgram\n'],
-  [['--iface-wait', '-1'], {}, 'weftd: --iface-wait is -1; give it seconds, 0 for no wait\n'],
+  [['--iface-wait', '-1'], {}, 'weftd: --iface-wait is -1; give it a number of seconds, or 0 for no wait\n'],
 ])('%j with %j is one line and exit code 2, and no daemon is started', async (args, environment, line) => {
   const written: string[] = []
   vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)

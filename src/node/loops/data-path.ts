@@ -4,7 +4,7 @@
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
-import { pause, tellingLate } from '../../host/bell.ts'
+import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPath } from '../../path/contract.ts'
@@ -140,7 +140,7 @@ async function lookAfter(
     if (node.lease.key !== lease.key) return await renewing
     isCalm = false
     try {
-      const repaired = await tellingLate(LATE_MS, (late) => dataPath.resync(late))
+      const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
       const gone = dataPath.gone?.() ?? {}
       tellGone(gone)
       for (const each of repaired) repairs.add(each)
@@ -161,7 +161,7 @@ async function lookAfter(
       renewing.catch(() => {}) // it rejects only if the process stops, and then this function ends too
     }
     // A family that opens slowly does not delay the checks of the other.
-    await tellingLate(LATE_MS, (late) => Promise.race([renewing, late]))
+    await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Starting and ending containers change the host all the time, so `beside` is called at most once per RESYNC_MS.
     const isDue = performance.now() - besideAt >= RESYNC_MS

@@ -95,12 +95,12 @@ interface Known {
   /** The number of probes lost in a row since the last sign of life. */
   lostInVain: number
   /** The time of the last probe. */
-  askedAt: number
+  requestedAt: number
 }
 
 const NOTHING_KNOWN = {
   lostInVain: 0,
-  askedAt: -Infinity,
+  requestedAt: -Infinity,
   nextAt: 0,
   roundTripMs: undefined,
   concludedAt: undefined,
@@ -143,7 +143,7 @@ export function createProbes(
   }
   function wake(key: string, now: number, heardAt = Infinity): void {
     const peer = known.get(key)
-    if (!peer || !atRest.has(peer) || heardAt <= peer.askedAt) return
+    if (!peer || !atRest.has(peer) || heardAt <= peer.requestedAt) return
     atRest.delete(peer)
     peer.lostInVain = 0
     schedule(key, peer, now)
@@ -193,7 +193,7 @@ export function createProbes(
       if (waitOf(peer) > intervalMs() && known.get(key) === peer) {
         atRest.add(peer)
         // Its turn was set when it was probed, before the probe was lost, so it is set again.
-        schedule(key, peer, peer.askedAt + waitOf(peer))
+        schedule(key, peer, peer.requestedAt + waitOf(peer))
       }
       if (lostInARow(peer) >= LOST_IN_A_ROW || known.get(key) !== peer) continue
       doubted.add(key)
@@ -249,7 +249,7 @@ export function createProbes(
         waiting.delete(sequence)
         lost.delete(sequence)
         waiting.set(sequence, { key, peer, sentAt: now })
-        peer.askedAt = now
+        peer.requestedAt = now
         schedule(key, peer, now + waitOf(peer) * (peer.isFirst ? random() : 1))
         peer.isFirst = false
         requests.push({ key, address: peer.address, sequence })

@@ -11,7 +11,7 @@ export async function tellManager(node: Node): Promise<never> {
   const { notifier, signal } = node
   for (;;) {
     const ready = node.isReady || node.pastPath.length === 0
-    notifier?.tell({ ready, status: summaryOf(snapshotOf(node)) })
+    notifier?.report({ ready, status: summaryOf(snapshotOf(node)) })
     await pause(signal, LOOK_MS)
   }
 }

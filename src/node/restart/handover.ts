@@ -279,7 +279,7 @@ export class Handover<R> {
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
       if (code === 'EAGAIN') return undefined // the daemon listens, but has not accepted earlier connections yet
-      throw new WeftError('DEVICE', `cannot ask the weftd that runs on this host: ${(error as Error).message}`, {
+      throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${(error as Error).message}`, {
         remedy: 'run weftd as the user that runs the other one',
         cause: error,
       })

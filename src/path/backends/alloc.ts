@@ -14,6 +14,9 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
     name: 'alloc',
     devices: [],
     routesByOthers: true,
+    get external() {
+      return external
+    },
     async prepare() {
       external = await currentExternal(run, external)
       return { publicIp: external.publicIp, backendType: '' }

@@ -84,7 +84,11 @@ export function createExtensionBackend({
 
   return {
     name: TYPE,
-    // The commands may have made any device and any route, so no device and no route is known to be a leftover.
+    // After the first start the commands may have made any device and any route, so none is known to be a leftover.
+    routesByOthers: true,
+    get external() {
+      return external
+    },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {}, signal)

@@ -24,6 +24,8 @@ const NEEDS = `the ${TYPE} backend`
 const { overhead, devices } = KINDS.ipip
 const [[, NAME]] = devices
 
+const OTHER_TYPE = `${NAME} isn't an ipip mode device, please remove device and try again`
+
 interface JsonIpip {
   readonly linkinfo?: {
     readonly info_kind?: string
@@ -46,7 +48,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       const [json] = await ipJson<JsonIpip>(run, ['-d', 'link', 'show', 'dev', NAME])
       const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
       if (kind !== TYPE)
-        throw new WeftError('DEVICE', `${NAME} isn't an ipip mode device, please remove device and try again`, {
+        throw new WeftError('DEVICE', OTHER_TYPE, {
           remedy: `it is of type ${kind}: remove it with \`ip link del ${NAME}\``,
         })
       const [isLocal, isRemote] = [data.local ?? 'any', data.remote ?? 'any']
@@ -72,6 +74,17 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       carryIpv4Alone(NEEDS, config, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },
+    needs: () => [
+      {
+        device: {
+          name: NAME,
+          type: TYPE,
+          replaces: [],
+          local: formatIpv4(ipv4For(NEEDS, external.address)),
+          refusal: OTHER_TYPE,
+        },
+      },
+    ],
     async open(own): Promise<DataPath> {
       const mtu = external.mtu - overhead
       const { network } = ipv4For(NEEDS, config)

@@ -62,6 +62,21 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
     },
+    needs() {
+      const [outer = preferred] = underlays()
+      const address = external.address[outer]
+      const { name } = external
+      const mtu = external.mtu - overhead
+      const families = familiesOf(config).filter((family) => external.publicIp[family] !== undefined)
+      if (address === undefined) return []
+      return [
+        {
+          ports: [{ family: outer, address: formatAddress(address), port, option: OPTIONS.port.name }],
+          device: { name: TUN_NAME, type: 'tun', replaces: [] },
+          sides: families.map((family) => ({ family, network: config[family]?.network, mtu, external: name })),
+        },
+      ]
+    },
     open: (lease, _signal, leases, others) => {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()

@@ -5,7 +5,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import type { ByFamily, Family } from '../../net/address.ts'
 import { KINDS, type Settings } from '../catalog.ts'
-import type { DataPath } from '../contract.ts'
+import type { DataPath, NeededPart } from '../contract.ts'
 
 export const TYPE = 'vxlan'
 
@@ -34,6 +34,8 @@ export interface VxlanSetup {
 export interface VxlanCarrier {
   /** The names of TUNs, as a backend's. */
   readonly tunNames?: readonly string[]
+  /** The part of the host that one family needs. */
+  needs(family: Family): NeededPart
   open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 

@@ -5,6 +5,7 @@
 import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
 import { familiesOf, formatAddress, formatEndpoint, formatNet, listed, type Family } from '../../net/address.ts'
+import { KINDS } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
 import { createRouteSync, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
@@ -32,10 +33,28 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
   const { names, mtus } = setup()
   const { config, run, log } = parts
   const families = familiesOf(config)
+  const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   const devices = families.flatMap((family) => names[family] ?? [])
   const [first = ''] = devices
   await checkVxlan(run, first)
   return {
+    needs(family) {
+      const { options, port, external } = setup()
+      return {
+        // The kernel opens the port for all addresses of the family.
+        ports: [
+          {
+            family,
+            address: family === 'ipv4' ? '0.0.0.0' : '::',
+            port,
+            option: KINDS.vxlan.options.port.name,
+            vxlan: { vni: options.vni, gbp: options.gbp },
+          },
+        ],
+        device: { name: names[family] ?? '', type: 'vxlan', replaces: 'any' },
+        sides: [{ family, mtu: leastMtu(), external: external.name }],
+      }
+    },
     open(lease) {
       /** Of each family what there is to be. */
       const entries: { [F in Family]?: () => VxlanEntries } = {}

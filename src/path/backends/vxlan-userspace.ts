@@ -4,8 +4,8 @@
 import { messageOf } from '../../base/errors.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { findLink, ipJson } from '../../host/links.ts'
-import { FAMILIES, familiesOf, FAMILY_NAMES, listed, type Family } from '../../net/address.ts'
-import { overheadBy } from '../catalog.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, formatAddress, listed, type Family } from '../../net/address.ts'
+import { KINDS, overheadBy } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
@@ -26,6 +26,16 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
   const families = familiesOf(config)
   return {
     tunNames: listed(setup().names),
+    needs(family) {
+      const { names, mtus, port, external } = setup()
+      const mtu = Math.min(...families.map((each) => mtus[each]))
+      const address = formatAddress(external.address[family] ?? 0)
+      return {
+        ports: [{ family, address, port, option: KINDS.vxlan.options.port.name }],
+        device: { name: names[family] ?? '', type: 'tun', replaces: ['vxlan'] },
+        sides: [{ family, network: config[family]?.network, mtu, external: external.name }],
+      }
+    },
     async open(lease, leases) {
       const { mtus } = setup()
       const opened = await openFamilies({

@@ -113,6 +113,10 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
           : { backendV6Data: dataOf(macs.ipv6) }),
       }
     },
+    needs: () =>
+      families
+        .filter((family) => external.address[family] !== undefined && external.publicIp[family] !== undefined)
+        .flatMap((family) => carrier?.needs(family) ?? []),
     open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first
   }
 }

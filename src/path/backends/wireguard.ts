@@ -13,6 +13,7 @@ import {
   FAMILIES,
   familiesOf,
   FAMILY_NAMES,
+  formatAddress,
   formatEndpoint,
   formatNet,
   isLinkLocal,
@@ -24,7 +25,7 @@ import {
 import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
 import type { Ipv6 } from '../../net/ipv6.ts'
 import { KINDS, type Settings } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath, PathPeer, PathSide, PathTraffic } from '../contract.ts'
+import type { Backend, BackendParts, DataPath, NeededPart, PathPeer, PathSide, PathTraffic } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import { inTurn } from '../in-turn.ts'
@@ -196,6 +197,10 @@ export function createWireguardBackend(options: Parts): Backend {
         ...(config.ipv6 && external.publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
       }
     },
+    needs: () =>
+      isOneDevice
+        ? [partOf(NAME, port, families)]
+        : families.filter((family) => isHere(family)).map((family) => partOf(nameIn(family), ports[family], [family])),
     open(lease, signal, leases) {
       const isOurs = carrier === 'userspace'
       if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
@@ -226,6 +231,37 @@ export function createWireguardBackend(options: Parts): Backend {
                 : openDevice(nameIn(family), ports[family], [family], own),
           })
     },
+  }
+
+  /** True if the node can have a subnet of the family, and an address from which weftd sends the datagrams itself. */
+  function isHere(family: Family): boolean {
+    if (external.publicIp[family] === undefined) return false
+    return carrier !== 'userspace' || external.address[family] !== undefined
+  }
+
+  /** The part of the host that the device for these families needs. */
+  function partOf(name: string, listenPort: number, carried: readonly Family[]): NeededPart {
+    const [first = 'ipv4'] = carried
+    const option = (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
+    const isOurs = carrier === 'userspace'
+    const bound = isOurs
+      ? outersOf(first).flatMap((family = first) => {
+          const address = external.address[family]
+          return address === undefined ? [] : [[family, formatAddress(address)] as const]
+        })
+      : // The kernel opens the port for all addresses of both families.
+        ([
+          ['ipv4', '0.0.0.0'],
+          ['ipv6', '::'],
+        ] as const)
+    return {
+      ports: bound.map(([family, address]) => ({ family, address, port: listenPort, option })),
+      device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
+      sides: carried
+        .filter((family) => external.publicIp[family] !== undefined)
+        .map((family) => ({ family, network: config[family]?.network, mtu: mtuNow(), external: external.name })),
+      programs: isOurs ? [] : ['wg'],
+    }
   }
 
   /**

@@ -397,15 +397,19 @@ export async function removeLeftovers(
 
 /** Removes a kernel device of another backend that blocks a route to these networks, unless another daemon owns it. */
 export async function removeKernelDevice(run: Run, name: string, networks: Nets): Promise<void> {
+  if (await isRemovableKernelDevice(run, name, networks)) await run('ip', ['link', 'del', 'dev', name])
+}
+
+/** True if this is a kernel device of a backend for these networks that no other daemon owns. */
+export async function isRemovableKernelDevice(run: Run, name: string, networks: Nets): Promise<boolean> {
   const device = (await listDevices(run)).flannels.find((each) => each.name === name)
-  if (!device || device.inUse || device.kind === 'tun') return
+  if (!device || device.inUse || device.kind === 'tun') return false
   const isElsewhere = (address: Address): boolean => {
     const network = networks[familyOf(address)]
     return network !== undefined && !netContains(network, address)
   }
-  if (device.addresses.some(isElsewhere)) return
-  if (ownerOf(device.addresses, networks, await otherDaemons())) return
-  await run('ip', ['link', 'del', 'dev', name])
+  if (device.addresses.some(isElsewhere)) return false
+  return ownerOf(device.addresses, networks, await otherDaemons()) === undefined
 }
 
 /**

@@ -226,7 +226,7 @@ export function startNativeEngine(
       return drops.next.length > 0 ? drops : { next: after, packets: [] }
     },
     threads: () => native.askThreads(),
-    takeStrangers: () => native.takeStrangers(),
+    takeStrangers: () => native.takeUnknownSenders(),
     sessions: {
       get areKept() {
         return native.hasKeptSessions

@@ -349,7 +349,7 @@ export async function openTunnel(
   slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
   // From here on packets wait, if there is something inherited.
-  const head = inherited?.bequest === undefined ? undefined : addon.bequestHead(inherited.bequest)
+  const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
   const keepsSessions = head && kind.keeper?.inherit(head)
   tellKeeper()
   let adopted: string | undefined

@@ -1,4 +1,5 @@
-// charts.ts - what goes out (upwards) and comes in (downwards), and what is dropped, and the round trips and losses of probes, over the last hour; drawn by uPlot.
+// charts.ts - charts of the traffic (sent upwards, received downwards), the drops, the round trips and the lost probes of the last hour. uPlot
+// draws them.
 
 import uPlot from 'uplot'
 import { byId, createList, h, setText } from './dom.ts'
@@ -17,7 +18,7 @@ export function createCharts(history: History) {
       { stroke: colour('--in'), fill: colour('--in-fill'), ...LINE },
     ],
     values: (value) => bitRate(Math.abs(value)),
-    /** Both directions on one scale, and a quiet network no mountains. */
+    /** Both directions have the same scale. The minimum range keeps low traffic from looking like peaks. */
     range: (low, high) => {
       const most = Math.max(1000, high, -low) * 1.1
       return [-most, most]
@@ -91,12 +92,12 @@ export function createCharts(history: History) {
         all === 0 ? 'No packet was dropped.' : `${count(all, 'packet')} since the data path was opened.`,
       )
       byId('drop-table').hidden = reasons.length === 0
-      byId('drops').setAttribute('aria-label', `Dropped packets a second, now ${or(last?.drops, short)}.`)
+      byId('drops').setAttribute('aria-label', `Dropped packets per second, now ${or(last?.drops, short)}.`)
     },
   }
 }
 
-/** The chart in words, for whoever does not see it. */
+/** Describes the chart in words, for screen readers. */
 function spoken(samples: readonly Sample[]): string {
   const most = (of: (sample: Sample) => number | undefined): string =>
     bitRate(Math.max(0, ...samples.map((sample) => of(sample) ?? 0)))
@@ -104,7 +105,7 @@ function spoken(samples: readonly Sample[]): string {
   return `Traffic of the last minutes: out now ${or(last?.tx, bitRate)}, at most ${most(({ tx }) => tx)}; in now ${or(last?.rx, bitRate)}, at most ${most(({ rx }) => rx)}.`
 }
 
-/** Room for the longest label of an axis, in px. */
+/** Returns the width for the longest label of an axis, in px. */
 const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
   16 + 7 * Math.max(...(labels ?? []).map(({ length }) => length), 3)
 
@@ -117,7 +118,7 @@ interface Look {
   readonly range: (low: number, high: number) => [number, number]
 }
 
-/** A chart as large as its place, in the colours of the day; made anew when those change. */
+/** Creates a chart that fills `place`. It is created again when the color scheme changes between light and dark. */
 function createChart(place: HTMLElement, lookOf: (colour: (name: string) => string) => Look) {
   let data: uPlot.AlignedData = [[]]
   let chart: uPlot | undefined

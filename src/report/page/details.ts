@@ -1,4 +1,4 @@
-// details.ts - all that is known of one peer, in a dialog that stays right while it is open.
+// details.ts - a dialog with all facts about one peer. It is updated while it is open.
 
 import { publishers } from '../../path/catalog.ts'
 import { titleOf } from '../status.ts'
@@ -14,7 +14,7 @@ export function createDetails(history: History) {
   let peers: readonly Peer[] = []
   dialog.addEventListener('close', () => (lease = undefined))
   byId('details-close').addEventListener('click', () => dialog.close())
-  // A click beside it closes it: the dialog's own box is filled by its content.
+  // A click outside closes the dialog. Its content fills the dialog, so only clicks on the backdrop have the dialog as target.
   dialog.addEventListener('click', ({ target }) => {
     if (target === dialog) dialog.close()
   })
@@ -34,7 +34,7 @@ export function createDetails(history: History) {
         ? 'not counted'
         : `${or(rate, bitRate)}; ${bytes(all)}${packets === null ? '' : ` in ${count(packets, 'packet')}`}`
     showFacts([
-      ['Name', peer.name ?? 'none: flanneld writes none'],
+      ['Name', peer.name ?? 'none; flanneld publishes no name'],
       ...(peer.ipv6Subnet === null || peer.ipv6Subnet === peer.subnet
         ? []
         : [['IPv6 subnet', peer.ipv6Subnet] as const]),
@@ -44,11 +44,11 @@ export function createDetails(history: History) {
         ? [['Long packets do not pass since', dayText(new Date(peer.pathSince))] as const]
         : []),
       ['Type', publishers(peer.type)],
-      ['Last heard', or(peer.heardSecondsAgo, (ago) => `${duration(ago)} ago`)],
+      ['Last packet', or(peer.heardSecondsAgo, (ago) => `${duration(ago)} ago`)],
       ['Sent', traffic(tx, peer.txBytes, peer.txPackets)],
       ['Received', traffic(rx, peer.rxBytes, peer.rxPackets)],
       ['Known since', dayText(new Date(peer.since))],
-      ['Lease', `${peer.lease}${peer.held ? ', kept though the store lacks it' : ''}`],
+      ['Lease', `${peer.lease}${peer.held ? ', kept although the store lacks it' : ''}`],
     ])
     setText(byId('details-command'), `weft ping ${peer.subnet}`)
   }
@@ -61,7 +61,7 @@ export function createDetails(history: History) {
     open(key: string): void {
       lease = key
       show()
-      dialog.showModal() // which gives the focus back to where it was when it is closed
+      dialog.showModal() // when the dialog closes, the browser restores the focus
     },
   }
 }

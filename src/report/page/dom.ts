@@ -1,9 +1,8 @@
-// dom.ts - makes and changes elements. Text is set as text and never as markup: what a peer or a log says cannot become a script.
+// dom.ts - creates and changes elements. Text is set as text and never as markup, so the text of a peer or a log cannot become a script.
 
 export type Child = Node | string
 type Props = Readonly<Record<string, string>>
 
-/** An element with attributes and children. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   props: Props = {},
@@ -15,20 +14,20 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element
 }
 
-/** Splits prose at backticks: text between them is to be typed. */
+/** Splits text at backticks, and turns the parts between backticks into `code` elements. */
 export const proseOf = (text: string): readonly Child[] =>
   text.split('`').map((part, at) => (at % 2 === 0 ? part : h('code', {}, part)))
 
-/** The element of index.html that has this id, of this kind. */
+/** Returns the element of index.html with this id. Throws Error if it does not exist or has another type. */
 export function elementOf<T extends Element>(kind: new () => T, id: string): T {
   const element = document.getElementById(id)
-  if (!(element instanceof kind)) throw new Error(`there is no #${id}, or it is something else`)
+  if (!(element instanceof kind)) throw new Error(`#${id} does not exist or has another type`)
   return element
 }
 
 export const byId = (id: string): HTMLElement => elementOf(HTMLElement, id)
 
-/** Writes only a text that differs: an element that is read out or selected is left alone. */
+/** Sets the text if it differs. An unchanged element is not touched, so that screen readers and selections are not disturbed. */
 export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text
 }
@@ -37,13 +36,13 @@ export function setAttribute(element: Element, name: string, value: string): voi
   if (element.getAttribute(name) !== value) element.setAttribute(name, value)
 }
 
-/** A row of what an element has for its `key`. */
+/** The element for one item of a list. */
 interface Part<T> {
   readonly element: HTMLElement
   show(item: T, at: number): void
 }
 
-/** Keeps the children of `parent` as `items` are: by key, so that what stays is the same element and keeps the focus. */
+/** Returns a function that makes the children of `parent` match `items`. An item with the same key keeps its element and the focus. */
 export function createList<T>(
   parent: HTMLElement,
   keyOf: (item: T) => string,
@@ -65,12 +64,12 @@ export function createList<T>(
     })
     for (const { element } of parts.values()) element.remove()
     parts = next
-    // An element that is moved loses it.
+    // An element that is moved loses the focus.
     if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true })
   }
 }
 
-/** The rows of a `dl`: each a name, and a text that changes. */
+/** Creates the rows of a `dl`. Each row has a name and a text that may change. */
 export function createFacts(parent: HTMLElement): (facts: readonly (readonly [name: string, text: string])[]) => void {
   return createList(
     parent,

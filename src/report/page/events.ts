@@ -1,4 +1,4 @@
-// events.ts - the last lines of the node's log, the newest first.
+// events.ts - the most recent lines of the node's log and events of its peers, newest first.
 
 import type { StatusEvent } from '../status.ts'
 import { byId, createList, elementOf, h } from './dom.ts'
@@ -23,7 +23,7 @@ export function createEventList() {
   )
   function show(): void {
     const shown = events.filter(({ level }) => !isBrief.checked || level !== 'info')
-    // Lines that are alike in the same millisecond are told apart by their number.
+    // Equal lines of the same millisecond get a number, so that their keys differ.
     const seen = new Map<string, number>()
     const keyed = shown.map((event) => {
       const same = `${event.at} ${event.level} ${event.text}`

@@ -1,4 +1,4 @@
-// findings.ts - what the doctor finds in the status, and what to do.
+// findings.ts - the doctor's findings from the status, with their remedies.
 
 import { diagnoseStatus } from '../../tool/doctor/checks.ts'
 import { FINDINGS, grouped } from '../../tool/doctor/findings.ts'

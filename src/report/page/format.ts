@@ -1,4 +1,4 @@
-// format.ts - times, sizes and rates in a person's units. Pure.
+// format.ts - formats times, sizes and rates for people. Pure.
 
 const scaled = (value: number, step: number, units: readonly string[]): string => {
   let [rest, unit] = [value, 0]
@@ -6,7 +6,7 @@ const scaled = (value: number, step: number, units: readonly string[]): string =
   return `${unit === 0 || rest >= 100 ? Math.round(rest) : rest.toFixed(1)} ${units[unit]}`
 }
 
-/** `1.2 Gbit/s`, of bytes a second. */
+/** Formats bytes per second as bits per second: `1.2 Gbit/s`. */
 export const bitRate = (bytesPerSecond: number): string =>
   scaled(bytesPerSecond * 8, 1000, ['bit/s', 'kbit/s', 'Mbit/s', 'Gbit/s', 'Tbit/s'])
 
@@ -30,36 +30,36 @@ export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(m
 export const count = (number: number, what: string): string =>
   `${number.toLocaleString('en')} ${what}${number === 1 ? '' : 's'}`
 
-/** `100%` only of what is whole: never rounded up to it. */
+/** Formats a fraction. It rounds down, so that `100%` appears only for 1. */
 export const percent = (part: number): string => `${Math.floor(part * 1000) / 10}%`
 
 const two = (value: number): string => String(value).padStart(2, '0')
-/** The time of day as the charts have it, on a clock of 24 hours: `14:05:09`. */
+/** Formats the local time of day like the charts: `14:05:09`. */
 export function clockText(at: Date): string {
   return [at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(':')
 }
-/** The same with the day: `2026-11-23 14:05:09`. */
+/** Formats the local date and time: `2026-11-23 14:05:09`. */
 export function dayText(at: Date): string {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clockText(at)}`
 }
 
-/** The labels of an axis: of steps that read alike, only the first has one. */
+/** Returns the labels of an axis. If consecutive labels are equal, only the first one is shown. */
 export const labelsOf = (splits: readonly number[], text: (value: number) => string): string[] =>
   splits.map((value, at) => {
     const before = splits[at - 1]
     return before !== undefined && text(before) === text(value) ? '' : text(value)
   })
 
-/** A value that is not known is a dash. */
+/** Formats a value; an unknown value is shown as a dash. */
 export const or = <T>(value: T | null | undefined, text: (value: T) => string): string =>
   value === null || value === undefined ? '–' : text(value)
 
-/** `rx_drop_spoofed_source` in words: `in: spoofed source`. */
+/** Formats the name of a drop counter: `rx_drop_spoofed_source` becomes `in: spoofed source`. */
 export function dropReason(counter: string): string {
   const [, way, reason = ''] = /^(rx|tx)_drop_(.*)$/.exec(counter) ?? []
   return way === undefined ? counter : `${way === 'rx' ? 'in' : 'out'}: ${reason.replaceAll('_', ' ')}`
 }
 
-/** What there is of each family; where it is of IPv6 alone both are the same. */
+/** Joins the values of both families. In an IPv6-only network both arguments are equal, and the value is shown once. */
 export const bothOf = (first: string, ipv6: string | null): string =>
   ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`

@@ -1,40 +1,39 @@
-// history.ts - rates from counts: what passed between one status and the next, for the charts and for each peer. Pure.
+// history.ts - computes rates from the counters of consecutive statuses, for the charts and for each peer. Pure.
 
 import type { HistoryReport } from '../hour.ts'
 import type { Status } from '../status.ts'
 
-/** Five minutes at a status a second. */
+/** The maximum number of samples: five minutes with one status per second. */
 const KEPT = 300
 
 interface Rates {
-  /** Bytes a second; undefined where nobody counts. */
+  /** Bytes per second; undefined if the data path does not count them. */
   readonly tx: number | undefined
   readonly rx: number | undefined
 }
 
 export interface Sample extends Rates {
-  /** Seconds of the day's clock. */
+  /** The wall-clock time in seconds. */
   readonly at: number
-  /** Packets a second. */
   readonly drops: number | undefined
 }
 
-/** What the daemon remembers of a step of the last hour. */
-interface Remembered extends Sample {
+/** One step of the daemon's history of the last hour. */
+interface HourStep extends Sample {
   readonly roundTripMs: number | undefined
   readonly lossPercent: number | undefined
 }
 
 export interface History {
-  /** The next status; of the same moment as the last it says nothing. */
+  /** Adds the next status. Ignores a status with the same time as the last one. */
   add(status: Status): void
-  /** What the daemon remembers: it stands before what was seen here. */
-  remember(report: HistoryReport): void
-  /** The oldest first. */
+  /** Sets the daemon's history. `samples` returns it before the samples that this page took. */
+  setHour(report: HistoryReport): void
+  /** Returns the samples, oldest first. */
   samples(): readonly Sample[]
-  /** The last hour as the daemon remembers it, the oldest first. */
-  hour(): readonly Remembered[]
-  /** The rates of a peer, by its lease, between the last two samples. */
+  /** Returns the daemon's history of the last hour, oldest first. */
+  hour(): readonly HourStep[]
+  /** Returns the rates of a peer between the last two statuses, by its lease key. */
   ratesOf(lease: string): Rates
 }
 
@@ -44,7 +43,7 @@ interface Totals {
   readonly drops: number | undefined
 }
 
-/** Bytes by the engine; where the kernel carries them, of those peers that it counts for. */
+/** Sums up the counters. If the engine counts no bytes, uses the counters of the peers that have some. */
 export function totalsOf({ dataPath, peers }: Status): Totals {
   const counters = dataPath?.counters ?? {}
   const sum = (of: 'txBytes' | 'rxBytes'): number | undefined => {
@@ -59,7 +58,7 @@ export function totalsOf({ dataPath, peers }: Status): Totals {
   }
 }
 
-/** A count that went back began anew: of that interval nothing is known. */
+/** Returns a rate. Undefined if the counter decreased, because it was reset in that interval. */
 const rate = (now: number | null | undefined, then: number | null | undefined, seconds: number): number | undefined =>
   typeof now === 'number' && typeof then === 'number' && now >= then ? (now - then) / seconds : undefined
 
@@ -67,12 +66,12 @@ export function createHistory(kept = KEPT): History {
   const samples: Sample[] = []
   let last: { readonly at: number; readonly totals: Totals; readonly peers: Map<string, Rates> } | undefined
   let peerRates = new Map<string, Rates>()
-  let remembered: readonly Remembered[] = []
+  let hourSteps: readonly HourStep[] = []
   return {
-    remember(report) {
-      remembered = stepsOf(report)
+    setHour(report) {
+      hourSteps = stepsOf(report)
     },
-    hour: () => remembered,
+    hour: () => hourSteps,
     add(status) {
       const at = Date.parse(status.at) / 1000
       const totals = totalsOf(status)
@@ -97,17 +96,17 @@ export function createHistory(kept = KEPT): History {
     },
     samples() {
       const [first] = samples
-      return [...remembered.filter(({ at }) => !first || at < first.at), ...samples]
+      return [...hourSteps.filter(({ at }) => !first || at < first.at), ...samples]
     },
     ratesOf: (lease) => peerRates.get(lease) ?? NONE,
   }
 }
 
-/** The steps of the last hour, from the first of which something is known. */
-function stepsOf({ at, stepSeconds, node }: HistoryReport): readonly Remembered[] {
+/** Returns the steps of the last hour, from the first one that has a known value. */
+function stepsOf({ at, stepSeconds, node }: HistoryReport): readonly HourStep[] {
   const all = node.roundTripMs.length
   const value = (list: readonly (number | null)[], step: number): number | undefined => list[step] ?? undefined
-  const steps = Array.from({ length: all }, (_, step): Remembered => ({
+  const steps = Array.from({ length: all }, (_, step): HourStep => ({
     at: Date.parse(at) / 1000 - (all - 1 - step) * stepSeconds,
     tx: value(node.txBytesPerSecond, step),
     rx: value(node.rxBytesPerSecond, step),

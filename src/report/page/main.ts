@@ -1,4 +1,5 @@
-// main.ts - the page that weftd serves: asks /status.json of its own origin, and now and then what it remembers, and shows what it says. It changes nothing.
+// main.ts - the script of the status page. It fetches /status.json from its own origin, and less often the history, and shows both. It is
+// read-only.
 
 import { parseToShow } from '../../base/text.ts'
 import { HISTORY_SCHEMA, type HistoryReport } from '../hour.ts'
@@ -17,7 +18,7 @@ import { createNetworkView } from './network.ts'
 import { createNodeView } from './node.ts'
 import { createTable } from './table.ts'
 
-const PATIENCE_MS = 10_000
+const TIMEOUT_MS = 10_000
 
 const history = createHistory()
 const details = createDetails(history)
@@ -29,9 +30,9 @@ const findings = createFindings()
 const node = createNodeView()
 const network = createNetworkView()
 
-/** What the daemon remembers is asked for this often. */
-const REMEMBERED_MS = 10_000
-let rememberedAt = -Infinity
+/** The interval at which the daemon's history is fetched. */
+const HISTORY_MS = 10_000
+let fetchedHistoryAt = -Infinity
 let peerEvents: EventsReport['events'] = []
 
 let last: readonly [Status, readonly Peer[]] | undefined
@@ -49,66 +50,68 @@ function show(status: Status): void {
   events.show(linesOf(status.events, peerEvents))
   network.show(status)
   const now = [status, peers] as const
-  if (last) tell(changesOf(last, now))
+  if (last) announce(changesOf(last, now))
   last = now
 }
 
-/** Tells sentences to whoever listens to the page. */
-function tell(sentences: readonly string[]): void {
+function announce(sentences: readonly string[]): void {
   if (sentences.length > 0) setText(byId('said'), `${sentences.join('. ')}.`)
 }
 
 async function get(path: string): Promise<unknown> {
-  // Relative, so that it works behind a proxy that adds a path too.
-  const answer = await fetch(path, { cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS) })
+  // The path is relative, so that it also works behind a proxy that adds a prefix.
+  const answer = await fetch(path, { cache: 'no-store', signal: AbortSignal.timeout(TIMEOUT_MS) })
   if (!answer.ok) throw new Error(`it answers ${answer.status}`)
   return parseToShow(await answer.text())
 }
 
-/** Asks now and then for what the daemon remembers; one that cannot say is shown without it. */
-async function remember(): Promise<void> {
-  if (performance.now() - rememberedAt < REMEMBERED_MS) return
-  rememberedAt = performance.now()
+/** Fetches the daemon's history from time to time. Without an answer the page shows no history. */
+async function fetchHistory(): Promise<void> {
+  if (performance.now() - fetchedHistoryAt < HISTORY_MS) return
+  fetchedHistoryAt = performance.now()
   try {
-    const [past, told] = (await Promise.all([get('history.json'), get('events.json')])) as [HistoryReport, EventsReport]
-    if (past.schema === HISTORY_SCHEMA) history.remember(past)
-    if (told.schema === EVENTS_SCHEMA) peerEvents = told.events
+    const [past, recent] = (await Promise.all([get('history.json'), get('events.json')])) as [
+      HistoryReport,
+      EventsReport,
+    ]
+    if (past.schema === HISTORY_SCHEMA) history.setHour(past)
+    if (recent.schema === EVENTS_SCHEMA) peerEvents = recent.events
   } catch {
-    // The status says what there is to say of a daemon that does not answer.
+    // Ignored, because fetching the status reports a daemon that does not answer.
   }
 }
 
-async function ask(): Promise<Status> {
+async function fetchStatus(): Promise<Status> {
   const status = (await get('status.json')) as Status
-  if (status.schema !== STATUS_SCHEMA) throw new Error('weftd has another version now: load this page again')
+  if (status.schema !== STATUS_SCHEMA) throw new Error('weftd now has another version; reload this page')
   return status
 }
 
 function lost(why: string): void {
   if (!silentSince) {
     silentSince = new Date()
-    tell(['weftd does not answer'])
+    announce(['weftd does not answer'])
   }
-  const shown = last ? ' This page shows what it said last.' : ''
+  const shown = last ? ' This page shows its last answer.' : ''
   setText(byId('silence'), `✕ weftd has not answered since ${clockText(silentSince)} (${why}).${shown}`)
   byId('silence').hidden = false
   setAttribute(document.body, 'data-stale', 'true')
 }
 
 function found(): void {
-  if (silentSince) tell(['weftd answers again'])
+  if (silentSince) announce(['weftd answers again'])
   silentSince = undefined
   byId('silence').hidden = true
   setAttribute(document.body, 'data-stale', 'false')
 }
 
-/** Asks once and shows the answer; nothing is asked while nobody looks. */
-async function look(): Promise<void> {
+/** Fetches the status once and shows it. Does nothing while the page is hidden. */
+async function update(): Promise<void> {
   if (document.hidden) return
   let status: Status
   try {
-    status = await ask()
-    await remember()
+    status = await fetchStatus()
+    await fetchHistory()
   } catch (error) {
     lost(error instanceof Error ? error.message : String(error))
     return
@@ -117,11 +120,10 @@ async function look(): Promise<void> {
   show(status)
 }
 
-/** Goes on for ever. */
 async function round(): Promise<void> {
   const began = performance.now()
   try {
-    await look()
+    await update()
   } finally {
     setTimeout(() => void round(), pauseAfter(performance.now() - began))
   }

@@ -1,4 +1,4 @@
-// map.ts - the map of peers: around this node while they are few, else as a field in the order of their subnets.
+// map.ts - the map of peers. A few peers are arranged around this node; more are arranged in rows, in the order of their subnets.
 
 import { briefly } from '../status.ts'
 import { byId, createList, h, setAttribute, setText } from './dom.ts'
@@ -6,11 +6,11 @@ import { bitRate, count, milliseconds } from './format.ts'
 import type { History } from './history.ts'
 import { around, countsOf, countsText, LOOKS, placesOf, type Peer, type Place } from './model.ts'
 
-/** The number of places that have room around a node. */
+/** The maximum number of places around this node. */
 const MOST_AROUND = 8
 const SVG = 'http://www.w3.org/2000/svg'
 
-/** The actions of a place: look at a peer, or list those of a larger subnet. */
+/** The actions of a place: show the details of a peer, or list the peers of a larger subnet. */
 interface MapActions {
   open(lease: string): void
   list(subnet: string): void
@@ -24,7 +24,7 @@ export function createMap(history: History, actions: MapActions) {
   let places: readonly Place[] = []
   let chosen = 0
 
-  /** One place is reached by Tab, the others from there by arrows. */
+  /** Tab reaches one of the buttons; the arrow keys move to the others. */
   const buttons = (): HTMLButtonElement[] => [...field.querySelectorAll('button')]
   function choose(at: number, isFocused: boolean): void {
     const all = buttons()
@@ -99,7 +99,7 @@ export function createMap(history: History, actions: MapActions) {
       for (const [name, value] of Object.entries(ends)) setAttribute(line, name, value.toFixed(2))
       const { tx = 0, rx = 0 } = history.ratesOf(place?.key ?? '')
       setAttribute(line, 'data-condition', place?.condition ?? 'stored')
-      // Twice as thick for ten thousand times as much.
+      // The width grows with the logarithm of the rate: by 0.6 for each factor of ten.
       setAttribute(line, 'stroke-width', (1.5 + Math.max(0, Math.log10((tx + rx) / 100 || 1)) * 0.6).toFixed(1))
       setAttribute(line, 'data-moves', String(place?.condition === 'answering' && tx + rx > 0))
     })
@@ -137,7 +137,6 @@ function stateText({ condition, words, roundTripMs }: Peer): string {
   return condition === 'answering' && roundTripMs !== null ? `${words}, ${milliseconds(roundTripMs)}` : words
 }
 
-/** The rates in words; empty when nothing passes. */
 function ratesText({ lease }: Peer, history: History): string {
   const { tx, rx } = history.ratesOf(lease)
   return tx === undefined || rx === undefined || tx + rx < 1 ? '' : `↑ ${bitRate(tx)}\n↓ ${bitRate(rx)}`

@@ -1,4 +1,4 @@
-// model.ts - what the page tells of a status: how each peer is, the verdict, what changed, the map's places. Pure.
+// model.ts - the content of the page, derived from the status: peers, verdict, changes, places of the map. Pure.
 
 import {
   compareAddresses,
@@ -28,7 +28,7 @@ import {
 } from '../status.ts'
 import { count, duration, milliseconds, or, percent } from './format.ts'
 
-/** How a peer can be: the order in which a person is to look at them. */
+/** The conditions of a peer, the most urgent first. */
 export const CONDITIONS = [
   'silent',
   'stored',
@@ -36,17 +36,17 @@ export const CONDITIONS = [
   'programmed',
   'answering',
 ] as const satisfies readonly Condition[]
-/** A sign beside the colour, for whoever does not see that; what it is called; what it means. */
+/** A sign for each condition, in addition to its color; its name; its meaning. */
 export const LOOKS: Readonly<
   Record<Condition, { readonly sign: string; readonly name: string; readonly means: string }>
 > = {
   answering: { sign: '✓', name: 'answering', means: 'packets reach it and come back' },
-  programmed: { sign: '●', name: 'programmed', means: 'packets to it go out; whether it answers is not known' },
-  silent: { sign: '✕', name: 'not answering', means: 'packets to it go out, but it did not answer the last probes' },
+  programmed: { sign: '●', name: 'programmed', means: 'packets to it are sent; whether it answers is not known' },
+  silent: { sign: '✕', name: 'not answering', means: 'packets to it are sent, but it did not answer the last probes' },
   narrow: {
     sign: '≈',
     name: 'narrow',
-    means: 'short packets reach it and come back, long ones do not: connections open and then stall',
+    means: 'short packets reach it and come back, but long ones do not, so connections open and then stall',
   },
   stored: {
     sign: '!',
@@ -55,27 +55,26 @@ export const LOOKS: Readonly<
   },
 }
 
-/** One word where the families of a peer are alike, and which one it is where not: `IPv6 not answering`. */
+/** Names the condition of a peer. If its families differ, names the family too, as in `IPv6 not answering`. */
 const wordsOf = (peer: PeerStatus): string => conditionText(peer, (condition) => LOOKS[condition].name)
 
 const rank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
 export interface Peer extends PeerStatus {
   readonly condition: Condition
-  /** Undefined where the store has something else there. */
+  /** The peer's subnet; undefined if the store has an invalid value. */
   readonly net: Net | undefined
-  /** Its condition in words, which say of two families the one that is worse. */
+  /** The name of the condition. If the families of the peer differ, it names the worse one. */
   readonly words: string
 }
 
-/** Peers in the order of their subnets, which is that of the map. */
+/** Returns the peers in the order of their subnets, which is also the order of the map. */
 export function peersOf(status: Status): readonly Peer[] {
   return (status.peers?.list ?? [])
     .map((peer) => ({ ...peer, condition: conditionOf(peer), net: parseNet(peer.subnet), words: wordsOf(peer) }))
     .toSorted((a, b) => compareAddresses(a.net?.address ?? 0, b.net?.address ?? 0))
 }
 
-/** Peers with a problem come first. */
 export const byNeed = (peers: readonly Peer[]): readonly Peer[] =>
   peers.toSorted((a, b) => rank(a.condition) - rank(b.condition))
 
@@ -87,7 +86,7 @@ export function countsOf(peers: readonly Peer[]): Counts {
   return counts
 }
 
-/** `2 answering`: each condition that occurs, with its number. */
+/** Lists each condition that occurs, with its number of peers, as in `2 answering`. */
 export function countsText(counts: Counts): string {
   const there = CONDITIONS.filter((condition) => counts[condition] > 0)
   return there.map((condition) => `${counts[condition].toLocaleString('en')} ${LOOKS[condition].name}`).join(', ')
@@ -99,7 +98,6 @@ interface Verdict {
   readonly detail: string
 }
 
-/** The first thing that a person wants to know. */
 export function verdictOf(status: Status): Verdict {
   const { state, impairments, trouble, peers, summary, dataPath } = status
   const { tone, words } = readingOf(status)
@@ -109,7 +107,7 @@ export function verdictOf(status: Status): Verdict {
     return {
       tone,
       title: `${words.charAt(0).toUpperCase()}${words.slice(1)}`,
-      detail: `${trouble ?? summary}. Packets: ${packetsText(status)}.`,
+      detail: `${trouble ?? summary}. Effect: ${packetsText(status)}.`,
     }
   const allSilent = list.filter((peer) => conditionOf(peer) === 'silent')
   const silent = allSilent.length
@@ -121,7 +119,7 @@ export function verdictOf(status: Status): Verdict {
     return {
       tone: 'bad',
       title: `${of} ${verb} not answer${byOneFamily(allSilent)}`,
-      detail: `The network is ${percent(peers?.whole ?? 0)} whole.`,
+      detail: `This node reaches ${percent(peers?.whole ?? 0)} of the network.`,
     }
   }
   if (stored > 0)
@@ -142,17 +140,21 @@ export function verdictOf(status: Status): Verdict {
   }
   if (list.length === 0) return { tone: 'doubtful', title: 'No other nodes', detail: 'No other host has a lease.' }
   if (peers?.answering === null)
-    return { tone: 'doubtful', title: 'All peers are programmed', detail: 'They are not asked whether they answer.' }
+    return {
+      tone: 'doubtful',
+      title: 'All peers are programmed',
+      detail: 'weftd does not probe them, so it does not know whether they answer.',
+    }
   if (peers?.answering === 0)
-    return { tone: 'doubtful', title: 'Not known yet', detail: 'No peer has been asked yet whether it answers.' }
+    return { tone: 'doubtful', title: 'Not known yet', detail: 'No peer has been probed yet.' }
   const waiting = list.length - (peers?.answering ?? 0)
   const all = list.length === 1 ? 'The only peer answers' : `All ${count(list.length, 'peer')} answer`
   if (waiting > 0)
-    return { tone: 'good', title: 'The network is whole', detail: `${count(waiting, 'peer')} not asked yet.` }
-  return { tone: 'good', title: 'The network is whole', detail: `${all}.` }
+    return { tone: 'good', title: 'The network works', detail: `${count(waiting, 'peer')} not probed yet.` }
+  return { tone: 'good', title: 'The network works', detail: `${all}.` }
 }
 
-/** The one family by which none of these peers answers, while each does by the other: ` by IPv6`. */
+/** Returns ` over IPv6`, or the same for IPv4, if all these peers answer only over the other family; else an empty text. */
 function byOneFamily(peers: readonly PeerStatus[]): string {
   const only = FAMILIES.filter((family) =>
     peers.every((peer) => {
@@ -161,7 +163,7 @@ function byOneFamily(peers: readonly PeerStatus[]): string {
       return well.length === 1 && !well.includes(family) && sides[family] !== undefined
     }),
   )
-  return only.length === 1 ? ` by ${FAMILY_NAMES[only[0] ?? 'ipv4']}` : ''
+  return only.length === 1 ? ` over ${FAMILY_NAMES[only[0] ?? 'ipv4']}` : ''
 }
 
 const WAYS: Readonly<Record<NonNullable<Peer['way']>, string>> = {
@@ -170,27 +172,25 @@ const WAYS: Readonly<Record<NonNullable<Peer['way']>, string>> = {
   kernel: 'a tunnel of the kernel',
 }
 
-/** The longest packet that comes back from a peer. */
 function lengthText({ path, passesBytes }: PeerSide): string {
   if (path === null) return '–'
   if (path === 'whole') return 'as long as containers may send'
   return passesBytes === null ? 'less than containers may send' : `${passesBytes} bytes, less than containers may send`
 }
 
-/** How old the keys are that packets are sealed by. */
 function keysText({ ageSeconds, failure }: NonNullable<PeerSide['session']>): string {
   const keys = ageSeconds === null ? 'none now' : `${duration(ageSeconds)} old`
   return failure === null ? keys : `${keys}; ${FAILURES[failure]}`
 }
 const FAILURES: Readonly<Record<NonNullable<NonNullable<PeerSide['session']>['failure']>, string>> = {
   'no-answer': 'the last handshake was not answered',
-  'not-authentic': 'the answer to the last handshake could not be opened',
-  'bad-key': 'its public key is of no use',
+  'not-authentic': 'the answer to the last handshake could not be decrypted',
+  'bad-key': 'its public key cannot be used',
 }
 
 type Fact = readonly [name: string, text: string]
 
-/** How packets go to a peer and come back: each once where its families are alike, and by family where they are not. */
+/** Lists the facts about the paths to a peer. A fact that differs between the families has a line for each family. */
 export function factsOf(peer: Peer): readonly Fact[] {
   const sides = sidesOf(peer)
   const families = familiesOf(sides)
@@ -208,7 +208,7 @@ export function factsOf(peer: Peer): readonly Fact[] {
   return [
     ...(families.length > 1 ? of('State', (side) => LOOKS[conditionOf(side)].name) : []),
     ...of('Packets go to', ({ endpoint }) => or(endpoint, String)),
-    ...of('By way of', ({ way }) => or(way, (each) => WAYS[each])),
+    ...of('Packets go through', ({ way }) => or(way, (each) => WAYS[each])),
     ...of('Round trip', ({ roundTripMs }) => or(roundTripMs, milliseconds)),
     ...of('Loss of the last probes', ({ lossPercent }) => or(lossPercent, (lost) => `${lost}%`)),
     ...of('Probed', ({ probedSecondsAgo }) => or(probedSecondsAgo, (ago) => `${duration(ago)} ago`)),
@@ -224,7 +224,7 @@ export function factsOf(peer: Peer): readonly Fact[] {
   ]
 }
 
-/** The median of the round trips of those that answer, in ms; of an even number the mean of the two in the middle. */
+/** Returns the median round trip of the answering peers in ms. Of an even number, it is the mean of the middle two. */
 export function medianOf(peers: readonly Peer[]): number | undefined {
   const answering = peers.filter(({ condition }) => condition === 'answering')
   const times = answering.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
@@ -244,20 +244,20 @@ const LEVELS: Readonly<Record<PeerEvent['what'], StatusEvent['level']>> = {
   usual: 'info',
 }
 
-/** Lines of the log and what befell the peers, in the order of time. */
+/** Merges the lines of the log and the events of the peers, in the order of time. */
 export function linesOf(lines: readonly StatusEvent[], events: readonly PeerEvent[]): readonly StatusEvent[] {
-  const told = events.map((event): StatusEvent => ({
+  const ofPeers = events.map((event): StatusEvent => ({
     at: event.at,
     level: LEVELS[event.what],
     text: `${event.peer} at ${event.publicIp}: ${peerEventText(event, duration)}`,
   }))
-  return [...lines, ...told].toSorted((a, b) => Date.parse(a.at) - Date.parse(b.at))
+  return [...lines, ...ofPeers].toSorted((a, b) => Date.parse(a.at) - Date.parse(b.at))
 }
 
-/** The number of peers of a kind that are named; more are told as a number. */
+/** The maximum number of peers that a sentence names. A sentence about more peers has only their number. */
 const NAMED = 3
 
-/** The sentences for a person who only listens: what has changed since the status before. */
+/** Returns sentences for screen readers that describe the changes since the previous status. */
 export function changesOf(
   [before, peersBefore]: readonly [Status, readonly Peer[]],
   [after, peersAfter]: readonly [Status, readonly Peer[]],
@@ -280,14 +280,14 @@ export function changesOf(
   return [...node, ...peers]
 }
 
-/** The state without what its peers have to do with it: those are told of one by one. */
+/** Returns the state without problems of peers, because there is a sentence for each peer. */
 function nodeWords({ state, impairments }: Status): string {
   const others = impairments.filter(({ by }) => by !== 'peers')
   return readingOf({ state: state === 'impaired' && others.length === 0 ? 'working' : state, impairments: others })
     .words
 }
 
-/** The peers to list: within a subnet, with this text in an address, and in this condition. */
+/** Selects the peers that have this condition, and are inside the subnet `text` or have this text in a name or address. */
 export function matching(peers: readonly Peer[], text: string, condition: Condition | ''): readonly Peer[] {
   const wanted = text.trim().toLowerCase()
   const within = parseNet(wanted)
@@ -303,20 +303,19 @@ export function matching(peers: readonly Peer[], text: string, condition: Condit
   return peers.filter((peer) => (condition === '' || peer.condition === condition) && isWanted(peer))
 }
 
-/** A place on the map: a peer, or where there are too many for that, those of a larger subnet. */
+/** A place on the map: one peer or, if there are too many peers, all peers of a larger subnet. */
 export interface Place {
   readonly key: string
   readonly name: string
-  /** The condition of the worst of them. */
+  /** The worst condition of the peers. */
   readonly condition: Condition
   readonly peers: readonly Peer[]
   readonly isGroup: boolean
 }
 
-/** The map has no more places than this. */
 export const MOST_PLACES = 256
 
-/** Peers in the order of their subnets to places: as many bits of the address as leave few enough. */
+/** Groups the peers into at most `most` places, by the longest common prefix that makes this possible. */
 export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly Place[] {
   if (peers.length <= most)
     return peers.map((peer) => ({
@@ -342,15 +341,15 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
   })
 }
 
-/** The place of peer `at` of `all` around this node: parts of the width and of the height. */
+/** Returns the position of peer number `at` of `all` around this node, as fractions of the width and the height. */
 export function around(at: number, all: number): { readonly x: number; readonly y: number } {
   const angle = Math.PI + (2 * Math.PI * at) / all
   return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.36 * Math.sin(angle) }
 }
 
-const ASKED_EVERY_MS = 1000
-/** Asking and showing take at most this part of the time: with very many peers it is done less often. */
+const POLL_MS = 1000
+/** The maximum fraction of the time for fetching and showing the status. With very many peers it is fetched less often. */
 const BUSY_SHARE = 0.05
 
-/** The wait after a round that took so long, in ms. */
-export const pauseAfter = (tookMs: number): number => Math.max(ASKED_EVERY_MS, tookMs / BUSY_SHARE) - tookMs
+/** Returns the pause after a round that took `tookMs`, in ms. */
+export const pauseAfter = (tookMs: number): number => Math.max(POLL_MS, tookMs / BUSY_SHARE) - tookMs

@@ -1,4 +1,4 @@
-// network.ts - what all nodes say of the network, where they tell one another: asked for while a person has it open.
+// network.ts - the network as all nodes see it. The report is fetched only while this section is open.
 
 import { parseToShow } from '../../base/text.ts'
 import { NETWORK_FINDINGS, type NetworkNode } from '../network-findings.ts'
@@ -7,47 +7,48 @@ import { briefly, type Status } from '../status.ts'
 import { byId, elementOf, h, proseOf, setText, type Child } from './dom.ts'
 import { count, milliseconds, percent } from './format.ts'
 
-const ASKED_EVERY_MS = 10_000
-const PATIENCE_MS = 30_000
-/** A wider matrix is no help to the eye: of more nodes those with a problem are listed. */
+const POLL_MS = 10_000
+const TIMEOUT_MS = 30_000
+/** The maximum number of nodes for which the matrix is shown. With more nodes only those with a problem are listed. */
 const MOST_COLUMNS = 40
 
 export function createNetworkView() {
   const section = elementOf(HTMLDetailsElement, 'network')
   const [sum, list, table] = [byId('network-sum'), byId('network-findings'), byId('network-table')]
   let isGuarded = false
-  let isAsking = false
-  let askedAt = -Infinity
+  let isFetching = false
+  let requestedAt = -Infinity
 
-  async function look(): Promise<void> {
-    if (!section.open || document.hidden || isAsking || performance.now() - askedAt < ASKED_EVERY_MS) return
-    if (isGuarded) return setText(sum, 'A token guards what other nodes tell: run `weft network` as root on this host.')
-    isAsking = true
+  async function update(): Promise<void> {
+    if (!section.open || document.hidden || isFetching || performance.now() - requestedAt < POLL_MS) return
+    if (isGuarded)
+      return setText(sum, 'A token protects the status of the other nodes; run `weft network` as root on this host.')
+    isFetching = true
     try {
-      const answer = await fetch('network.json', { cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS) })
+      const answer = await fetch('network.json', { cache: 'no-store', signal: AbortSignal.timeout(TIMEOUT_MS) })
       if (!answer.ok) throw new Error(`it answers ${answer.status}`)
       const report = parseToShow(await answer.text()) as NetworkReport
-      if (report.schema !== NETWORK_SCHEMA) throw new Error('weftd has another version now: load this page again')
+      if (report.schema !== NETWORK_SCHEMA) throw new Error('weftd now has another version; reload this page')
       show(report)
     } catch (error) {
-      setText(sum, `weftd does not tell it: ${error instanceof Error ? error.message : String(error)}`)
+      setText(sum, `weftd does not report it: ${error instanceof Error ? error.message : String(error)}`)
     } finally {
-      isAsking = false
-      askedAt = performance.now()
+      isFetching = false
+      requestedAt = performance.now()
     }
   }
   section.addEventListener('toggle', () => {
-    askedAt = -Infinity
-    void look()
+    requestedAt = -Infinity
+    void update()
   })
 
   function show(report: NetworkReport): void {
     const { nodes, size, tookMs, whole } = report
-    const told = nodes.filter(({ answer }) => answer === 'told').length
-    const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} asked` : count(size, 'node')
+    const answered = nodes.filter(({ answer }) => answer === 'told').length
+    const queried = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(size, 'node')
     setText(
       sum,
-      `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${wholeText({ nodes, whole }, percent)}.`,
+      `${queried}, ${answered} answered within ${milliseconds(tookMs)}; ${wholeText({ nodes, whole }, percent)}.`,
     )
     list.replaceChildren(...findingsOf(report))
     table.replaceChildren(...rowsOf(report))
@@ -57,12 +58,12 @@ export function createNetworkView() {
     show({ daemon }: Status): void {
       section.hidden = daemon.network !== 'open' && daemon.network !== 'guarded'
       isGuarded = daemon.network === 'guarded'
-      void look()
+      void update()
     },
   }
 }
 
-/** Each kind explained once. */
+/** Lists the findings; each kind has one explanation. */
 function findingsOf({ findings }: NetworkReport): readonly Child[] {
   const names = [...new Set(findings.map(({ name }) => name))].filter((name) => Object.hasOwn(NETWORK_FINDINGS, name))
   return names.map((name) => {
@@ -81,7 +82,7 @@ function findingsOf({ findings }: NetworkReport): readonly Child[] {
 
 const nameOf = ({ name, subnet }: NetworkNode): string => briefly(name ?? subnet)
 
-/** A row for each node: its state, then how it sees each of the others, which have their numbers above. */
+/** Makes a row for each node: its state, then its results for each other node. The columns have the numbers of the nodes. */
 function rowsOf({ nodes, matrix }: NetworkReport): readonly Child[] {
   const isMatrix = matrix !== null && nodes.length <= MOST_COLUMNS
   const columns = isMatrix ? nodes : []

@@ -1,4 +1,4 @@
-// node.ts - this node: the verdict on top, the figures below it, and what it is made of.
+// node.ts - this node: the verdict, the figures below it, and the facts at the end of the page.
 
 import { readingOf } from '../states.ts'
 import { devicesText, knownWhole, type Status } from '../status.ts'
@@ -46,7 +46,7 @@ export function createNodeView() {
         ],
         [
           'Backend',
-          or(config?.backendType, (type) => `${type}${dataPath?.device ? ` by ${devicesText(dataPath)}` : ''}`),
+          or(config?.backendType, (type) => `${type}${dataPath?.device ? ` on ${devicesText(dataPath)}` : ''}`),
         ],
         ['Engine', or(dataPath?.engine, String)],
         ['MTU', or(dataPath?.mtu, (mtu) => `${mtu} bytes`)],
@@ -55,8 +55,8 @@ export function createNodeView() {
           'Threads',
           dataPath && dataPath.threads.length > 0
             ? hung.length === 0
-              ? `${dataPath.threads.length}, all move`
-              : hung.map((thread) => `${thread.name} hangs for ${duration(thread.hungSeconds ?? 0)}`).join(', ')
+              ? `${dataPath.threads.length}, none hangs`
+              : hung.map((thread) => `${thread.name} has hung for ${duration(thread.hungSeconds ?? 0)}`).join(', ')
             : '–',
         ],
         ['Store', `${store.name}, ${store.reachable ? 'reachable' : 'unreachable'}`],
@@ -69,22 +69,22 @@ export function createNodeView() {
   }
 }
 
-/** The ring, and the number in it. */
+/** Shows the ring and its number: the fraction of the network that this node reaches. */
 function showWhole({ peers }: Status): void {
   const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))
   // The ring can be red although the number in it is good, because the number counts only short packets. The text explains that.
-  setText(byId('whole-of'), peers?.narrow ? 'whole, for short packets' : 'whole')
-  // A whole ring has no dash, and so no seam.
+  setText(byId('whole-of'), peers?.narrow ? 'reached by short packets' : 'reached')
+  // A full ring is drawn without a dash, because a dash would show a seam.
   setAttribute(
     elementOf(SVGCircleElement, 'ring'),
     'stroke-dasharray',
     whole === 1 ? 'none' : `${100 * (whole ?? 0)} 100`,
   )
-  const asked = peers?.answering ?? null
+  const answering = peers?.answering ?? null
   setText(
     byId('answering'),
-    peers ? `${(asked ?? peers.programmed).toLocaleString('en')} / ${peers.stored.toLocaleString('en')}` : '–',
+    peers ? `${(answering ?? peers.programmed).toLocaleString('en')} / ${peers.stored.toLocaleString('en')}` : '–',
   )
-  setText(byId('answering-name'), asked === null ? 'peers programmed' : 'peers answer')
+  setText(byId('answering-name'), answering === null ? 'peers programmed' : 'peers answer')
 }

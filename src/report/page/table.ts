@@ -1,4 +1,5 @@
-// table.ts - all peers as a table: found by text and condition, a page at a time, so that ten thousand are no more work than fifty.
+// table.ts - the table of peers, with a search by text and condition. It shows one page at a time, so ten thousand peers cost no more than
+// fifty.
 
 import { titleOf, type Condition } from '../status.ts'
 import { byId, createList, elementOf, h, setAttribute, setText } from './dom.ts'
@@ -32,7 +33,7 @@ export function createTable(history: History, open: (lease: string) => void) {
           setText(button, titleOf(peer))
           setAttribute(element, 'data-condition', peer.condition)
           setText(sign, LOOKS[peer.condition].sign)
-          setText(word, `${peer.words}${peer.held ? ', kept' : ''}`)
+          setText(word, `${peer.words}${peer.held ? ', held' : ''}`)
           const { tx, rx } = history.ratesOf(peer.lease)
           const texts = [
             peer.endpoint ?? peer.publicIp,
@@ -63,7 +64,7 @@ export function createTable(history: History, open: (lease: string) => void) {
     const among = found.length < peers.length ? `${number(found.length)} of ${number(peers.length)} peers match` : ''
     setText(byId('found'), found.length === 0 ? 'no peer' : [range, among].filter(Boolean).join('; '))
     byId('pages').hidden = pages === 1
-    // A button that is disabled loses the focus; aria-disabled keeps it.
+    // A disabled button would lose the focus; aria-disabled keeps it.
     setAttribute(before, 'aria-disabled', String(page === 0))
     setAttribute(after, 'aria-disabled', String(page === pages - 1))
     byId('peer-tools').hidden = peers.length < 2
@@ -86,7 +87,7 @@ export function createTable(history: History, open: (lease: string) => void) {
       peers = all
       show()
     },
-    /** Lists those of a subnet, and goes there. */
+    /** Lists the peers of a subnet and scrolls to the list. */
     list(subnet: string): void {
       text.value = subnet
       condition.value = ''
@@ -97,7 +98,7 @@ export function createTable(history: History, open: (lease: string) => void) {
   }
 }
 
-/** The columns after the first two, by class, and by the name that stands beside each where a narrow screen has no columns. */
+/** The columns after the first two: their class, and the name that a narrow screen shows next to each value. */
 const HEADS = [
   ['at', 'to'],
   ['rtt', 'round trip'],

@@ -17,37 +17,37 @@ import { findRunning } from './running.ts'
 
 export const CLEANUP_HELP = `Usage: weft cleanup [--dry-run] [-f FILE]
 
-Removes what weftd, or flanneld of any version, left on this host: rules and chains of iptables and nftables, devices with
-their routes, routes to other nodes by their hosts, subnet.env and the files beside it (wgkey too). Prints a line for each thing. Refuses while a daemon runs.
+Removes what weftd, or flanneld of any version, left on this host: rules and chains of iptables and nftables, devices and
+their routes, routes to other nodes, subnet.env and the files beside it, including WireGuard keys. Prints one line for each
+item. Refuses to run while a daemon runs.
 
-  -f, --subnet-file FILE  the daemon's subnet file (default /run/flannel/subnet.env); it also tells which rules of
-                          flannel before 0.16 (they have no comments) are its own
-  --dry-run               only print
+  -f, --subnet-file FILE  the daemon's subnet file (default /run/flannel/subnet.env). It also identifies rules of flannel
+                          before 0.16, which have no comments
+  --dry-run               only print what would be removed
 `
 
-/** The outputs: things that are removed go to stdout, things that stay to stderr. */
 interface Output {
   readonly say: (line: string) => void
   readonly warn: (line: string) => void
 }
 
 /**
- * Removes what is found, and returns true when all of it is removed, or would be. Throws WeftError USAGE, or DEVICE
- * while a daemon runs; COMMAND or PERMISSION when the host cannot be looked at.
+ * Removes the remains, or only lists them with --dry-run. Returns true if nothing has to stay. Throws WeftError USAGE; DEVICE if a daemon
+ * runs; COMMAND or PERMISSION if the host cannot be examined.
  */
 export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)
   return removeRemains(file, dryRun, await findRunning(run), output)
 }
 
-/** Does the work of `cleanup`; `running` are the daemons that were found to run. */
+/** Removes the remains, as `cleanup` does. `running` describes the running daemons. */
 export async function removeRemains(
   file: string,
   dryRun: boolean,
   running: readonly string[],
   { say, warn }: Output,
 ): Promise<boolean> {
-  const refusal = new WeftError('DEVICE', running.join(', '), { remedy: 'stop it, then clean up' })
+  const refusal = new WeftError('DEVICE', running.join(', '), { remedy: 'stop it first, and then clean up' })
   if (running.length > 0 && !dryRun) throw refusal
 
   const forFile = { 'subnet-file': file }
@@ -111,21 +111,20 @@ async function readIfThere(path: string): Promise<string> {
 
 type Env = Readonly<Record<string, string | undefined>>
 
-/** The networks in the variables, as iptables and ip write them, host bits cleared. Each may hold several. */
+/** Reads the networks in the variables, each of which may hold several, in the form of iptables and ip: with host bits cleared. */
 function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
   const texts = keys.flatMap((key) => (env[key] ?? '').split(',').map((text) => text.trim()))
   const nets = texts.map(parseNet).filter((net) => net !== undefined)
   return new Set(nets.map(formatNet))
 }
 
-/** A file without flannel's variables is somebody else's. */
+/** Finds subnet.env. A file without flannel's variables belongs to another program. */
 function fileRemains(path: string, env: Env): Remains[] {
   if (env['FLANNEL_SUBNET'] === undefined && env['FLANNEL_IPV6_SUBNET'] === undefined) return []
   return [fileRemain(path)]
 }
 
-/** The key that a daemon made for WireGuard, and the times of its handshakes, unless WIREGUARD_KEY_FILE named another place, which is the
- * operator's. */
+/** Finds the WireGuard key that a daemon made, and the files with the times of handshakes. A file that WIREGUARD_KEY_FILE names stays. */
 async function keysBeside(file: string): Promise<string[]> {
   const folder = dirname(file)
   const names = await readdir(folder).catch(() => [])

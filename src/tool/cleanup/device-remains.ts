@@ -1,4 +1,4 @@
-// device-remains.ts - devices and routes that flannel's daemons left on this host.
+// device-remains.ts - finds the devices and routes that weftd or flanneld left on this host.
 
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
@@ -16,7 +16,6 @@ interface JsonRoute {
   protocol?: string
 }
 
-/** Devices, with the routes that end with them. */
 export async function findDeviceRemains(run: Run): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const { name, kind } of await findDevices(run)) {
@@ -88,7 +87,7 @@ export async function findHostRouteRemains(
 
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
-/** Blackhole routes of `subnets` (as `ip` writes them), by --ip-blackhole-route. */
+/** Finds the blackhole routes to `subnets` (as `ip` writes them), which --ip-blackhole-route makes. */
 export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string>): Promise<Remains[]> {
   const routes = (await routes46(run, ['type', 'blackhole'])).filter(({ dst = '' }) => subnets.has(dst))
   return routes.map(({ dst = '', metric = 0 }) => ({
@@ -101,7 +100,6 @@ export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string
   }))
 }
 
-/** Routes of both families. */
 async function routes46(run: Run, selector: readonly string[]): Promise<JsonRoute[]> {
   const of = (family: string) =>
     ipJson<JsonRoute>(run, [family, 'route', 'show', ...selector]).catch((error: unknown) => {

@@ -1,4 +1,4 @@
-// leave.ts - `weftd --leave`: ends the daemon that runs for a subnet file and removes all that this node is in its network.
+// leave.ts - `weftd --leave`: ends the daemon of a subnet file, gives its lease back, and removes everything that it made on the host.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -10,19 +10,19 @@ import type { DaemonOptions } from '../../options.ts'
 import { removeRemains } from './cleanup.ts'
 import { findDaemons, findRunning } from './running.ts'
 
-/** Returns true when nothing is left on the host. Throws WeftError DEVICE when a daemon hangs, or another one runs. */
+/** Returns true if nothing is left on the host. Throws WeftError DEVICE if the daemon hangs, or another daemon runs. */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
   const connection = meet(options, log)
   const running = connection && predecessorAt(connection)
-  // The other daemon may go on after this, waiting for its service manager to stop it.
+  // The daemon that leaves may continue to run until its service manager stops it, so it is excepted.
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
-      remedy: 'stop it first: what they left cannot be told apart',
+      remedy: 'stop it first, because weft cannot tell which daemon made what',
     })
   await running?.leave()
   running?.close()
-  if (!running) log.warn('No weftd runs for this subnet file that could give its lease back: the lease ends by itself')
+  if (!running) log.warn('No weftd runs for this subnet file, so its lease is not given back: the lease ends by itself')
   const left = await findRunning(run, '/proc', running?.pid)
   return removeRemains(options['subnet-file'], false, left, {
     say: (line) => log.info(line),
@@ -34,8 +34,8 @@ function meet(options: DaemonOptions, log: Log): Connection | undefined {
   try {
     return rendezvousAt(options, (message) => log.warn(message)).connect()
   } catch (error) {
-    throw new WeftError('DEVICE', `cannot ask the weftd that runs on this host: ${messageOf(error)}`, {
-      remedy: 'run this as the user that runs it; or kill it, if it hangs',
+    throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${messageOf(error)}`, {
+      remedy: 'run this as the user of that weftd; if it hangs, kill it',
       cause: error,
     })
   }

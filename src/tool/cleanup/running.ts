@@ -1,4 +1,4 @@
-// running.ts - whether a daemon of flannel's kind still runs on this host.
+// running.ts - finds running weftd and flanneld processes.
 
 import type { Run } from '../../host/command.ts'
 import { listDaemons } from '../../host/daemons.ts'
@@ -14,7 +14,7 @@ export async function findDaemons(proc = '/proc', except?: number): Promise<stri
 export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)
   if (running.length > 0) return running
-  // The processes of the host cannot be seen from a container, but the device can.
+  // A container does not see the processes of the host, but it sees whether a device is in use.
   const devices = (await findDevices(run)).filter(({ inUse }) => inUse)
   return devices.map(({ name }) => `a process still forwards through ${name}`)
 }

@@ -49,7 +49,6 @@ export interface Chain {
   readonly rules: readonly FilterRule[]
 }
 
-/** Combines conditions that must all hold. */
 export function allOf(conditions: readonly Holds[]): Holds {
   if (conditions.includes(false)) return false
   return conditions.includes(undefined) ? undefined : true
@@ -108,7 +107,6 @@ const PROTOCOLS: readonly (readonly string[])[] = [
 export const isProtocol = (protocol: string, text: string): boolean =>
   protocol === text || PROTOCOLS.some((names) => names.includes(protocol) && names.includes(text))
 
-/** True if the name of an interface matches a pattern, which may end in the wildcard `wild`. */
 export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
   pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern
 
@@ -125,5 +123,4 @@ export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination
   return types.some((type) => type.toLowerCase() === (isLocal ? 'local' : 'unicast'))
 }
 
-/** Returns the protocol of the echo requests that probe peers. */
 export const echoOf = (family: Family): string => (family === 'ipv4' ? 'icmp' : 'ipv6-icmp')

@@ -1,6 +1,6 @@
-// checks.ts - what `weft doctor` looks at, and how each check judges what was seen. Pure.
+// checks.ts - the checks of `weft doctor`, each of which judges the gathered facts. Pure.
 //
-// A check says nothing of what it cannot know: a healthy host is accused of nothing. What there is to find stands in findings.ts.
+// A check reports only what the facts prove, so that a healthy host has no findings. findings.ts lists the possible findings.
 
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
@@ -9,7 +9,7 @@ import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { checkFirewall, keepsFromLeaving } from './firewall.ts'
 import { checkHandshakes } from './handshakes.ts'
-import { checkWays } from './kernel-ways.ts'
+import { checkKernelRoutes } from './kernel-routes.ts'
 import { checkContainers, checkMtu } from './links.ts'
 import { checkNeighbours } from './neighbours.ts'
 import { checkLeases, checkPeers } from './peers.ts'
@@ -17,7 +17,7 @@ import { checkRoutes } from './routes.ts'
 import { networksOf } from './sides.ts'
 import { whyUnknown } from './unknowns.ts'
 
-/** Checks are told in this order. `look` returns undefined when it cannot know. */
+/** A check. `look` returns undefined if the facts do not suffice. */
 interface Check {
   readonly name: string
   readonly look: (facts: Facts) => readonly Finding[] | undefined
@@ -42,9 +42,13 @@ export const CHECKS: readonly Check[] = [
   { name: 'drops', look: checkDrops },
 ]
 
+/** Larger differences between clocks are a finding. */
 const CLOCK_MS = 60_000
+/** The lifetime of a new lease, as in flanneld. */
 const LEASE_MS = 24 * 3_600_000
+/** If the last comparison of the leases with the store is older, the leases are stale. */
 const STALE_S = 180
+
 function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Finding[] {
   const findings: Finding[] = isRoot ? [] : [{ name: 'not-root', detail: '' }]
   if (isForbidden) return findings
@@ -52,9 +56,9 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
     const carrier = status?.dataPath?.engine
     const effect =
       carrier === 'kernel'
-        ? 'the kernel goes on forwarding by what weftd set up last'
+        ? 'the kernel still forwards packets with the devices and routes that weftd made'
         : carrier && carrier !== 'none'
-          ? 'nobody carries the packets of this node'
+          ? 'the packets of this node are not forwarded'
           : ''
     const details = [silence ?? '', unit ?? '', effect].filter((text) => text !== '')
     return [...findings, ...each('daemon-silent', details.length > 0 ? details : [''], (detail) => detail)]
@@ -78,7 +82,7 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
   ]
 }
 
-/** The TUN is needed only by a backend that weftd itself carries; which one it is is not known before the configuration. */
+/** Checks the TUN device, which only backends that weftd itself carries need. Before weftd has a configuration, its backend is not known. */
 function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | undefined {
   if (status?.dataPath?.engine === 'kernel' || status?.dataPath?.engine === 'none') return []
   const lacking: Finding[] =
@@ -88,7 +92,6 @@ function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | und
   return [...lacking, { name: isForbidden ? 'tun-forbidden' : 'tun-missing', detail: tunProblem }]
 }
 
-/** What befalls a family that the network has, whichever peer is asked. */
 function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined {
   const { config, dataPath } = status ?? {}
   if (!config) return undefined
@@ -116,7 +119,7 @@ function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined 
 
 function checkForwarding({ status, isForwarding, isForwardingIpv6, bridgeFilter }: Facts): Finding[] {
   const hasIpv4 = !status?.config || networksOf(status.config).ipv4 !== undefined
-  // Without it what a pod sends to a Service, and another pod of its bridge answers, is not translated back.
+  // Without br_netfilter the kernel does not translate the answer of a pod that another pod of the same bridge reached through a Service.
   const isUnfiltered = status?.store.name === 'kubernetes' && bridgeFilter !== '1'
   return [
     ...(isUnfiltered ? [{ name: 'bridge-filter-off', detail: '' } as const] : []),
@@ -142,20 +145,20 @@ function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefi
 }
 
 const OTHER_CONFIG =
-  'this node runs by an earlier configuration than the store has: they differ in what is not shown, such as a PSK, or in how subnets are cut and rules are made'
+  'this node runs with an earlier configuration than the one in the store: they differ in a value that is not shown, such as a PSK, or in options for subnets and firewall rules'
 
-/** The store's configuration against what this node and the others run by. */
+/** Compares the configuration in the store with the ones that this node and its peers run with. */
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
-  // What the daemon compared has the secrets, and all else that the two texts say; a dead one would begin by what the store has.
+  // The running daemon compares the full texts, including secrets. A daemon that is down will read the configuration from the store.
   const isOther = silence === undefined && status?.store.configDiffers === true
-  const told: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
-  if (!store || store.problem !== undefined) return isOther ? told : undefined
+  const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
+  if (!store || store.problem !== undefined) return isOther ? other : undefined
   const wanted = store.config
-  if (!wanted || !status?.config) return told // nothing to compare
+  if (!wanted || !status?.config) return other
   const { config, peers } = status
   const backendOf = ({ backendType, backend }: NonNullable<Status['config']>): string =>
     `${backendType} ${JSON.stringify(Object.entries(backend).toSorted(([a], [b]) => (a < b ? -1 : 1)))}`
-  // A dead weftd would begin by what the store has.
+  // A daemon that is down will read the configuration from the store.
   const here =
     silence !== undefined
       ? undefined
@@ -174,8 +177,8 @@ function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
       ...(here === undefined ? [] : [here]),
       ...others.map(({ subnet, publicIp, type }) => `${subnet} at ${publicIp} runs ${publishers(type)}`),
     ],
-    (who) => `${who}, and the store says ${wanted.backendType}`,
-  ).concat(here === undefined ? told : [])
+    (who) => `${who}, but the configuration in the store says ${wanted.backendType}`,
+  ).concat(here === undefined ? other : [])
 }
 
 function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | undefined {
@@ -183,22 +186,32 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     const [by, which] = [Math.round(Math.abs(storeAheadMs) / 1000), storeAheadMs > 0 ? 'behind' : 'ahead of']
     return [{ name: 'clock-off', detail: `${by} s ${which} the store's` }]
   }
-  // A dead weftd renews nothing.
+  // A daemon that is down does not renew its lease.
   const ends = silence === undefined ? status?.lease?.expiresAt : undefined
   if (!ends) return storeAheadMs === undefined ? undefined : []
   const leftMs = Date.parse(ends) - now
-  // A lease is for a day from when it was written, and renewed before it ends.
+  // A lease ends a day after it was written, and is renewed before that.
   if (leftMs > LEASE_MS + CLOCK_MS)
-    return [{ name: 'clock-off', detail: `the lease of a day ends in ${Math.round(leftMs / 3_600_000)} h` }]
+    return [
+      {
+        name: 'clock-off',
+        detail: `the lease is valid for one day, but ends in ${Math.round(leftMs / 3_600_000)} h by this host's clock`,
+      },
+    ]
   return leftMs < -CLOCK_MS
-    ? [{ name: 'clock-off', detail: `the lease that is held ended ${Math.round(-leftMs / 60_000)} min ago` }]
+    ? [
+        {
+          name: 'clock-off',
+          detail: `the lease that this node renews ended ${Math.round(-leftMs / 60_000)} min ago by this host's clock`,
+        },
+      ]
     : []
 }
 
 /** Checks the routes of the main table, and the kernel's routes by all tables and rules. */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
-  return found && [...found, ...checkWays(facts, found.length > 0)]
+  return found && [...found, ...checkKernelRoutes(facts, found.length > 0)]
 }
 
 function peersHere(facts: Facts): Finding[] | undefined {
@@ -217,10 +230,10 @@ const isSendingElsewhere = (facts: Facts): boolean =>
   (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
- * The drops that tell of trouble. Those of a healthy network now and then (no route to a node that has gone, the first
- * packets before a lease) are left out.
+ * The drop counters that show a fault. Other drops also occur in a healthy network, such as packets to a node that has left, or the first
+ * packets before a lease.
  */
-const TELLING = [
+const FAULT_DROPS = [
   'rx_drop_socket_full',
   'rx_drop_spoofed_source',
   'tx_drop_too_big',
@@ -228,33 +241,33 @@ const TELLING = [
   'tx_drop_refused',
   'rx_drop_truncated',
 ]
-/** So many, and such a part of all, are told of: lately, since what is over is to be left alone. */
-const TELLING_NUMBER = 10
-const TELLING_SHARE = 0.001
+/** Drops in the last minute are a finding if there are more than this number, and more than this fraction of all packets. */
+const FAULT_DROP_COUNT = 10
+const FAULT_DROP_SHARE = 0.001
 
 function checkDrops({ status, silence }: Facts): Finding[] | undefined {
-  if (silence !== undefined) return undefined // counted by nobody
+  if (silence !== undefined) return undefined // only a running weftd counts drops
   const { recent, device, features = [] } = status?.dataPath ?? {}
   if (!recent) return undefined
   const { drops, packets, seconds } = recent
-  // The kernel accepts joined UDP, but the switch of the device is off.
+  // The kernel accepts joined UDP datagrams, but the device's switch for them is off.
   const mayJoin = features.includes('tun-uso') && !features.includes('coalesce-udp')
   const advice = mayJoin
-    ? `; if it is UDP, \`ethtool -K ${device} rx-udp-gro-forwarding on\` has weftd join it, so that less is lost, and packet filters here then judge several datagrams as one`
+    ? `; if these are UDP packets, \`ethtool -K ${device} rx-udp-gro-forwarding on\` makes weftd join them, so that fewer are lost, but packet filters on this host then see several datagrams as one packet`
     : ''
-  const telling = (name: string): string | undefined => {
+  const faultText = (name: string): string | undefined => {
     const number = drops[name] ?? 0
-    const isTelling = number > Math.max(TELLING_NUMBER, packets * TELLING_SHARE)
-    return isTelling ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
+    const isFault = number > Math.max(FAULT_DROP_COUNT, packets * FAULT_DROP_SHARE)
+    return isFault ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
   }
-  // A sender that has a key is a node; only the source address of its packets is unknown.
+  // With WireGuard the sender is proved to be a node, so the counter means packets with a source outside the node's subnet.
   const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
-  const outside = provesSender ? telling('rx_drop_unknown_sender') : undefined
-  // If the hosts do not share the folder, each is a network of its own, and packets of unknown senders are the only sign of that.
-  const unknown = !provesSender && status?.store.name === 'directory' ? telling('rx_drop_unknown_sender') : undefined
+  const outside = provesSender ? faultText('rx_drop_unknown_sender') : undefined
+  // If the hosts do not share the lease directory, each forms a network of its own. Packets of unknown senders are the only sign of that.
+  const unknown = !provesSender && status?.store.name === 'directory' ? faultText('rx_drop_unknown_sender') : undefined
   return [
-    ...TELLING.flatMap((name) => {
-      const detail = telling(name)
+    ...FAULT_DROPS.flatMap((name) => {
+      const detail = faultText(name)
       if (detail === undefined) return []
       return [{ name: 'packets-dropped', detail: `${detail}${name === 'rx_drop_socket_full' ? advice : ''}` } as const]
     }),
@@ -265,9 +278,8 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
 
 export interface Diagnosis {
   readonly check: string
-  /** Undefined where it could not be known. */
   readonly findings: readonly Finding[] | undefined
-  /** The reason why the findings are not known. */
+  /** The reason why the facts did not suffice. */
   readonly why?: string
 }
 
@@ -277,7 +289,7 @@ export const diagnose = (facts: Facts): readonly Diagnosis[] =>
     return { check: name, findings, ...(findings === undefined ? { why: whyUnknown(name, facts) } : {}) }
   })
 
-/** Checks that need no more than what the daemon says of itself; the rest need the host's own tools. */
+/** The checks that need only the daemon's status. All other checks run tools of the host. */
 const BY_STATUS = [
   checkDaemon,
   checkFamilies,
@@ -289,7 +301,7 @@ const BY_STATUS = [
   checkMtu,
   checkDrops,
 ]
-const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {
+const WITHOUT_HOST: Omit<Facts, 'status' | 'now'> = {
   silence: undefined,
   isRoot: true,
   tunProblem: undefined,
@@ -305,13 +317,13 @@ const NOTHING_ELSE: Omit<Facts, 'status' | 'now'> = {
   subnetEnv: undefined,
   storeAheadMs: undefined,
   answers: new Map(),
-  unasked: undefined,
+  whyUnprobed: undefined,
   reaches: new Map(),
   store: undefined,
 }
 
-/** The findings of a status alone, as the page for browsers shows them. */
+/** Returns the findings of a status alone, as the status page shows them. */
 export function diagnoseStatus(status: Status): readonly Finding[] {
-  const facts = { ...NOTHING_ELSE, status, now: Date.parse(status.at) }
+  const facts = { ...WITHOUT_HOST, status, now: Date.parse(status.at) }
   return BY_STATUS.flatMap((look) => look(facts) ?? [])
 }

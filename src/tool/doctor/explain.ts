@@ -1,4 +1,4 @@
-// explain.ts - what would happen to a packet from one address to another, step by step, as this host sees it. Pure.
+// explain.ts - explains step by step what would happen to a packet from one address to another, as far as this host knows. Pure.
 
 import type { Route } from '../../host/links.ts'
 import {
@@ -36,27 +36,26 @@ import {
 export interface Step {
   /** `source`, `route`, `firewall`, ... */
   readonly step: string
-  /** False: it goes no further; undefined: that cannot be told from here. */
+  /** False if the packet ends at this step; undefined if this host does not know. */
   readonly passes: boolean | undefined
   readonly says: string
 }
 
-/** The place of an address. */
+/** The location of an address: `here`, a container of this node; `host`, this host itself; `unassigned`, in the network but in no lease. */
 type Side =
-  | { readonly kind: 'here' | 'host' | 'nobody' | 'outside' }
+  | { readonly kind: 'here' | 'host' | 'unassigned' | 'outside' }
   | { readonly kind: 'peer'; readonly peer: SeenSide }
 
-/** Source and destination are of one family. */
+/** A packet to explain. Source and destination have the same family. */
 export interface Question {
   readonly source: Address
   readonly destination: Address
   readonly status: Status
   readonly facts: Facts
-  /** The kernel's to the destination, as from the source; undefined: there is none. */
+  /** The kernel's route from the source to the destination; undefined if there is none. */
   readonly route: Route | undefined
   /** The policy rule that led to the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
-  /** The reason why the kernel refuses the packet. */
   readonly refused?: string | undefined
 }
 
@@ -71,7 +70,7 @@ export function sideOf(address: Address, { node, config, peers }: Status, facts:
     .filter(({ subnet }) => has(subnet))
     .toSorted((a, b) => (b.subnet?.prefixLength ?? 0) - (a.subnet?.prefixLength ?? 0))
   if (peer) return { kind: 'peer', peer }
-  return { kind: has(config ? networksOf(config)[family] : undefined) ? 'nobody' : 'outside' }
+  return { kind: has(config ? networksOf(config)[family] : undefined) ? 'unassigned' : 'outside' }
 }
 
 export function explain(question: Question): readonly Step[] {
@@ -81,7 +80,7 @@ export function explain(question: Question): readonly Step[] {
       {
         step: 'daemon',
         passes: undefined,
-        says: `it has no network configuration yet: ${status.trouble ?? status.state}`,
+        says: `weftd has no network configuration yet: ${status.trouble ?? status.state}`,
       },
     ]
   const [from, to] = [sideOf(source, status, facts), sideOf(destination, status, facts)]
@@ -90,14 +89,21 @@ export function explain(question: Question): readonly Step[] {
   const led = to.kind === 'here' ? ledAway(question) : undefined
   if (isLocal(from) && isLocal(to) && led) return [...steps, led]
   if (isLocal(from) && isLocal(to))
-    return [...steps, { step: 'way', passes: true, says: 'both are on this host: no tunnel is between them' }]
+    return [
+      ...steps,
+      { step: 'way', passes: true, says: 'both addresses are on this host, so the packet uses no tunnel' },
+    ]
   if (!isLocal(from) && !isLocal(to) && from.kind !== 'outside' && to.kind !== 'outside')
     return [
       ...steps,
-      { step: 'way', passes: undefined, says: 'neither is on this host: ask on the host of one of them' },
+      {
+        step: 'way',
+        passes: undefined,
+        says: 'neither address is on this host: run weft explain on the host of one of them',
+      },
     ]
   if (to.kind === 'peer') return [...steps, ...outward(question, from, to.peer)]
-  if (to.kind === 'nobody') return [...steps, toNobody(question)]
+  if (to.kind === 'unassigned') return [...steps, toUnassigned(question)]
   if (to.kind === 'outside') return [...steps, ...away(question, from)]
   return [...steps, ...inward(question, from, to)]
 }
@@ -113,7 +119,7 @@ function ledAway({ destination, status, facts, route }: Question): Step | undefi
     return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)
   })
   if (!isMadeForIt) return undefined
-  const says = `to ${routeText(route)}, which is another host, and not to a bridge of containers: another route comes first`
+  const says = `to ${routeText(route)}, which is another host, instead of to a bridge of containers: another route has precedence`
   return { step: 'route', passes: false, says }
 }
 
@@ -125,12 +131,12 @@ function whoIs(step: string, address: Address, side: Side, { node, config }: Sta
   ]
   const ranges = network ? formatNet(network) : (config?.network ?? '')
   const said = {
-    here: `is in this node's subnet ${subnet ? formatNet(subnet) : ''}`,
-    host: "is this host's own",
-    nobody: `is in the network ${ranges}, but no node has a lease for it`,
+    here: `is in the subnet of this node, ${subnet ? formatNet(subnet) : ''}`,
+    host: 'is an address of this host',
+    unassigned: `is in the network ${ranges}, but no node has a lease for it`,
     outside: network
       ? `is outside the network ${ranges}`
-      : `is outside the network, which has no ${FAMILY_NAMES[family]}`,
+      : `is outside the network, which does not have ${FAMILY_NAMES[family]}`,
     peer: '',
   }[side.kind]
   const says =
@@ -143,21 +149,20 @@ const nodeText = (side: SeenSide): string => {
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
 
-/** True for what weft's own engines carry. */
+/** True if an engine of weft carries the family. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
   dataPath !== null && dataPath.families.includes(family) && dataPath.engine !== 'kernel'
 
-/** Where the datagrams come from that have a peer's packets of one side. */
 function sendersText(side: SeenSide, status: Status): string {
   const addresses = outersIn(status, side.family).flatMap((outer) => placeIn(side.peer, outer).publicIp ?? [])
   return addresses.map(formatAddress).join(' or ') || hostText(side)
 }
 
-function toNobody({ destination, status, route }: Question): Step {
+function toUnassigned({ destination, status, route }: Question): Step {
   const family = familyOf(destination)
   const says = isOurs(status, family)
     ? 'no node has this address: the sender gets ICMP net unreachable, and the packet is counted as tx_drop_no_route'
-    : `no node has this address: ${route ? `it leaves by ${routeText(route)}, where nobody has it` : 'there is no route to it'}`
+    : `no node has this address: ${route ? `the packet leaves through ${routeText(route)}, where no host answers` : 'there is no route to it'}`
   return { step: 'data path', passes: false, says }
 }
 
@@ -179,13 +184,15 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   const whyNotRight =
     peer.state === 'stored' && !hasOneRoute(status)
       ? 'weftd made no route to this node, because it cannot use its lease'
-      : 'another route comes first'
+      : 'another route has precedence'
   steps.push({
     step: 'route',
     passes: isRight && refused === undefined,
     says:
       refused ??
-      (toText ? `${toText}${isRight ? '' : `, and not ${wantedText(peer, status)}: ${whyNotRight}`}` : 'there is none'),
+      (toText
+        ? `${toText}${isRight ? '' : ` instead of ${wantedText(peer, status)}: ${whyNotRight}`}`
+        : 'there is none'),
   })
   steps.push({
     step: 'data path',
@@ -194,19 +201,22 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
       dataPath?.open !== true
         ? (status.trouble ?? 'down')
         : !isCarried(status, family)
-          ? `the ${status.config?.backendType} backend carries IPv4 alone here: nothing takes IPv6 to other nodes`
+          ? `the ${status.config?.backendType} backend carries only IPv4 here, so IPv6 packets do not reach other nodes`
           : peer.state === 'stored'
-            ? 'this node cannot use its lease: see the log of weftd'
+            ? 'this node cannot use the lease of that node: see the log of weftd'
             : sentBy(dataPath.engine, peer),
   })
   if (from.kind !== 'here') steps.push(...provenSource(question, from))
   if (dataPath?.mtu && conditionOf(peer) === 'narrow') {
-    const most = peer.passesBytes === null ? 'how long one may be is being looked for' : `${peer.passesBytes} bytes do`
-    const says = `long packets, up to ${dataPath.mtu} bytes as containers send them, do not come back from it, and nobody tells the sender; ${most}`
+    const most =
+      peer.passesBytes === null
+        ? 'weftd is still searching for the longest packet that passes'
+        : `packets of up to ${peer.passesBytes} bytes pass`
+    const says = `long packets are lost on the path, and their sender gets no error (containers send up to ${dataPath.mtu} bytes); ${most}`
     steps.push({ step: 'mtu', passes: false, says })
   } else if (dataPath?.mtu) {
     const [whole, why] = peer.pathMtu === null ? [dataPath.mtu, ''] : [peer.pathMtu, ', the MTU of the path to it,']
-    const says = `packets of up to ${whole} bytes${why} go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be`
+    const says = `packets of up to ${whole} bytes${why} pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden`
     steps.push({ step: 'mtu', passes: true, says })
   }
   const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
@@ -215,11 +225,11 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   return steps
 }
 
-/** The route that packets to a peer are to take. */
+/** Describes the route that packets to a peer should take. */
 const wantedText = (peer: SeenSide, { dataPath }: Status): string =>
   dataPath?.devices[peer.family] ?? `via ${hostText(peer)}`
 
-/** True if the backend carries the family, or if nobody knows. */
+/** True if the backend carries the family, or if that is not known. */
 const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families.includes(family) ?? true
 
 function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
@@ -235,8 +245,7 @@ function answered(peer: SeenSide): Step {
       passes: true,
       says: `its host answers through the data path, in ${peer.roundTripMs} ms${loss}`,
     }
-  if (peer.lossPercent === null)
-    return { step: 'peer', passes: undefined, says: 'its host was not asked whether it answers' }
+  if (peer.lossPercent === null) return { step: 'peer', passes: undefined, says: 'its host was not probed' }
   return { step: 'peer', passes: false, says: `its host does not answer through the data path${loss}` }
 }
 
@@ -248,7 +257,7 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
   return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
 }
 
-/** Returns the steps of a packet through the firewall: the rules of iptables, and the chains of nftables on its way. */
+/** Returns the steps of a packet through the firewall: the rules of iptables, then the chains of nftables. */
 function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const [tool, rules] =
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
@@ -257,11 +266,11 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
     // A firewall that accepts only answers certainly drops the first packet of a connection.
     const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
     const unless = isFirstDropped
-      ? ', unless it answers a packet that went the other way before'
+      ? ', unless it answers an earlier packet in the other direction'
       : isCertain
         ? ''
-        : ', unless an earlier rule decides otherwise by something that weft does not know of the packet'
-    const says = `${packet.chain}: ${isAccepted && !isFirstDropped ? 'let through' : 'dropped'} by ${before}${isFirstDropped ? asFirst.by : by}${unless}`
+        : ', unless an earlier rule with a condition that weft cannot evaluate decides otherwise'
+    const says = `${packet.chain}: ${isAccepted && !isFirstDropped ? 'accepted' : 'dropped'} by ${before}${isFirstDropped ? asFirst.by : by}${unless}`
     return { step: 'firewall', passes: isCertain ? isAccepted : undefined, says }
   }
   const ruleset = readRuleset(facts.nft ?? '')
@@ -292,7 +301,7 @@ function forwarded({ source, destination, facts, status, route }: Question, isOu
 function refusal({ refused, facts, destination }: Question): string | undefined {
   if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
   return /cross-device/i.test(refused)
-    ? 'the kernel refuses it by rp_filter: the way back to its source is another one'
+    ? 'the kernel drops it because of rp_filter: the route back to its source uses another interface'
     : `the kernel refuses it: ${refused}`
 }
 
@@ -310,14 +319,14 @@ function provenSource({ source, status, facts }: Question, from: Side): Step[] {
       {
         step: 'masquerade',
         passes: true,
-        says: `by weft's rules (--ip-masq): the peer gets it from this node's subnet`,
+        says: "by weft's rules (--ip-masq), so that it has a source in this node's subnet",
       },
     ]
   return [
     {
       step: 'masquerade',
       passes: false,
-      says: `not by weft: the peer drops a packet from ${address}, since with WireGuard a node may send from its own subnet alone; start weftd with --ip-masq, or have the program use the address of the WireGuard device`,
+      says: `not by weft: the peer drops packets from ${address}, because with WireGuard a node may send only from its own subnet; start weftd with --ip-masq, or let the program use the address of the WireGuard device`,
     },
   ]
 }
@@ -338,13 +347,12 @@ function away(question: Question, from: Side): Step[] {
       says: isTranslated
         ? "by weft's rules (--ip-masq)"
         : from.kind === 'host'
-          ? 'not by weft: the packet has an address of this host already'
-          : `not by weft: the packet keeps ${formatAddress(source)}, to which nobody outside sends answers, unless rules of others masquerade it, or routers there know the way back; start weftd with --ip-masq`,
+          ? 'not needed: the source is an address of this host'
+          : `not by weft: the packet keeps its source ${formatAddress(source)}, so answers come back only if other rules masquerade it, or if routers outside have a route to it; start weftd with --ip-masq`,
     },
   ]
 }
 
-/** Finds the peer that has this public address. */
 const peerAt = (address: Address, { peers }: Status): SeenSide | undefined =>
   (peers?.list ?? []).map((peer) => sideIn(peer, familyOf(address))).find(({ publicIp }) => publicIp === address)
 
@@ -352,24 +360,28 @@ function inward(question: Question, from: Side, to: Side): Step[] {
   const { source, destination, status, facts, route } = question
   const steps: Step[] = []
   const family = familyOf(source)
-  if (from.kind === 'nobody')
+  if (from.kind === 'unassigned')
     return [
       isOurs(status, family)
         ? {
             step: 'data path',
             passes: false,
-            says: 'not let in, since no lease has its source address: counted as rx_drop_unknown_sender',
+            says: 'dropped, because no lease has its source address: counted as rx_drop_unknown_sender',
           }
-        : { step: 'data path', passes: undefined, says: 'no lease has its source address: no node sends it' },
+        : {
+            step: 'data path',
+            passes: undefined,
+            says: 'no lease has its source address, so no node sends such a packet',
+          },
     ]
   if (from.kind === 'peer') {
     const packet = portPacket(status, from.peer.peer, outerIn(status, family, from.peer.endpoint))
     if (packet) steps.push(...filtered(facts, packet))
     const says = isOurs(status, family)
-      ? `let in if its datagram comes from ${sendersText(from.peer, status)}, unless VerifySource says otherwise`
+      ? `accepted if its datagram comes from ${sendersText(from.peer, status)}; with VerifySource "inner" or "off" from any address`
       : isCarried(status, family)
-        ? 'the kernel lets it in, whoever sends it'
-        : `the ${status.config?.backendType} backend carries IPv4 alone here: it does not come`
+        ? 'the kernel accepts it from any sender'
+        : `the ${status.config?.backendType} backend carries only IPv4 here, so the packet does not arrive`
     steps.push({ step: 'data path', passes: from.peer.state !== 'stored' && status.dataPath?.open === true, says })
   }
   const sender = from.kind === 'outside' ? peerAt(source, status) : undefined
@@ -378,8 +390,8 @@ function inward(question: Question, from: Side, to: Side): Step[] {
       step: 'data path',
       passes: sender === undefined ? true : isMasqueraded(facts) ? undefined : false,
       says: sender
-        ? `not let in from the node ${nodeText(sender)} by this source: with WireGuard a node may send from its own subnet alone (counted as rx_drop_unknown_sender), unless it masquerades (--ip-masq)`
-        : 'let in if no node sends it through the tunnel: with WireGuard a node may send from its own subnet alone',
+        ? `dropped if the node ${nodeText(sender)} sends it, because with WireGuard a node may send only from its own subnet (counted as rx_drop_unknown_sender); with --ip-masq that node changes the source`
+        : 'accepted if it does not come through the tunnel: with WireGuard a node may send only from its own subnet',
     })
   if (to.kind === 'host') return steps
   steps.push(forwarding(facts, family), ...forwarded(question, false))

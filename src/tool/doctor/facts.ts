@@ -1,4 +1,4 @@
-// facts.ts - what the doctor looks at on this host: gathered here, judged in checks.ts.
+// facts.ts - gathers the facts about this host that weft doctor judges in checks.ts.
 
 import { open, readFile } from 'node:fs/promises'
 import { get as httpGet } from 'node:http'
@@ -6,94 +6,91 @@ import { get as httpsGet } from 'node:https'
 import { parseEnv } from 'node:util'
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { knock, type Knocked } from '../../host/knock.ts'
 import { ipJson, listLinks, routesTo, routesWithin, type Link, type Route } from '../../host/links.ts'
 import { neighboursOf, type NeighbourTable } from '../../host/neighbours.ts'
+import { lookUpRoutes, policyRules } from '../../host/route-lookup.ts'
 import { getSysctl } from '../../host/sysctl.ts'
-import { askWays, policyRules } from '../../host/ways.ts'
+import { probeUdpPort, type UdpProbeResult } from '../../host/udp-probe.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type ByFamily, type Family } from '../../net/address.ts'
 import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
+import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
-import { marksIn, waysToAsk, type KernelWays } from './way-questions.ts'
 
-/** The number of peers that are asked; for the others the daemon's own knowledge has to do. */
-const ASKED_PEERS = 16
+/** The maximum number of peers that weft doctor itself probes. For all others it uses the daemon's status. */
+const PROBED_PEERS = 16
 const CLOCK_WAIT_MS = 2_000
 
 export interface Facts {
-  /** The daemon's status; undefined when it does not answer, for the reason in `silence`. */
+  /** The daemon's status, or the last status of a dead daemon; undefined if there is neither. */
   readonly status: Status | undefined
+  /** The reason why the daemon did not answer; undefined if it answered. */
   readonly silence: string | undefined
-  /** True when that is because we may not ask. */
+  /** True if the daemon did not answer because this user may not query it. */
   readonly isForbidden?: boolean
-  /** The clock of the day, in ms. */
+  /** The time of day, in ms since 1970. */
   readonly now: number
   readonly isRoot: boolean
-  /** The reason why /dev/net/tun cannot be opened, as an errno's name; undefined when it can. */
+  /** The name of the errno with which opening /dev/net/tun failed; undefined if it can be opened. */
   readonly tunProblem: string | undefined
   /** True if this process is root without CAP_NET_ADMIN. Then a weftd in the same container lacks it too. */
   readonly lacksNetAdmin: boolean
-  /** True where the kernel forwards IPv4. */
   readonly isForwarding: boolean
-  /** The same of IPv6; undefined where the network has none, or the kernel. */
+  /** True if the kernel forwards IPv6; undefined if the network or the kernel has no IPv6. */
   readonly isForwardingIpv6: boolean | undefined
-  /** True for each family of which there is a default route; left out where that was not asked. */
+  /** True for each family that has a default route. A family that was not looked up is left out. */
   readonly defaultRoutes: ByFamily<boolean>
   readonly links: readonly Link[]
-  /** The routes to the network and to parts of it. */
+  /** The routes of the main table to the network and to parts of it. */
   readonly routes: readonly Route[]
-  /** `iptables -S`, `ip6tables -S` and `nft list ruleset`; undefined where they cannot be asked, or the node has nothing of IPv6. */
+  /** The output of `iptables -S`; undefined if the tool failed. */
   readonly iptables: string | undefined
+  /** The output of `ip6tables -S`; undefined if the tool failed, or the network has no IPv6. */
   readonly ip6tables: string | undefined
+  /** The output of `nft list ruleset`; undefined if the tool failed. */
   readonly nft: string | undefined
-  /** subnet.env's variables; undefined when there is no such file. */
+  /** The variables in subnet.env; undefined if the file does not exist. */
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
-  /** The milliseconds by which the store's clock is ahead of ours, if it tells its time. */
+  /** The milliseconds by which the store's clock is ahead of this host's; undefined if the store does not report its time. */
   readonly storeAheadMs: number | undefined
-  /** The answers of the peers that were asked now, by lease and by each family that they were asked by. */
+  /** The results of probing peers now, by lease and family. */
   readonly answers: AllAnswers
-  /** The reason why nobody could be asked. */
-  readonly unasked: string | undefined
-  /** What comes back from the hosts of those that did not answer, outside of the data path, by lease. */
+  /** The reason why no peer could be probed. */
+  readonly whyUnprobed: string | undefined
+  /** The results of probing the hosts of silent peers outside the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
-  /** What the store itself says now, whatever the daemon knows; undefined where it was not asked. */
+  /** The state of the store as weft doctor found it now; undefined if the store was not queried. */
   readonly store: StoreSeen | undefined
   /** The reason why the store was not queried, or why the query failed. */
-  readonly storeUnasked?: string | undefined
-  /** How the service manager has weftd, in words, where that is silent and there is one. */
+  readonly whyStoreUnknown?: string | undefined
+  /** The state of weftd in systemd, in words. Only looked up if weftd did not answer; empty if systemd has no such unit. */
   readonly unit?: string | undefined
-  /** The kernel's neighbour tables; undefined if they were not read. */
   readonly neighbours?: readonly NeighbourTable[] | undefined
   /** The kernel's routes for packets to peers and from them; undefined if they were not looked up. */
-  readonly kernelWays?: KernelWays | undefined
-  /** net.bridge.bridge-nf-call-iptables; undefined where br_netfilter is not loaded. */
+  readonly kernelRoutes?: KernelRoutes | undefined
+  /** net.bridge.bridge-nf-call-iptables; undefined if br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
 }
 
-/** What came back from a host, outside of the data path. */
 export interface Reach {
-  /** From the backend's port; undefined when nothing did, or the backend has none. */
-  readonly port: Knocked | undefined
-  /** The number of the port. */
+  /** The reaction to a datagram to the backend's port; undefined if there was none, or the backend has no port. */
+  readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined
-  /** True when the host answers a ping; undefined where it could not be asked. */
+  /** True if the host answers a ping; undefined if no ping could be sent. */
   readonly isPinged: boolean | undefined
-  /** True for a host of the same link that nobody answers for. */
+  /** True if the address is on a link of this host, but no host there answers for it (ARP, neighbour discovery). */
   readonly isOffLink: boolean
 }
 
-/** The store, as the doctor finds it. */
 export interface StoreSeen {
-  /** The reason why it does not answer. */
   readonly problem?: string
-  /** The network configuration there, as the status has it; undefined where it cannot be read. */
+  /** The network configuration in the store, in the form of the status; undefined if it cannot be read. */
   readonly config?: Status['config'] | undefined
 }
 
-/** Asks a peer by a family; rejects when nobody can be asked by it. */
-type AskPeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
+/** Probes a peer over a family with a packet of this length. Rejects if this host cannot probe over the family. */
+type ProbePeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
 
 export interface Sources {
   readonly status: Status | undefined
@@ -101,12 +98,15 @@ export interface Sources {
   readonly isForbidden?: boolean
   readonly subnetFile: string
   readonly run: Run
-  /** Undefined where the backend has nobody to ask. */
-  readonly ask: AskPeer | undefined
-  /** Pings the host of a peer, outside of the data path; undefined where that has no address. Rejects as `ask` does. */
+  /** Undefined if the data path is not open, so that peers cannot be probed. */
+  readonly probe: ProbePeer | undefined
+  /**
+   * Pings the host of a peer outside the data path. Returns undefined if the host has no address of the family. Rejects if this host cannot
+   * ping over it.
+   */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
-  readonly storeUnasked?: string | undefined
+  readonly whyStoreUnknown?: string | undefined
 }
 
 export async function gatherFacts({
@@ -115,10 +115,10 @@ export async function gatherFacts({
   isForbidden = false,
   subnetFile,
   run,
-  ask,
+  probe,
   ping,
   store,
-  storeUnasked,
+  whyStoreUnknown,
 }: Sources): Promise<Facts> {
   const networks = status?.config ? networksOf(status.config) : {}
   const hasIpv6 = networks.ipv6 !== undefined
@@ -130,8 +130,8 @@ export async function gatherFacts({
     })
   const hasDefault = async (family: Family): Promise<boolean> =>
     (await routesTo(run, family)).some(({ type }) => type === 'unicast')
-  const [asked, ...looked] = await Promise.all([
-    askPeers(status, ask),
+  const [probed, ...looked] = await Promise.all([
+    probePeers(status, probe),
     tunProblem(),
     getSysctl('net/ipv4/ip_forward'),
     hasIpv6 ? getSysctl('net/ipv6/conf/all/forwarding') : undefined,
@@ -162,10 +162,10 @@ export async function gatherFacts({
     unit,
   ] = looked
   const isRoot = process.getuid?.() === 0
-  const [lacksNetAdmin, reaches, kernelWays, neighbours] = await Promise.all([
+  const [lacksNetAdmin, reaches, kernelRoutes, neighbours] = await Promise.all([
     isRoot && readFile('/proc/self/status', 'utf8').then(lacksNetAdminBy, () => false),
-    reachesOf(status, asked.answers, ping, run),
-    unlessRefused(kernelWaysOf(status, links, nft ?? '', run)),
+    reachesOf(status, probed.answers, ping, run),
+    unlessRefused(kernelRoutesOf(status, links, nft ?? '', run)),
     unlessRefused(Promise.all(familiesOf(networks).map((family) => neighboursOf(family, run)))),
   ])
   return {
@@ -184,110 +184,109 @@ export async function gatherFacts({
     isForwarding: forwarding !== '0',
     subnetEnv,
     storeAheadMs: ahead,
-    ...asked,
+    ...probed,
     reaches,
     store,
-    storeUnasked,
+    whyStoreUnknown,
     bridgeFilter,
     unit,
-    kernelWays,
+    kernelRoutes,
     neighbours,
     lacksNetAdmin,
     isForwardingIpv6: forwardingIpv6 === undefined ? undefined : forwardingIpv6 !== '0',
   }
 }
 
-/** Looks up the kernel's routes for packets to peers and from them. */
-async function kernelWaysOf(
+async function kernelRoutesOf(
   status: Status | undefined,
   links: readonly Link[],
   nft: string,
   run: Run,
-): Promise<KernelWays | undefined> {
+): Promise<KernelRoutes | undefined> {
   if (!status) return undefined
-  const wanted = waysToAsk(status, links, marksIn(nft))
+  const wanted = routeQueries(status, links, marksIn(nft))
   if (wanted.length === 0) return undefined
   const families = FAMILIES.filter((family) => wanted.some((each) => each.family === family))
-  const found = await Promise.all(
+  const byFamily = await Promise.all(
     families.map(async (family) => {
       const mine = wanted.filter((each) => each.family === family)
-      const [answers, rules] = await Promise.all([
-        askWays(
+      const [found, rules] = await Promise.all([
+        lookUpRoutes(
           run,
           family,
-          mine.map(({ question }) => question),
+          mine.map(({ query }) => query),
         ),
         policyRules(run, family),
       ])
-      const ways = mine.flatMap((each, at) => {
-        const answer = answers[at]
+      const answers = mine.flatMap((each, at) => {
+        const answer = found[at]
         return answer ? [{ ...each, answer }] : []
       })
-      return { family, ways, rules }
+      return { family, answers, rules }
     }),
   )
   return {
-    ways: found.flatMap(({ ways }) => ways),
-    rules: Object.fromEntries(found.map(({ family, rules }) => [family, rules])),
+    answers: byFamily.flatMap((each) => each.answers),
+    rules: Object.fromEntries(byFamily.map(({ family, rules }) => [family, rules])),
   }
 }
 
-async function askPeers(
+async function probePeers(
   status: Status | undefined,
-  ask: AskPeer | undefined,
-): Promise<Pick<Facts, 'answers' | 'unasked'>> {
+  probe: ProbePeer | undefined,
+): Promise<Pick<Facts, 'answers' | 'whyUnprobed'>> {
   const mtu = status?.dataPath?.mtu ?? undefined
   const known = (status?.peers?.list ?? []).filter((peer) =>
     listed(sidesOf(peer)).some(({ state }) => state !== 'stored'),
   )
-  if (!ask || mtu === undefined) return { answers: new Map(), unasked: undefined }
+  if (!probe || mtu === undefined) return { answers: new Map(), whyUnprobed: undefined }
   const overhead = kindOf(status?.config?.backendType ?? '')?.overhead ?? 0
-  const askBy = async (peer: PeerStatus, family: Family, { pathMtu }: PeerSide): Promise<Answers> => {
+  const probeBy = async (peer: PeerStatus, family: Family, { pathMtu }: PeerSide): Promise<Answers> => {
     // A second try keeps one lost packet from deciding the answer.
     const twice = async (bytes: number): Promise<boolean> =>
-      (await ask(peer, family, bytes)) || (await ask(peer, family, bytes))
+      (await probe(peer, family, bytes)) || (await probe(peer, family, bytes))
     const small = await twice(0)
-    // The senders are told what the kernel knows of the path.
+    // If the kernel knows a smaller path MTU, senders of longer packets get an ICMP error, so probes keep to that MTU.
     const most = pathMtu ?? mtu
     const large = small && (await twice(most))
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined
     return { small, large, longest }
   }
-  let unasked: string | undefined
-  const askSide = async (peer: PeerStatus, family: Family): Promise<readonly [Family, Answers] | undefined> => {
+  let whyUnprobed: string | undefined
+  const probeSide = async (peer: PeerStatus, family: Family): Promise<readonly [Family, Answers] | undefined> => {
     const side = sidesOf(peer)[family]
     if (!side || side.state === 'stored') return undefined
     try {
-      return [family, await askBy(peer, family, side)]
+      return [family, await probeBy(peer, family, side)]
     } catch (error) {
       if (!isWeftError(error)) throw error
-      unasked = error.message
+      whyUnprobed = error.message
       return undefined
     }
   }
   const answers = await Promise.all(
-    known.slice(0, ASKED_PEERS).map(async (peer) => {
-      const sides = await Promise.all(FAMILIES.map((family) => askSide(peer, family)))
+    known.slice(0, PROBED_PEERS).map(async (peer) => {
+      const sides = await Promise.all(FAMILIES.map((family) => probeSide(peer, family)))
       return [peer.lease, Object.fromEntries(sides.filter((side) => side !== undefined))] as const
     }),
   )
-  return { answers: new Map(answers.filter(([, sides]) => Object.keys(sides).length > 0)), unasked }
+  return { answers: new Map(answers.filter(([, sides]) => Object.keys(sides).length > 0)), whyUnprobed }
 }
 
-/** ICMP errors come at once, or never. */
-const KNOCK_MS = 1_000
+/** How long to wait for an ICMP error. It comes within milliseconds, or never. */
+const ICMP_WAIT_MS = 1_000
 
-/** Asks the hosts of those peers that were asked and did not answer by any family, at the addresses where their packets go. */
+/** Probes the hosts of silent peers outside the data path, at the addresses to which packets for these peers go. */
 async function reachesOf(
   status: Status | undefined,
   answers: AllAnswers,
   ping: Sources['ping'],
   run: Run,
 ): Promise<Facts['reaches']> {
-  if (!ping) return new Map() // nothing is to be sent
-  const silent = (status?.peers?.list ?? []).slice(0, ASKED_PEERS).filter(({ lease, state }) => {
-    const asked = Object.values(answers.get(lease) ?? {})
-    return state !== 'stored' && (asked.length > 0 ? asked.every(({ small }) => !small) : state !== 'answering')
+  if (!ping) return new Map() // the operator wants no probes
+  const silent = (status?.peers?.list ?? []).slice(0, PROBED_PEERS).filter(({ lease, state }) => {
+    const probed = Object.values(answers.get(lease) ?? {})
+    return state !== 'stored' && (probed.length > 0 ? probed.every(({ small }) => !small) : state !== 'answering')
   })
   const found = await Promise.all(
     silent.map(async (peer) => {
@@ -297,7 +296,7 @@ async function reachesOf(
       const text = /:(\d+)$/.exec(sidesOf(peer)[family]?.endpoint ?? '')?.[1]
       const portNumber = text === undefined ? undefined : Number(text)
       const [port, isPinged] = await Promise.all([
-        portNumber === undefined ? undefined : knock(host, portNumber, KNOCK_MS),
+        portNumber === undefined ? undefined : probeUdpPort(host, portNumber, ICMP_WAIT_MS),
         ping(peer, family).catch((error: unknown) => {
           if (isWeftError(error)) return undefined
           throw error
@@ -310,7 +309,7 @@ async function reachesOf(
   return new Map(found.flat())
 }
 
-/** True where this host has asked its link for the address just now, and nobody has it (ip-neighbour(8)). */
+/** True if the kernel just tried to resolve the address on a link, and no host answered (ip-neighbour(8)). */
 async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
   const found = await ipJson<{ state?: readonly string[] }>(run, ['neighbour', 'show', 'to', address]).catch(
     (error: unknown) => {
@@ -322,16 +321,16 @@ async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
   return states.length > 0 && states.every((state) => state === 'FAILED' || state === 'INCOMPLETE')
 }
 
-/** How systemd has the unit, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`; empty where it has none. */
+/** Describes the unit's state, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Empty if systemd has no such unit. */
 async function unitState(run: Run): Promise<string> {
   const words = ['show', 'weftd', '--property=LoadState,ActiveState,InactiveEnterTimestamp,Result']
   const { LoadState, ActiveState, InactiveEnterTimestamp, Result } = parseEnv(await run('systemctl', words))
   if (LoadState !== 'loaded') return ''
   const since = InactiveEnterTimestamp ? ` since ${InactiveEnterTimestamp}` : ''
-  return `systemd has it ${ActiveState ?? 'in no state'}${since}${Result && Result !== 'success' ? ` (${Result})` : ''}`
+  return `systemd says: ${ActiveState ?? 'no state'}${since}${Result && Result !== 'success' ? ` (${Result})` : ''}`
 }
 
-/** CAP_NET_ADMIN is bit 12 of the effective capabilities (linux/capability.h, proc_pid_status(5)). */
+/** True if the text of /proc/PID/status lacks CAP_NET_ADMIN, bit 12 of CapEff (linux/capability.h, proc_pid_status(5)). */
 const lacksNetAdminBy = (status: string): boolean => {
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   return effective !== undefined && ((BigInt(`0x${effective}`) >> 12n) & 1n) === 0n
@@ -347,8 +346,8 @@ async function tunProblem(): Promise<string | undefined> {
 }
 
 /**
- * Compares clocks by the Date of an answer of etcd's HTTP side (RFC 9110 section 6.6.1), which tells it to anybody;
- * whatever the answer is.
+ * Compares the clocks by the Date header (RFC 9110 section 6.6.1) that etcd sends with every HTTP answer, even without a login. Returns the
+ * milliseconds by which etcd's clock is ahead; undefined if etcd sends no date. The header has whole seconds, so half a second is added.
  */
 function storeAheadMs(status: Status | undefined): Promise<number | undefined> {
   const [endpoint = ''] = status?.store.name === 'etcd' ? (status.daemon.leases.split(/[ ,]/) ?? []) : []

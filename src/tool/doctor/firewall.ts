@@ -36,7 +36,6 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
 const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | undefined =>
   family === 'ipv4' ? iptables : ip6tables
 
-/** A container's address. */
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
 /** True if the firewall of this host certainly drops packets to the port of other nodes. */
@@ -53,11 +52,10 @@ interface Dropped extends Finding {
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
   readonly side: OwnSide
-  /** True if weft's rules for FORWARD exist. */
   readonly isFlannels: boolean
 }
 
-/** A container's address of another node: the first subnet may be this one's. */
+/** Returns a container address of another node: one in the last subnet of the network, because the first may be this node's. */
 const lastIn = (net: Net): Address => {
   const size = netSize(net)
   return isIpv4Net(net) ? net.address + Number(size) - 2 : net.address + size - 2n
@@ -81,7 +79,7 @@ interface Walking {
   readonly ruleset: Ruleset
 }
 
-/** True if a peer did not answer probes, now or those of the daemon. */
+/** True if a peer did not answer weft doctor, or, if it was not probed now, the daemon. */
 const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? state === 'answering')
 
 /** Returns the device through which packets of a family reach peers; undefined if the backend has none, or it is not known. */
@@ -169,7 +167,7 @@ function judged(
   return likely.map((verdict) => found(verdict, verdict.base ? 'nft-drops' : 'iptables-drops'))
 }
 
-const FIRST_ALONE = ' (only answers to what this host sends are let through)'
+const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 
 /** True if the rules name the network or its device. Such rules are made for the network, and may accept packets in ways not read here. */
 function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
@@ -178,7 +176,6 @@ function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, {
   return words.some((word) => Boolean(word) && text.includes(word ?? ''))
 }
 
-/** Merges equal findings, with one remedy for all packets that a rule drops. */
 function merged(dropped: readonly Dropped[]): Finding[] {
   const keys = [...new Set(dropped.map(({ name, detail }) => `${name} ${detail}`))]
   return keys.flatMap((key) => {
@@ -200,8 +197,10 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
     if (base?.name.startsWith('inet firewalld '))
       return `have firewalld trust the network: \`firewall-cmd --permanent --zone=trusted --add-source=${net}\`, then \`firewall-cmd --reload\``
     if (base)
-      return `accept the network before the rule that drops: \`nft insert rule ${base.name} ${word} saddr ${net} accept\` and the same with \`daddr\`; put it into the file that this table is loaded from too`
-    const flag = isFlannels ? '' : '; or, if weftd was started with --iptables-forward-rules=false, without that'
+      return `accept the network before the rule that drops: \`nft insert rule ${base.name} ${word} saddr ${net} accept\` and the same with \`daddr\`; put both rules also into the file from which this table is loaded`
+    const flag = isFlannels
+      ? ''
+      : '; or, if weftd was started with --iptables-forward-rules=false, start it without that option'
     return `accept both directions: \`${tool} -I FORWARD -s ${net} -j ACCEPT\` and \`${tool} -I FORWARD -d ${net} -j ACCEPT\`${flag}`
   }
   if (name !== 'port-dropped') return undefined
@@ -219,12 +218,11 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
     return `\`nft insert rule ${base.name} ${word} ${isIn ? 's' : 'd'}addr ${whose} ${what} accept\``
   })
   if (commands.length === 0) return undefined
-  const neighbours =
-    family === 'ipv6' ? ', and let `ipv6-icmp` through, without which hosts do not find each other' : ''
-  return `let it through: ${commands.join(' and ')}; the same for the other nodes, if there are more${neighbours}`
+  const neighbours = family === 'ipv6' ? ', and accept `ipv6-icmp`, which hosts need to find each other' : ''
+  return `accept these packets: ${commands.join(' and ')}; the same for other nodes, if there are more${neighbours}`
 }
 
-/** The packet that a peer sends here outside the tunnel; undefined when there is none of that kind. */
+/** Returns the packet that a peer sends to this host outside the tunnel; undefined if the backend sends none. */
 export function portPacket(
   { config, node }: Pick<Status, 'config' | 'node'> | { config?: undefined; node?: undefined } = {},
   peer: PeerStatus,
@@ -242,14 +240,13 @@ export function portPacket(
   } as const
   const kind = kindOf(type)
   const protocol = kind?.outside?.protocol
-  // The backend's mode decides which of two ports it is.
+  // The backend's mode decides which of two ports is used, so the port is not known.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
   if (!protocol || !config || !outersIn({ config }, family).includes(family)) return undefined
   return { ...way, protocol, ...(port === undefined ? {} : { port }) }
 }
 
-/** The packet that this host sends to that peer outside the tunnel. */
 export function sentBack({ source, destination, from, ...packet }: FilteredPacket): FilteredPacket {
   return {
     ...packet,

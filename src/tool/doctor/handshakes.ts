@@ -1,7 +1,7 @@
-// handshakes.ts - how the doctor judges the sessions with peers, where packets are encrypted: why there is none. Pure.
+// handshakes.ts - finds out why there is no WireGuard session with a peer. Pure.
 //
-// Of a peer that answers nothing is said: it has keys. A packet that was lost, or sent again, makes one attempt more, or one that is stale:
-// only what came twice is told.
+// A peer that answers has a session and is not judged. One lost or repeated packet can cause a failed attempt or a stale handshake, so a
+// fault is reported only if it occurred twice.
 
 import { titleOf, type SessionStatus, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
@@ -9,11 +9,11 @@ import { each, type Finding, type FindingName } from './findings.ts'
 import { seenSides, sideText, type SeenSide } from './sides.ts'
 
 const TWICE = 2
-/** As old as keys may be: of a handshake of longer ago there is nothing left. */
-const LATELY_S = 180
+/** Session keys expire after this time (WireGuard's REJECT_AFTER_TIME). Handshakes with unknown keys that are older are not reported. */
+const RECENT_S = 180
 
 export function checkHandshakes({ status, silence, answers }: Facts): Finding[] | undefined {
-  if (silence !== undefined) return undefined // known to nobody
+  if (silence !== undefined) return undefined // only a running weftd has sessions
   if (!status?.peers) return undefined
   const found = status.peers.list.flatMap((peer) =>
     oncePerSession(seenSides(peer, answers).filter((side) => !isAnswering(side))).flatMap((side) => {
@@ -26,11 +26,11 @@ export function checkHandshakes({ status, silence, answers }: Facts): Finding[] 
 
 const isAnswering = ({ answers, state }: SeenSide): boolean => answers?.small ?? state === 'answering'
 
-/** A session of both families is one: it is told by the first. */
+/** Removes the second family of a peer if both families use the same session. */
 const oncePerSession = (sides: readonly SeenSide[]): readonly SeenSide[] =>
   sides.filter((side, at) => !sides.slice(0, at).some((other) => other.endpoint === side.endpoint))
 
-/** What came of the handshakes with a peer that does not answer. */
+/** Returns the finding that explains why a silent peer has no working session; undefined if the session shows no fault. */
 export function troubleOf(
   session: SessionStatus,
   { lossPercent }: Pick<SeenSide, 'lossPercent'>,
@@ -41,7 +41,7 @@ export function troubleOf(
   if ((stale ?? 0) >= TWICE) return 'clock-behind'
   if ((unconfirmed ?? 0) >= TWICE) return 'handshake-one-way'
   if (failure === 'no-answer' && (attempts ?? 0) >= TWICE) return 'no-handshake'
-  // The kernel tells when the last handshake was, and what passed: of one that was asked in vain they wanted keys.
+  // The kernel reports only the time of the last handshake and the bytes. weftd has probed this peer, so the kernel has tried a handshake.
   if (attempts !== null || ageSeconds !== null || lossPercent === null) return undefined
   if (session.handshakeSecondsAgo === null && (rxBytes ?? 0) > 0) return 'handshake-one-way'
   return (txBytes ?? 0) > 0 ? 'no-handshake' : undefined
@@ -49,9 +49,9 @@ export function troubleOf(
 
 function seenText({ handshakeSecondsAgo: ago, attempts, stale, unconfirmed }: SessionStatus): string {
   const numbers: readonly (readonly [number | null, string])[] = [
-    [attempts, 'begun here'],
-    [unconfirmed, 'answered in vain'],
-    [stale, 'too old'],
+    [attempts, 'started here'],
+    [unconfirmed, 'answered but not confirmed'],
+    [stale, 'with an old timestamp'],
   ]
   const counted = numbers.flatMap(([number, what]) => (number ? [`${number} ${what}`] : []))
   return [ago === null ? 'no handshake was ever completed' : `the last handshake was ${Math.round(ago)} s ago`]
@@ -59,13 +59,13 @@ function seenText({ handshakeSecondsAgo: ago, attempts, stale, unconfirmed }: Se
     .join(', ')
 }
 
-/** Keys of nobody's, each with the peer at whose address it is used, if there is one. */
+/** Finds recent handshakes with keys that are in no lease. Each names the peer with the sender's address, if there is one. */
 function unknownKeys({ dataPath, peers }: Status): Finding[] {
-  const lately = (dataPath?.unknownKeys ?? []).filter(({ secondsAgo }) => secondsAgo < LATELY_S)
-  return each('key-unknown', lately, ({ publicKey, endpoint, secondsAgo }) => {
+  const recent = (dataPath?.unknownKeys ?? []).filter(({ secondsAgo }) => secondsAgo < RECENT_S)
+  return each('key-unknown', recent, ({ publicKey, endpoint, secondsAgo }) => {
     const host = endpoint.replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1')
     const peer = (peers?.list ?? []).find(({ publicIp, publicIpv6 }) => publicIp === host || publicIpv6 === host)
-    const whose = peer ? `, the host of ${titleOf(peer)}, whose lease has ${peer.session?.publicKey ?? 'none'}` : ''
+    const whose = peer ? `, the host of ${titleOf(peer)}, whose lease has ${peer.session?.publicKey ?? 'no key'}` : ''
     return `${publicKey} from ${endpoint}${whose}, ${Math.round(secondsAgo)} s ago`
   })
 }

@@ -1,4 +1,4 @@
-// links.ts - how the doctor judges the lengths that this host's interfaces take, the paths behind them, and the bridges of containers. Pure.
+// links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and subnet.env. Pure.
 
 import type { Link } from '../../host/links.ts'
 import { formatAddress, formatNet, netContains, type Address, type Family, type Net } from '../../net/address.ts'
@@ -15,7 +15,7 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   const sides = ownSides(status)
   if (sides.length === 0) return undefined
   const seen = (peers?.list ?? []).flatMap((peer) => seenSides(peer, answers))
-  // Whoever answers now is believed before what the daemon last saw.
+  // The answers to weft doctor are newer than the daemon's last probes.
   const isCut = (side: SeenSide): boolean =>
     side.answers ? side.answers.small && !side.answers.large : conditionOf(side) === 'narrow'
   const isWhole = (side: SeenSide): boolean => side.answers?.large ?? side.path === 'whole'
@@ -30,17 +30,17 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   )
   const whose =
     external && whole > external.mtu
-      ? `it is this host's ${external.name}, which takes ${external.mtu} bytes`
+      ? `the cause is ${external.name} of this host, whose MTU is ${external.mtu} bytes`
       : seen.some((side) => isWhole(side) && side.state !== 'stored')
-        ? 'others take them: look at the external interface of that host first, then at what is between'
+        ? 'other peers answer such packets: check the external interface of that host first, then the links between'
         : cut.length > 1
-          ? 'no peer takes them: look at this host first, and at the network that it is in'
-          : "look at both hosts' external interfaces, then at what is between: weft doctor there knows its own"
+          ? 'no peer answers such packets: check this host first, and the network that it is in'
+          : 'check the external interfaces of both hosts, then the links between; weft doctor on that host checks its interface'
   const cutText = (side: SeenSide): string => {
     const longest = side.answers ? side.answers.longest : (side.passesBytes ?? undefined)
     const since = side.pathSince !== null && conditionOf(side) === 'narrow' ? ` since ${side.pathSince}` : ''
-    const found = longest === undefined ? '' : `, of up to ${longest} they do`
-    return `${sideText(side)}: packets of ${mtu} bytes do not come back${since}${found}; ${whose}`
+    const found = longest === undefined ? '' : `, packets of up to ${longest} do`
+    return `${sideText(side)}: packets of ${mtu} bytes get no answer${since}${found}; ${whose}`
   }
   return [
     ...each('path-mtu', cut, cutText),
@@ -48,7 +48,7 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
       ? [
           {
             name: 'mtu-too-large',
-            detail: `${mtu} bytes plus the tunnel's headers are ${whole}, but ${external.name} takes ${external.mtu}`,
+            detail: `${mtu} bytes plus the tunnel's headers are ${whole}, but the MTU of ${external.name} is ${external.mtu}`,
           } as const,
         ]
       : []),
@@ -56,15 +56,15 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
       ? [
           {
             name: 'mtu-shrunk',
-            detail: `${mtu} bytes${external ? ` since ${external.name} takes ${external.mtu}` : ''}, and ${dataPath.mtuAtStart} when weftd started`,
+            detail: `${mtu} bytes${external ? ` because the MTU of ${external.name} is ${external.mtu}` : ''}; it was ${dataPath.mtuAtStart} when weftd started`,
           } as const,
         ]
       : []),
-    ...each('bridge-mtu', bridges, (link) => `${link.name} has ${link.mtu}, the data path ${mtu}`),
+    ...each('bridge-mtu', bridges, (link) => `${link.name} has MTU ${link.mtu}, the data path ${mtu}`),
   ]
 }
 
-/** The bytes around a packet, by the longer of the outer headers where there are any, of the family that is tried first. */
+/** Returns the bytes that the preferred underlay adds to a packet. If the backend carries both families, that of IPv6 packets counts. */
 function overheadOf(status: Status, families: readonly Family[]): number {
   const type = status.config?.backendType ?? ''
   if (!isBackendType(type) || KINDS[type].overhead === 0) return 0
@@ -94,22 +94,22 @@ export function checkContainers({ status, links, subnetEnv, silence }: Facts): F
   const [first] = unlike
   const wrong =
     subnetEnv === undefined
-      ? `${daemon.subnetFile} is not there`
+      ? `${daemon.subnetFile} does not exist`
       : first
-        ? `${daemon.subnetFile} says ${first.says === '' ? (first.family === 'ipv4' ? 'no subnet' : 'no IPv6 subnet') : first.says}, and this node has ${formatNet(first.subnet)}`
+        ? `${daemon.subnetFile} says ${first.says === '' ? (first.family === 'ipv4' ? 'no subnet' : 'no IPv6 subnet') : first.says}, but this node has ${formatNet(first.subnet)}`
         : subnetEnv['FLANNEL_MTU'] === String(dataPath.mtu)
           ? undefined
-          : `${daemon.subnetFile} says MTU ${subnetEnv['FLANNEL_MTU']}, and the data path has ${dataPath.mtu}`
+          : `${daemon.subnetFile} says MTU ${subnetEnv['FLANNEL_MTU']}, but the data path has ${dataPath.mtu}`
   return [
     ...(wrong === undefined ? [] : [{ name: 'subnet-env-wrong', detail: wrong } as const]),
     ...each(
       'bridge-elsewhere',
       elsewhere,
-      ({ name, address, side }) => `${name} has ${formatAddress(address)}, and this node ${formatNet(side.subnet)}`,
+      ({ name, address, side }) => `${name} has ${formatAddress(address)}, but this node has ${formatNet(side.subnet)}`,
     ),
   ]
 }
 
-/** As subnet.env has a subnet: `10.5.1.1/24`. */
+/** Formats a subnet as subnet.env does, with its first address: `10.5.1.1/24`. */
 const firstAddressOf = ({ address, prefixLength }: Net): string =>
   `${formatAddress(typeof address === 'number' ? address + 1 : address + 1n)}/${prefixLength}`

@@ -28,7 +28,6 @@ export interface BaseChain {
   readonly hook: string
   /** The hook and devices that call the chain, and its policy. */
   readonly head: string
-  /** The chain, as nft prints it. */
   readonly text: string
 }
 
@@ -40,20 +39,17 @@ interface NftVerdict extends Verdict {
 const isOfIptables = (table: string, packet: FilteredPacket): boolean =>
   table === `${familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'} filter`
 
-/** The hooks that a packet passes. */
 const HOOKS: Readonly<Record<FilteredPacket['chain'], readonly string[]>> = {
   INPUT: ['ingress', 'prerouting', 'input'],
   FORWARD: ['ingress', 'prerouting', 'forward', 'postrouting'],
   OUTPUT: ['output', 'postrouting', 'egress'],
 }
 
-/** A parsed ruleset. */
 export interface Ruleset {
   /** Returns the verdict of each base chain on the packet's way. `but` leaves out the table that iptables shows, if iptables was read. */
   readonly walk: (packet: FilteredPacket, but: { readonly iptables: boolean }) => readonly NftVerdict[]
 }
 
-/** Parses the output of `nft list ruleset`. */
 export function readRuleset(ruleset: string): Ruleset {
   const tables = tablesOf(ruleset).map((table) => ({ name: table.name, ...readTable(table) }))
   return {
@@ -85,7 +81,6 @@ interface Table {
   readonly text: string
 }
 
-/** Splits a ruleset into its tables. */
 export const tablesOf = (ruleset: string): readonly Table[] =>
   ruleset.split(/^(?=table )/m).map((text) => ({ name: /^table (\S+ \S+) \{/.exec(text)?.[1] ?? '', text }))
 
@@ -182,7 +177,6 @@ function statementAt(words: readonly string[], at: number): number {
   return more === undefined ? 0 : 1 + more
 }
 
-/** True for a word that ends a condition. */
 const endsCondition = (words: readonly string[], at: number): boolean =>
   at >= words.length ||
   ['jump', 'goto', 'queue', 'vmap'].includes(words[at] ?? '') ||
@@ -228,7 +222,6 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
 type Test = (value: string) => Holds
 
 interface Selector {
-  /** The number of words of the selector. */
   readonly width: number
   readonly test: Test
   /** True if this file knows the selector, so that a value must follow. After an unknown selector a value may or may not follow. */
@@ -304,7 +297,6 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
 
 const COMPARISONS = new Set(['!=', '==', '<', '>', '<=', '>=', '&', '|', '^', 'over', '/'])
 
-/** Evaluates the comparison that follows a selector. */
 function comparedAt(
   { words, sets }: Reading,
   at: number,

@@ -1,4 +1,4 @@
-// peers.ts - how the doctor judges the other nodes: what their leases say of them, whether they answer, and if not, why. Pure.
+// peers.ts - checks the leases of the other nodes, whether the nodes answer, and if not, why. Pure.
 
 import {
   compareAddresses,
@@ -17,12 +17,17 @@ import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
+/** A loss of probes above which a peer is reported as lossy. */
 const LOSSY_PERCENT = 20
-/** A peer that sends is heard once in its interval, the default one or what this node has; it may miss two. */
-const LATELY_INTERVALS = 3
+/**
+ * A peer that probes this node sends a packet per probe interval. The interval is the larger of the default and this node's. A peer is
+ * said to send if its last packet is younger than this number of intervals, so two probes may be lost.
+ */
+const RECENT_INTERVALS = 3
+/** The default of --probe-interval. */
 const PROBE_SECONDS = 10
-/** What is known by messages of a peer's. */
-const HEARD_OF = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
+/** The findings that prove that handshake messages arrive from the peer. */
+const HANDSHAKES_ARRIVE = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
 
 export function checkLeases({ status }: Facts): Finding[] | undefined {
   const { node, peers } = status ?? {}
@@ -33,15 +38,16 @@ export function checkLeases({ status }: Facts): Finding[] | undefined {
     ...each(
       'address-twice',
       twice,
-      (peer) => `${formatAddress(sameAddress(node, peer) ?? 0)} leases ${titleOf(peer)} too`,
+      (peer) => `${formatAddress(sameAddress(node, peer) ?? 0)}, which ${titleOf(peer)} publishes too`,
     ),
-    ...(node.twin ? [{ name: 'address-twice', detail: `${node.publicIp}, as ${node.twin}` } as const] : []),
+    ...(node.twin
+      ? [{ name: 'address-twice', detail: `${node.publicIp}, which the host ${node.twin} uses too` } as const]
+      : []),
   ]
 }
 
 type Place = Parameters<typeof placeIn>[0]
 
-/** The address that two nodes publish. */
 const sameAddress = (a: Place, b: Place): Address | undefined =>
   FAMILIES.flatMap((family) => {
     const address = placeIn(a, family).publicIp
@@ -66,13 +72,13 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
   )
 }
 
-/** `isSendingWrong`: this host itself is known to keep packets to other nodes from leaving, or to send them elsewhere. */
+/** Checks whether peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes packets to other nodes. */
 export function checkPeers(
-  { status, answers, unasked, reaches, silence }: Facts,
+  { status, answers, whyUnprobed, reaches, silence }: Facts,
   isSendingWrong: boolean,
 ): Finding[] | undefined {
   if (!status?.peers || !status.node) return undefined
-  // Nothing passes while weftd would carry it and is dead: of the peers that tells nothing.
+  // If weftd itself carries the packets and is down, no peer can answer, which says nothing about the peers.
   if (silence !== undefined && status.dataPath?.open !== true) return undefined
   const { node } = status
   const { list, answering } = status.peers
@@ -85,36 +91,42 @@ export function checkPeers(
     side.state !== 'stored' && !isSilent(side) && (side.lossPercent ?? 0) >= LOSSY_PERCENT
   const seen = list.map((peer) => seenSides(peer, answers))
   const halves = seen.filter((sides) => !sides.every(isBroken)).flatMap((sides) => sides.filter(isBroken))
-  /** Of the peers that nothing reaches: once by IPv4, where both families are so. */
+  /** Selects peers that no family reaches. A peer that matches in both families is reported once, for IPv4. */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
-  // Heard since it was first asked in vain, and lately: it lives, and one direction is open. A status of a moment ago, in which it
-  // answers still, tells nothing of that.
-  const latelySeconds = LATELY_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
-  const isOneWay = ({ state, heardSecondsAgo: heard, unansweredSeconds: asked }: PeerStatus): boolean =>
-    state !== 'answering' && heard !== null && heard < latelySeconds && asked !== null && heard + 1 < asked
-  // Where nothing says who is in the way of what is sent there, it is most often a firewall on a host that sends.
+  // If a packet came from the peer recently, and after its first lost probe, the peer runs and only one direction works. A status in
+  // which the peer still answers is too old to show that.
+  const recentSeconds = RECENT_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
+  const isOneWay = ({ state, heardSecondsAgo, unansweredSeconds }: PeerStatus): boolean =>
+    state !== 'answering' &&
+    heardSecondsAgo !== null &&
+    heardSecondsAgo < recentSeconds &&
+    unansweredSeconds !== null &&
+    heardSecondsAgo + 1 < unansweredSeconds
+  // If the facts do not show who drops the packets to such a peer, the usual cause is a firewall on the peer's host.
   const whereLost = (reach: Reach | undefined): string =>
     isSendingWrong
       ? ''
       : reach && (reach.port !== undefined || reach.isPinged === true)
         ? `: ${reachText(reach)}`
-        : ': look at the firewall there first'
-  const heard = (side: SeenSide): string => {
+        : ': check the firewall on its host first'
+  const silentText = (side: SeenSide): string => {
     const { peer } = side
     const reach = reaches.get(peer.lease)
     const onItsWay = isOneWay(peer)
-      ? `; it sends, but what is sent to it is lost${whereLost(reach)}`
+      ? `; packets from it arrive, but packets to it are lost${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
-    // What its host said of the port is a fact; that nothing came of it is not, where messages of handshakes come.
+    // An ICMP error from the peer's host is proof. No reaction is not, if handshake messages arrive.
     const why =
-      side.session && reach?.port === undefined && HEARD_OF.has(troubleOf(side.session, side))
-        ? '; messages of handshakes come from its host: see handshakes'
+      side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
+        ? '; handshake messages arrive from its host: see the check handshakes'
         : onItsWay
-    // A dead weftd counted nothing.
+    // A daemon that is down counts no packets.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     const last =
-      peer.heardSecondsAgo === null ? 'nothing was ever heard from it' : `last heard ${agoText(peer.heardSecondsAgo)}`
+      peer.heardSecondsAgo === null
+        ? 'no packet ever came from it'
+        : `its last packet came ${agoText(peer.heardSecondsAgo)}`
     return last + (why ?? '')
   }
   const isBlind = answering === null && answers.size === 0 && list.some(({ state }) => state !== 'stored')
@@ -126,17 +138,21 @@ export function checkPeers(
     ),
     ...unreached(isSilent).map((side): Finding => ({
       name: 'peer-silent',
-      detail: `${sideText(side)}: ${heard(side)}`,
+      detail: `${sideText(side)}: ${silentText(side)}`,
       fix: silentFix(status, side),
     })),
     ...each(
       'family-broken',
       halves,
       (side) =>
-        `${sideText(side)}: by ${FAMILY_NAMES[side.family]} ${isSilent(side) ? 'it does not answer' : 'this node cannot use its lease'}`,
+        `${sideText(side)}: over ${FAMILY_NAMES[side.family]} ${isSilent(side) ? 'it does not answer' : 'this node cannot use its lease'}`,
     ),
-    ...each('peer-lossy', seen.flat().filter(isLossy), (side) => `${sideText(side)}: ${side.lossPercent}%`),
-    ...(isBlind ? [{ name: 'peers-unasked', detail: unasked ?? '' } as const] : []),
+    ...each(
+      'peer-lossy',
+      seen.flat().filter(isLossy),
+      (side) => `${sideText(side)}: ${side.lossPercent}% of the probes lost`,
+    ),
+    ...(isBlind ? [{ name: 'peers-unasked', detail: whyUnprobed ?? '' } as const] : []),
   ]
 }
 
@@ -153,14 +169,14 @@ function silentFix(status: Status, side: SeenSide): string {
   const outside = kind?.outside
   const isUdp = outside !== undefined && 'port' in outside
   const way = !outside
-    ? `let packets of ${config?.network ?? 'the network'} through${hosts}`
+    ? `accept packets of ${config?.network ?? 'the network'}${hosts}`
     : isUdp
-      ? `let UDP port ${port} through${hosts}, both ways`
-      : `let IP protocol 4 (IPIP) through${hosts}, both ways`
-  // The lanes of weftd send from ports of their own.
+      ? `accept UDP port ${port}${hosts}, both ways`
+      : `accept IP protocol 4 (IPIP)${hosts}, both ways`
+  // Each lane of weftd sends from a source port of its own.
   const from = isUdp && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
-  const nat = kind?.provesSender ? '; if one of them is behind NAT, set `PersistentKeepaliveInterval`' : ''
-  return `run \`weft doctor\` on that host, where weftd must run; ${way}${from}, in the firewalls of both and of the network${nat}`
+  const nat = kind?.provesSender ? '; if one of the hosts is behind NAT, set `PersistentKeepaliveInterval`' : ''
+  return `run \`weft doctor\` on that host, and check that weftd runs there; ${way}${from}, in the firewalls of both hosts and of the network${nat}`
 }
 
 /** `40 s ago`, `5 min ago`, `3 h ago`. */
@@ -170,26 +186,26 @@ function agoText(seconds: number): string {
   return `${Math.round(number)} ${unit} ago`
 }
 
-/** What a silent peer's host says outside of the data path, and so where to look. */
+/** Explains what the probes outside the data path showed about a silent peer's host. */
 function reachText({ port, portNumber, isPinged, isOffLink }: Reach): string {
   switch (port) {
     case 'refused':
       return `its host is up and refuses UDP port ${portNumber}: weftd does not run there, or a firewall there rejects packets to it`
     case 'prohibited':
-      return `a firewall, on its host or on the way, says that it lets nothing through to UDP port ${portNumber}`
+      return `a firewall on its host, or between, rejects packets to UDP port ${portNumber}`
     case 'own-firewall':
-      return `this host's own firewall does not let packets out to UDP port ${portNumber}`
+      return `this host's own firewall rejects packets to UDP port ${portNumber}`
     case 'no-route':
       return 'this host has no route to its address'
     case undefined:
       if (isPinged === true)
         return portNumber === undefined
           ? "its host is up and answers a ping: the backend's packets are lost on the way, or weftd does not run there"
-          : `its host is up and answers a ping, and nothing refuses UDP port ${portNumber}: a firewall drops what is sent there or back, or weftd there hangs`
+          : `its host is up and answers a ping, and UDP port ${portNumber} is not refused: a firewall drops packets to it or its answers, or weftd there hangs`
       if (isOffLink)
-        return 'nobody on the link answers for its address: the host is off, cut off, or has another address now'
+        return 'no host on the link answers for its address: the host is off, cut off, or has another address now'
       return isPinged === undefined
-        ? 'nothing comes back from its host'
-        : 'nothing comes back from its host, to a ping neither: it is off or cut off, or a firewall drops everything'
+        ? 'no answer comes from its host'
+        : 'no answer comes from its host, not even to a ping: it is off or cut off, or a firewall drops everything'
   }
 }

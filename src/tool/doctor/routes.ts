@@ -1,4 +1,4 @@
-// routes.ts - how the doctor judges this host's routes to the network. Pure.
+// routes.ts - checks the routes of this host's main table to the network and its parts. Pure.
 
 import type { Route } from '../../host/links.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
@@ -8,10 +8,10 @@ import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
 
-/** The metric of a usual route: one of a lower metric comes first (net/ipv6/route.c, IP6_RT_PRIO_USER). */
+/** The metric of a route that names none. The kernel prefers a lower metric (net/ipv6/route.c, IP6_RT_PRIO_USER). */
 const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
-/** True for a route to our own containers that does not lead away from this host. */
+/** True if a route to this node's own containers stays on this host: it has no gateway, or the gateway is one of the containers. */
 function staysHere(subnet: Net, gateway: string | undefined): boolean {
   const address = gateway === undefined ? undefined : parseAddress(gateway)
   return gateway === undefined || (address !== undefined && netContains(subnet, address))
@@ -20,7 +20,7 @@ function staysHere(subnet: Net, gateway: string | undefined): boolean {
 export function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
-  // What a dead weftd left is to stand as it did.
+  // The routes of a daemon that is down must still exist, so they are checked too.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))

@@ -1,4 +1,4 @@
-// sides.ts - the nodes of a network by family, as the doctor sees them: what the daemon says of a peer, and what it answered now. Pure.
+// sides.ts - splits the nodes of a network by family, and joins the daemon's status of each peer with its answers to weft doctor. Pure.
 
 import type { Link } from '../../host/links.ts'
 import {
@@ -20,31 +20,30 @@ import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
 import { kindOf, outersOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
-/** True for each of two packets that came back: a small one, and one as large as the data path takes. */
+/** The answers to two probes: a small packet, and one as large as the MTU of the data path. */
 export interface Answers {
   readonly small: boolean
   readonly large: boolean
-  /** The longest that came back, where the large one did not and some did. */
+  /** The longest probe that was answered, if the large one was not. */
   readonly longest?: number | undefined
 }
 
-/** The answers of peers by lease, and by each family that they were asked by. */
+/** The answers of peers, by lease and by the family of the probe. */
 export type AllAnswers = ReadonlyMap<string, ByFamily<Answers>>
 
-/** This node's part of a family that the network has. */
+/** The network and this node's subnet of one family. */
 export interface OwnSide {
   readonly family: Family
   readonly network: Net
   readonly subnet: Net
 }
 
-/** The ranges of the network. */
 export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config']>): Nets => ({
   ipv4: parseIpv4Net(network),
   ipv6: parseIpv6Net(ipv6Network ?? ''),
 })
 
-/** The families of the datagrams, if there are any, around packets of a family: the one that is tried first before the other. */
+/** Returns the underlay families that can carry packets of a family, the preferred one first. Empty if the backend uses no datagrams. */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
   config
     ? outersOf(config.backendType, family, config.backend, familiesOf(networksOf(config))).filter(
@@ -52,13 +51,14 @@ export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): re
       )
     : [family]
 
-/** The family of the datagrams around packets of a family to a peer: that of the endpoint that they go to, where it is known. */
+/** Returns the underlay family of packets to a peer: that of the endpoint, if it is known, else the preferred one. */
 export function outerIn(status: Pick<Status, 'config'>, family: Family, endpoint?: string | null): Family {
   const outers = outersIn(status, family)
   const now = endpoint ? (endpoint.startsWith('[') || parseIpv6(endpoint) !== undefined ? 'ipv6' : 'ipv4') : undefined
   return outers.find((each) => each === now) ?? outers[0] ?? family
 }
 
+/** Returns the families in which both the network and this node have addresses. */
 export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): readonly OwnSide[] {
   if (!config || !node) return []
   const networks = networksOf(config)
@@ -69,8 +69,8 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 }
 
 /**
- * True for the device by which packets of a family go to peers. The status names one, which is that of IPv4 where there are two; those of
- * IPv6 are told by the backend's names.
+ * True if packets of a family reach peers through this device. The status names only the IPv4 device if there are two. The IPv6 device is
+ * recognized by the backend's device names.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,
@@ -87,13 +87,12 @@ export function isOwnDevice(
   })
 }
 
-/** A peer's part of a family that both have. */
 export interface SeenSide extends PeerSide {
   readonly family: Family
   readonly peer: PeerStatus
   readonly subnet: Net | undefined
   readonly publicIp: Address | undefined
-  /** The answers when it was asked now; undefined when it was not. */
+  /** The answers of the peer to weft doctor; undefined if it sent no probes. */
   readonly answers: Answers | undefined
 }
 
@@ -102,7 +101,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
   return FAMILIES.flatMap((family) => {
     const side = sides[family]
     if (!side) return []
-    const asked = answers.get(peer.lease)?.[family]
+    const own = answers.get(peer.lease)?.[family]
     const { endpoint, way, state, roundTripMs, lossPercent, probedSecondsAgo, unansweredSeconds, pathMtu } = side
     const { path, passesBytes, pathSince, session } = side
     const known = {
@@ -119,11 +118,11 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
       pathSince,
       session,
     }
-    return [{ ...known, ...placeIn(peer, family), family, peer, answers: asked }]
+    return [{ ...known, ...placeIn(peer, family), family, peer, answers: own }]
   })
 }
 
-/** A peer by a family, whether or not both have it: nothing reaches it then. */
+/** Returns one family of a peer. If the peer has no address of the family, the state is `stored`. */
 export function sideIn(peer: PeerStatus, family: Family): SeenSide {
   const nothing = {
     endpoint: null,
@@ -161,7 +160,7 @@ export function bridgeOf(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
-        // The data path's device has the subnet's first address with the prefix length of a single host, so it is no bridge.
+        // The data path's device has the subnet's first address with the prefix length of a single host, so it is not a bridge.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )

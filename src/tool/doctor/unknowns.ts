@@ -5,10 +5,9 @@ import { ownSides } from './sides.ts'
 
 type Reason = (facts: Facts) => string | undefined
 
-/** The reason if the daemon reports no status, or has no node yet. */
 const withoutNode: Reason = ({ status, silence, isForbidden }) => {
-  if (isForbidden) return 'this user may not ask weftd: run weft doctor as root'
-  if (!status) return `weftd does not answer${silence ? ` (${silence})` : ''}, and nothing is left of an earlier one`
+  if (isForbidden) return 'this user may not query weftd: run weft doctor as root'
+  if (!status) return `weftd does not answer${silence ? ` (${silence})` : ''}, and no earlier weftd left a status`
   if (!status.config) return 'weftd has no network configuration yet'
   if (!status.node) return 'weftd has no lease yet'
   return ownSides(status).length === 0 ? 'the network of this node cannot be read' : undefined
@@ -31,34 +30,32 @@ const REASONS: Readonly<Record<string, readonly Reason[]>> = {
     withoutPath,
   ],
   neighbours: [
-    ({ neighbours }) => (neighbours ? undefined : 'the kernel was not asked (`ip neighbour`)'),
+    ({ neighbours }) => (neighbours ? undefined : "the kernel's neighbour table was not read (`ip neighbour`)"),
     () =>
       'net.ipv4.neigh.default.gc_thresh3 cannot be seen in this network namespace: run weft doctor on the host itself',
   ],
-  store: [withoutNode, ({ storeUnasked }) => storeUnasked, withoutDaemon],
+  store: [withoutNode, ({ whyStoreUnknown }) => whyStoreUnknown, withoutDaemon],
   clock: [
     () =>
-      'the store tells no time, and there is no lease whose end could be compared: see `timedatectl` for whether NTP keeps the clock',
+      'the store does not report its time, and there is no lease whose end could be compared: check with `timedatectl` whether NTP keeps the clock',
   ],
   config: [
-    ({ storeUnasked }) => storeUnasked,
+    ({ whyStoreUnknown }) => whyStoreUnknown,
     ({ store }) => store?.problem,
-    () =>
-      'the configuration of the store is not asked for: weft doctor needs the flags or variables of weftd for the store',
+    () => 'the configuration in the store was not read: weft doctor needs the store flags or variables of weftd',
   ],
   leases: [withoutNode, withoutPeers],
-  peers: [withoutNode, withoutPeers, () => 'weftd does not carry packets, so peers cannot be asked'],
+  peers: [withoutNode, withoutPeers, () => 'weftd does not carry packets, so peers cannot be probed'],
   handshakes: [withoutDaemon, withoutNode, withoutPeers],
   mtu: [withoutNode, () => 'the data path has no MTU yet'],
   containers: [withoutNode, withoutPath],
   drops: [withoutDaemon, withoutNode, () => 'weftd has counted for too short a time'],
 }
 
-/** Returns the reason why a check was not possible. */
 export function whyUnknown(check: string, facts: Facts): string {
   for (const reason of REASONS[check] ?? [withoutNode]) {
     const why = reason(facts)
     if (why !== undefined) return why
   }
-  return 'weftd does not tell what it takes'
+  return 'weftd does not report the facts that this check needs'
 }

@@ -1,6 +1,6 @@
-// busy-clock.ts - how much of a core this process takes.
+// busy-clock.ts - measures how much CPU time this process uses.
 
-/** The part of a core, 1 for a whole one, that this process has taken since then, the kernel's work for it included. */
+/** Starts a clock. It returns the fraction of a core that this process has used since the start, in user and kernel mode. */
 export function busyClock(): () => number {
   const [spent, start] = [process.cpuUsage(), performance.now()]
   return () => {

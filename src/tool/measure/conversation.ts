@@ -1,79 +1,75 @@
-// conversation.ts - what the two ends of `weft bench` say to each other, and what of it each believes. Pure.
+// conversation.ts - the protocol between the two hosts of `weft bench`, and the validation of its messages. Pure.
 //
-// A line of JSON each, on connections that all go to the listener's one TCP port. What a connection is for stands in its first
-// line. One leads the run: it asks, and is answered, in turn. The others carry what is measured: streams that are read and thrown
-// away, and one on each path whose bytes come back. UDP datagrams go to the same port and begin with the run's mark and a number.
+// All connections go to one TCP port of the listener. Messages are lines of JSON, and the first line says what the connection is for. One
+// leading connection carries requests and their answers, in turn. The others carry the measured data: streams that the listener discards,
+// and on each path one stream that it sends back. UDP datagrams go to the same port, and begin with the mark of the run and a number.
 
-/** The version of the conversation; another one is not understood. */
+/** The version of the protocol. Messages of other versions are ignored. */
 const VERSION = 1
 export const DEFAULT_PORT = 8286
-/** The most that a run may ask of a listener. */
+/** The maxima that a run may request of a listener. */
 export const LIMITS = { seconds: 60, streams: 64, datagrams: 2 ** 26 } as const
 
-/** The carrier of packets on a host, as far as it explains a figure. */
+/** The facts about a host's data path that explain the figures. */
 export interface InUse {
   readonly subnet: string
   readonly backendType: string
   readonly device: string | null
   readonly engine: string | null
   readonly mtu: number | null
-  /** The MTU of the path to the other end, where it is less. */
+  /** The MTU of the path to the other host, if it is less than `mtu`; else null. */
   readonly pathMtu: number | null
   readonly features: readonly string[]
 }
 
 export type Counts = Readonly<Record<string, number>>
 
-/** The first line of a connection. */
 export type Greeting =
   | { readonly wants: 'run'; readonly inside: string }
   | { readonly wants: 'stream' | 'echo'; readonly run: string }
 
-/** The requests of the leading connection. */
 export type Request =
   | { readonly ask: 'tcp'; readonly streams: number; readonly seconds: number }
   /**
-   * Datagrams from `first` on are to be counted, so many at most; the numbers go on through a run, so that a late one
-   * counts nowhere else.
+   * Asks to count at most `datagrams` datagrams, numbered from `first`. Numbers continue through a run, so that a late datagram is not
+   * counted in a later sample.
    */
   | { readonly ask: 'udp'; readonly first: number; readonly datagrams: number }
-  /** Says how many were sent. */
   | { readonly ask: 'sent'; readonly datagrams: number }
   | { readonly ask: 'end' }
 
-/** The reason why a connection is of no use; it is closed then. */
+/** The reason why the listener closes a connection. */
 export interface Refusal {
   readonly refused: string
 }
 interface Welcome {
   /** The mark of the run: 16 hexadecimal digits. */
   readonly run: string
-  /** Null where no weftd could be asked. */
+  /** Null if no weftd answers on the listener's host. */
   readonly inUse: InUse | null
 }
 export interface Received {
   readonly bytes: number
-  /** The time from the first byte on. */
+  /** The time since the first byte. */
   readonly seconds: number
-  /** The part of a core that the listener itself took meanwhile, 1 for a whole one. */
+  /** The fraction of a core that the listener used in that time. */
   readonly busy: number
 }
 export interface Arrived {
-  /** Each counted once. */
   readonly datagrams: number
-  /** The datagrams that came after a later one. */
+  /** The number of datagrams that arrived after a later one. */
   readonly reordered: number
-  /** The datagrams that arrived besides when the listener's own socket was full. */
+  /** The number of further datagrams that arrived while the listener's socket buffer was full. */
   readonly overflowed: number
 }
 interface Ended {
-  /** The packets that were dropped on the listener's host during the run, by reason; null when no weftd could be asked. */
+  /** The packets dropped on the listener's host during the run, by reason; null if no weftd answers there. */
   readonly drops: Counts | null
 }
 
 type Fields = Readonly<Record<string, unknown>>
 
-/** The fields of a line in our version; undefined for anything else. */
+/** Parses a line of this version; undefined for any other text. */
 function fieldsOf(line: string): Fields | undefined {
   try {
     const value = JSON.parse(line) as unknown
@@ -91,7 +87,7 @@ const isMark = (value: unknown): value is string => typeof value === 'string' &&
 const isWhole = (value: unknown, most: number): value is number =>
   Number.isInteger(value) && Number(value) >= 0 && Number(value) <= most
 const isAmount = (value: unknown): value is number => Number.isFinite(value) && Number(value) >= 0
-/** Cleans a text that is shown on a terminal, which must not be written to by another host. */
+/** Replaces control characters in a text from the other host, because it is shown on a terminal. */
 const shown = (value: unknown): string => (typeof value === 'string' ? value.replaceAll(/[^\x20-\x7e]/g, '?') : '')
 
 export function readGreeting(line: string): Greeting | undefined {
@@ -144,7 +140,6 @@ function readInUse(value: unknown): InUse | null {
   }
 }
 
-/** True when the request may begin. */
 export const isReady = (line: string): boolean => fieldsOf(line)?.['ready'] === true
 
 export function readReceived(line: string): Received | undefined {
@@ -163,11 +158,11 @@ export function readEnded(line: string): Ended | undefined {
   const drops = fields?.['drops']
   if (drops === undefined) return undefined
   const counts = typeof drops === 'object' && drops !== null ? Object.entries(drops as Fields) : undefined
-  const believed = counts?.filter((each): each is [string, number] => isAmount(each[1]))
-  return { drops: believed ? Object.fromEntries(believed.map(([name, count]) => [shown(name), count])) : null }
+  const valid = counts?.filter((each): each is [string, number] => isAmount(each[1]))
+  return { drops: valid ? Object.fromEntries(valid.map(([name, count]) => [shown(name), count])) : null }
 }
 
-/** The bytes before a datagram's filling: the run's mark, its number. */
+/** The length of a datagram's header: the mark of the run and the number. */
 export const DATAGRAM_HEADER_BYTES = 12
 
 export function writeDatagramHeader(datagram: Uint8Array, run: string, number: number): void {
@@ -176,7 +171,7 @@ export function writeDatagramHeader(datagram: Uint8Array, run: string, number: n
   view.setUint32(8, number)
 }
 
-/** The number of a datagram; undefined when it is none of this run. */
+/** Reads the number of a datagram; undefined if it does not belong to this run. */
 export function readDatagramNumber(datagram: Uint8Array, run: string): number | undefined {
   if (datagram.byteLength < DATAGRAM_HEADER_BYTES) return undefined
   const view = new DataView(datagram.buffer, datagram.byteOffset, datagram.byteLength)

@@ -1,11 +1,10 @@
-// lines.ts - connections of which lines are read, and what follows a line is left for another reader.
+// lines.ts - opens connections, and reads single lines from them. Bytes after a line stay unread for the next reader.
 
 import { connect, type Socket } from 'node:net'
 
-/** The longest line that either end sends. */
 const LONGEST_BYTES = 16_384
 
-/** Reads up to a line's end; what stands behind it stays unread. Rejects when the connection ends first, or time is up. */
+/** Reads a line. Rejects if the connection ends first, the line is too long, or it takes longer than `limitMs`. */
 export function readLine(socket: Socket, limitMs: number): Promise<string> {
   return new Promise((resolve, reject) => {
     const parts: Buffer[] = []
@@ -30,13 +29,13 @@ export function readLine(socket: Socket, limitMs: number): Promise<string> {
           return
         }
         if (length > LONGEST_BYTES) {
-          giveUp('EPROTO', 'it sends no lines')
+          giveUp('EPROTO', 'it sent too long a line')
           return
         }
         parts.push(part)
       }
     }
-    const timer = setTimeout(() => giveUp('ETIMEDOUT', `it said nothing for ${limitMs / 1000} s`), limitMs)
+    const timer = setTimeout(() => giveUp('ETIMEDOUT', `it sent nothing for ${limitMs / 1000} s`), limitMs)
     if (socket.destroyed || socket.readableEnded) onClosed()
     else {
       socket.on('readable', onReadable).once('end', onClosed).once('close', onClosed)
@@ -45,15 +44,15 @@ export function readLine(socket: Socket, limitMs: number): Promise<string> {
   })
 }
 
-export interface Way {
-  /** An address of either family. */
+export interface PathAddresses {
+  /** The destination, an address of either family. */
   readonly to: string
-  /** Of the same family; undefined where the kernel is to choose. */
+  /** The source, of the same family; undefined to let the kernel choose. */
   readonly from: string | undefined
 }
 
-/** Rejects with the kernel's error, or ETIMEDOUT. Its later errors are for whoever reads from it. */
-export function connectTo({ to, from }: Way, port: number, limitMs: number): Promise<Socket> {
+/** Connects. Rejects with the kernel's error, or ETIMEDOUT. Later errors of the socket reach its readers. */
+export function connectTo({ to, from }: PathAddresses, port: number, limitMs: number): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const local = from === undefined ? {} : { localAddress: from }
     const socket = connect({ host: to, port, noDelay: true, ...local })

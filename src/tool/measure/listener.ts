@@ -1,4 +1,4 @@
-// listener.ts - the other end of `weft bench`: reads what one run at a time sends it, throws it away, and says how much it was.
+// listener.ts - `weft bench --listen`: receives the data of one run at a time, discards it, and reports how much arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket, type Socket as Datagrams } from 'node:dgram'
@@ -24,7 +24,7 @@ import {
 import { readLine } from './lines.ts'
 import { increase } from './result.ts'
 
-/** Facts about this host, as far as a weftd tells; null when none does. */
+/** The facts about this host that its weftd reports. */
 interface Here {
   readonly inUse: InUse
   readonly drops: Counts
@@ -33,53 +33,49 @@ interface Here {
 export interface ListenerOptions {
   readonly port: number
   readonly idleMs: number
-  /** The reason why a host that comes from there, and will come by `inside` too, may not; undefined when it may. */
+  /** Returns why the host with this public address and the overlay address `inside` is refused; undefined if it is accepted. */
   refusal: (address: string, inside: string) => Promise<string | undefined>
-  /** The facts about this host that concern the one at `address`, and what comes from it by `inside`. */
+  /** Returns the facts about this host that concern that host; null if no weftd answers here. */
   here: (address: string, inside: string) => Promise<Here | null>
-  /** A line for the operator. */
   say: (line: string) => void
 }
 
-/** The time that a connection has to say what it is for, and a leading one from one request to the next. */
+/** How long a new connection may take to send its first line. */
 const GREETING_MS = 2_000
+/** How long the leading connection may take from one request to the next. */
 const REQUEST_MS = (LIMITS.seconds + 30) * 1000
-/** The time after which an answer is waited for no longer. */
+/** How long to wait for the first byte of a stream. */
 const PATIENCE_MS = 3_000
-/** When no datagram has come for so long after all were sent, none is under way any more. */
+/** After the sender has ended, a pause of this length means that no more datagrams arrive. */
 const STRAGGLERS_MS = 300
-/** Each is said once, so that nobody fills the terminal. */
+/** The maximum number of different refusals that are printed, so that other hosts cannot flood the terminal. */
 const MOST_REFUSED = 100
-/**
- * The buffer for bursts that come while JavaScript does something else; the kernel gives as much of it as
- * net.core.rmem_max lets it.
- */
+/** The size of the socket buffer, for bursts that arrive while JavaScript is busy. The kernel limits it to net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 * 2 ** 20
 
 interface Run {
   readonly mark: string
-  /** The addresses that its connections and datagrams come from. */
+  /** The addresses from which the connections and datagrams of the run come. */
   readonly addresses: ReadonlySet<string>
   readonly sockets: Set<Socket>
   onStream: (socket: Socket) => void
   onDatagram: (number: number) => void
 }
 
-/** Listens until nobody has come for so long. Rejects with the signal's reason; throws WeftError PORT_IN_USE, or PERMISSION. */
+/** Listens until no run has begun for `idleMs`. Rejects with the signal's reason, or WeftError PORT_IN_USE or PERMISSION. */
 export async function listen(options: ListenerOptions, signal: AbortSignal): Promise<void> {
   const { port, idleMs } = options
   const now: { run: Run | undefined } = { run: undefined }
-  /** Rings when a run begins or ends. */
-  const news = createBell()
+  const changed = createBell()
   const refused = new Set<string>()
   const connections = new Set<Socket>()
-  const ears = HOSTS.map(earAt)
+  const endpoints = HOSTS.map(endpointAt)
 
-  /** Rejects when it does not say what it wants. */
+  /** Handles a new connection. Rejects if its first line does not come in time. */
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))
-    // Nothing is waited for between the look whether another run is under way and the beginning of this one.
+    // There is no await between the check for another run and the beginning of this run.
     const why = (await refusalOf(address, greeting)) ?? busyWith(greeting)
     if (why !== undefined || !greeting) {
       socket.write(lineOf({ refused: why }))
@@ -94,12 +90,12 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   }
 
   async function refusalOf(address: string, greeting: Greeting | undefined): Promise<string | undefined> {
-    if (!greeting) return 'it speaks no version of weft bench that this one knows'
+    if (!greeting) return 'its version of weft bench is not known here'
     const { run } = now
     if (greeting.wants !== 'run') {
       return run?.mark === greeting.run && run.addresses.has(address)
         ? undefined
-        : `what comes from ${address} belongs to no run`
+        : `the connection from ${address} belongs to no run`
     }
     return options.refusal(address, greeting.inside)
   }
@@ -116,7 +112,7 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
       onDatagram: () => {},
     }
     now.run = run
-    news.ring()
+    changed.ring()
     options.say(`${address} measures`)
     try {
       await serve(run, socket, inside, options)
@@ -127,14 +123,14 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
       for (const each of run.sockets) each.destroy()
       socket.destroySoon()
       now.run = undefined
-      news.ring()
+      changed.ring()
     }
   }
 
-  for (const { server, datagrams } of ears) {
+  for (const { server, datagrams } of endpoints) {
     server.on('connection', (socket) => {
       connections.add(socket)
-      socket.on('error', () => {}) // the reader is told
+      socket.on('error', () => {}) // readers get the error too
       socket.once('close', () => connections.delete(socket))
       welcome(socket).catch(() => socket.destroy())
     })
@@ -145,36 +141,35 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
     })
   }
   try {
-    for (const ear of ears) await bind(ear, port)
+    for (const endpoint of endpoints) await bind(endpoint, port)
     for (;;) {
-      const rang = await news.wait(signal, now.run ? undefined : idleMs)
+      const rang = await changed.wait(signal, now.run ? undefined : idleMs)
       if (!rang && !now.run) return
     }
   } finally {
-    for (const { server } of ears) server.close()
+    for (const { server } of endpoints) server.close()
     for (const socket of connections) socket.destroy()
-    for (const { datagrams } of ears) datagrams.close()
+    for (const { datagrams } of endpoints) datagrams.close()
   }
 }
 
-/** All addresses of each family. IPv6 has sockets of its own, so that IPv4 addresses look alike on every host. */
+/** The wildcard address of each family. IPv6 has sockets of its own, so that IPv4 addresses have the same form on every host. */
 const HOSTS = ['0.0.0.0', '::'] as const
 
-/** What hears the connections and datagrams of one family. */
-interface Ear {
+interface Endpoint {
   readonly host: (typeof HOSTS)[number]
   readonly server: Server
   readonly datagrams: Datagrams
 }
 
-function earAt(host: Ear['host']): Ear {
+function endpointAt(host: Endpoint['host']): Endpoint {
   const server = createServer({ noDelay: true })
   server.maxConnections = LIMITS.streams + 16
   const kind = host === '::' ? ({ type: 'udp6', ipv6Only: true } as const) : ({ type: 'udp4' } as const)
   return { host, server, datagrams: createSocket({ ...kind, recvBufferSize: RECEIVE_BUFFER_BYTES }) }
 }
 
-async function bind({ host, server, datagrams }: Ear, port: number): Promise<void> {
+async function bind({ host, server, datagrams }: Endpoint, port: number): Promise<void> {
   try {
     server.listen({ port, host, ipv6Only: true })
     await once(server, 'listening')
@@ -182,17 +177,16 @@ async function bind({ host, server, datagrams }: Ear, port: number): Promise<voi
     await once(datagrams, 'listening')
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException
-    // A kernel that was booted without IPv6 has no such socket; nobody can come by it either.
+    // A kernel without IPv6 has no such socket, and no host can connect over IPv6.
     if (host === '::' && code === 'EAFNOSUPPORT') return
     const isTaken = code === 'EADDRINUSE'
-    throw new WeftError(isTaken ? 'PORT_IN_USE' : 'PERMISSION', `cannot listen at port ${port}: ${messageOf(error)}`, {
+    throw new WeftError(isTaken ? 'PORT_IN_USE' : 'PERMISSION', `cannot listen on port ${port}: ${messageOf(error)}`, {
       remedy: 'give another --port here and on the other host',
       cause: error,
     })
   }
 }
 
-/** A connection that carries what is measured. */
 function join(run: Run, socket: Socket, what: 'stream' | 'echo'): void {
   run.sockets.add(socket)
   socket.once('close', () => run.sockets.delete(socket))
@@ -200,7 +194,7 @@ function join(run: Run, socket: Socket, what: 'stream' | 'echo'): void {
   else run.onStream(socket)
 }
 
-/** Answers the leading connection until it ends the run. Rejects when it goes away. */
+/** Answers the requests of the leading connection until one ends the run. Rejects if the connection breaks. */
 async function serve(run: Run, leading: Socket, inside: string, options: ListenerOptions): Promise<void> {
   const address = leading.remoteAddress ?? ''
   const before = await options.here(address, inside)
@@ -208,7 +202,7 @@ async function serve(run: Run, leading: Socket, inside: string, options: Listene
   const next = async (): Promise<Request> => {
     const request = readRequest(await readLine(leading, REQUEST_MS))
     if (request) return request
-    throw new Error('it asks for more than is allowed')
+    throw new Error('it sent an invalid request')
   }
   say({ run: run.mark, inUse: before?.inUse ?? null })
   for (;;) {
@@ -224,12 +218,12 @@ async function serve(run: Run, leading: Socket, inside: string, options: Listene
         const counting = countDatagrams(run, request.first, request.datagrams, options.port)
         say({ ready: true })
         const sent = await next()
-        if (sent.ask !== 'sent') throw new Error('it asks for something else in between')
+        if (sent.ask !== 'sent') throw new Error('it sent another request before this one was done')
         say(await counting.end(sent.datagrams))
         break
       }
       case 'sent':
-        throw new Error('it asks about something that was not started')
+        throw new Error('it ended a sample that was not started')
       case 'end': {
         const after = before && (await options.here(address, inside))
         say({ drops: after ? increase(before.drops, after.drops) : null })
@@ -239,7 +233,7 @@ async function serve(run: Run, leading: Socket, inside: string, options: Listene
   }
 }
 
-/** Counts what so many streams bring within so many seconds from the first byte on, and closes them then. */
+/** Counts the bytes of a number of streams for `seconds` after the first byte, and then closes the streams. */
 function countStreams(run: Run, streams: number, seconds: number): Promise<Received> {
   return new Promise((resolve) => {
     const own = new Set<Socket>()
@@ -255,7 +249,7 @@ function countStreams(run: Run, streams: number, seconds: number): Promise<Recei
       run.onStream = () => {}
       const took = startedAt === undefined ? 0 : (performance.now() - startedAt) / 1000
       const busy = startedAt === undefined ? 0 : work()
-      // Data that is still on its way is of no use, and would disturb the next measurement.
+      // Data in flight would disturb the next sample.
       for (const socket of own) socket.resetAndDestroy()
       resolve({ bytes, seconds: took, busy })
     }
@@ -278,14 +272,14 @@ function countStreams(run: Run, streams: number, seconds: number): Promise<Recei
   })
 }
 
-/** Counts the datagrams of a sample, each once. */
+/** Counts the datagrams of a sample. Duplicates are counted once. */
 function countDatagrams(run: Run, first: number, most: number, port: number): { end(sent: number): Promise<Arrived> } {
   const seen = new Uint8Array((most >> 3) + 1)
   const full = dropsOfSockets(port)
   let [datagrams, reordered, highest] = [0, 0, -1]
-  let onNews = (): void => {}
+  let onArrival = (): void => {}
   run.onDatagram = (number) => {
-    const at = (number - first) >>> 0 // beyond 2^32 they begin anew
+    const at = (number - first) >>> 0 // numbers wrap around at 2^32
     if (at >= most) return
     const bit = 1 << (at & 7)
     const byte = seen[at >> 3] ?? 0
@@ -294,19 +288,19 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
     datagrams++
     if (at < highest) reordered++
     else highest = at
-    onNews()
+    onArrival()
   }
   return {
     async end(sent) {
       await new Promise<void>((resolve) => {
         let timer: NodeJS.Timeout | undefined
-        // A timer that is late comes before what has arrived meanwhile and was not read.
+        // A late timer may fire before datagrams that already arrived are read, so setImmediate lets Node.js read them first.
         const look = (before: number): void => {
           const now = datagrams
           if (now >= sent || now === before) resolve()
           else timer = setTimeout(() => setImmediate(look, now), STRAGGLERS_MS)
         }
-        onNews = () => {
+        onArrival = () => {
           if (datagrams < sent) return
           clearTimeout(timer)
           resolve()
@@ -320,13 +314,13 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
 }
 
 /**
- * The number of datagrams that the sockets at this port had no room for: the last column of /proc/net/udp
- * (net/ipv4/udp.c, udp4_format_sock), and so of IPv6 (net/ipv6/datagram.c, __ip6_dgram_sock_seq_show).
+ * Returns the number of datagrams that arrived on a port while the socket buffer was full: the last column of /proc/net/udp
+ * (net/ipv4/udp.c, udp4_format_sock) and of /proc/net/udp6 (net/ipv6/datagram.c, __ip6_dgram_sock_seq_show).
  */
 function dropsOfSockets(port: number): number {
   const own = `:${port.toString(16).toUpperCase().padStart(4, '0')}`
   const dropsIn = (table: string): number => {
-    if (!existsSync(table)) return 0 // of a kernel without IPv6
+    if (!existsSync(table)) return 0 // a kernel without IPv6
     const lines = readFileSync(table, 'utf8').split('\n')
     const columns = lines.map((line) => line.trim().split(/\s+/)).find(([, local]) => local?.endsWith(own))
     return Number(columns?.at(-1) ?? 0)

@@ -1,28 +1,24 @@
-// plan.ts - what `weft bench` does, in which order and how much of it. Pure.
+// plan.ts - the numbers, lengths, order and rates of the samples of `weft bench`. Pure.
 
 import type { Family } from '../../net/address.ts'
 import { DATAGRAM_HEADER_BYTES, LIMITS } from './conversation.ts'
 
-/** The two ways to a peer: to its public IP, and to its overlay address, through the data path. */
+/** The two paths to a peer: to its public IP, and through the data path to its overlay address. */
 export const PATHS = ['outside', 'inside'] as const
 export type PathName = (typeof PATHS)[number]
-/** A value for each path. */
 export type Both<Value> = Readonly<Record<PathName, Value>>
 
 export interface Plan {
-  /** TCP connections at once. */
   readonly streams: number
-  /** The length of each sample. */
   readonly seconds: number
-  /** The number of samples of each path. */
   readonly pairs: number
-  /** The rate of UDP; 0 for one that the TCP streams choose. */
+  /** The rate of UDP; 0 to derive it from the TCP rates. */
   readonly bitsPerSecond: number
 }
 
 const MOST = { pairs: 50, megabitsPerSecond: 100_000 } as const
 
-/** The plan that a command line asks for; or what of it is not possible. */
+/** Returns the plan for a command line, or the problem with it. */
 export function planOf(wanted: {
   readonly streams: number
   readonly seconds: string
@@ -45,22 +41,22 @@ export function planOf(wanted: {
   return { streams, seconds, pairs, bitsPerSecond: rate * 1e6 }
 }
 
-/** The order of a pair: it alternates, so that neither path always follows the other. */
+/** Returns the order of a pair of samples. It alternates, so that neither path always comes second. */
 export const orderOf = (pair: number): readonly PathName[] => (pair % 2 === 0 ? PATHS : PATHS.toReversed())
 
-/** IP without options, and UDP. */
+/** The length of the IP header without options and the UDP header. */
 const HEADERS_BYTES: Readonly<Record<Family, number>> = { ipv4: 28, ipv6: 48 }
 
-/** The payload of a datagram of a family that fits the overlay whole: the same on both paths. */
+/** Returns the payload length of a datagram that fits the overlay unfragmented. Both paths use the same length. */
 export function datagramBytes(mtu: number, pathMtu: number | null, family: Family): number {
   return Math.max(DATAGRAM_HEADER_BYTES, Math.min(mtu, pathMtu ?? mtu) - HEADERS_BYTES[family])
 }
 
-/** The rate that a program which sends each datagram by a call of its own reaches without being the limit itself. */
+/** The maximum rate, which a program reaches with one system call per datagram. */
 const USUAL_MOST = 200e6
 const USUAL_LEAST = 1e6
 
-/** Bits a second of UDP payload: a rate that both paths carried with ease by TCP, so that what is lost is lost by the way itself. */
+/** Returns the rate of UDP payload in bit/s: half of the lower TCP rate, so that losses are not caused by too high a rate. */
 export function datagramRate({ bitsPerSecond }: Plan, tcp: Both<number>): number {
   if (bitsPerSecond > 0) return bitsPerSecond
   const carried = PATHS.map((path) => tcp[path]).filter((rate) => rate > 0)

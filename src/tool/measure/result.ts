@@ -1,11 +1,11 @@
-// result.ts - what samples come to: medians, ratios, losses, and what must be known to believe them. Pure.
+// result.ts - computes medians, ratios and losses from the samples, and notes on how far the figures can be trusted. Pure.
 
 import type { Arrived, Counts } from './conversation.ts'
 import { PATHS, type Both, type PathName } from './plan.ts'
 
 export interface TcpSample {
   readonly bitsPerSecond: number
-  /** The part of a core that each end of the bench itself took, 1 for a whole one. */
+  /** The fraction of a core that the bench itself used on each host. */
   readonly busy: { readonly here: number; readonly there: number }
 }
 export interface UdpSample extends Arrived {
@@ -13,19 +13,17 @@ export interface UdpSample extends Arrived {
   readonly seconds: number
 }
 export interface Samples {
-  /** The round trip of each request; those that were not answered are left out. */
   readonly roundTripsMs: Both<readonly number[]>
   readonly tcp: Both<readonly TcpSample[]>
   readonly udp: Both<readonly UdpSample[]>
-  /** Payload of a datagram. */
   readonly datagramBytes: number
 }
 
-/** Null: there is none, since nothing came through. */
+/** A figure for both paths; null if no data arrived. */
 export interface Compared {
   readonly outside: number | null
   readonly inside: number | null
-  /** Inside to outside. */
+  /** The inside figure divided by the outside figure. */
   readonly ratio: number | null
 }
 interface UdpTotal {
@@ -34,21 +32,20 @@ interface UdpTotal {
   readonly lost: number
   readonly lossPercent: number
   readonly reordered: number
-  /** Arrived when the listener's own socket was full, and not lost on the way. */
+  /** The number of datagrams that arrived while the listener's socket buffer was full. They are not counted as lost. */
   readonly overflowed: number
 }
 export interface Result {
-  /** Bits a second; the ratio is the median of the pairs' own. */
+  /** The rates in bit/s. The ratio is the median of the ratios of the pairs. */
   readonly tcp: Compared & { readonly leastRatio: number | null; readonly mostRatio: number | null }
   readonly udp: Both<UdpTotal> & { readonly datagramBytes: number }
   readonly roundTripMs: Compared
-  /** True when a stream was not carried at all. */
+  /** True if a path did not carry TCP, UDP or long packets. */
   readonly isBroken: boolean
-  /** Sentences to know before the figures are believed. */
+  /** Sentences about faults and about limits of the figures. */
   readonly notes: readonly string[]
 }
 
-/** The middle value; undefined of none. */
 export function median(values: readonly number[]): number | undefined {
   const sorted = values.toSorted((a, b) => a - b)
   const middle = sorted.length >> 1
@@ -56,20 +53,20 @@ export function median(values: readonly number[]): number | undefined {
   return below === undefined || above === undefined ? undefined : (below + above) / 2
 }
 
-/** What came back of echo requests inside: one as long as containers may send, or the longest that did. */
 export interface Length {
+  /** The length of the longest packet that containers may send. */
   readonly asked: number
-  /** The same where that one came back; null where no long one did. */
+  /** The longest packet that was answered; null if only short ones were. */
   readonly longest: number | null
 }
 
-/** The facts beside the samples, where they are known: what passes inside, and the MTU of each end. */
+/** Further facts, if they are known: the longest packet that passes inside, and the MTU of each host. */
 interface Beside {
   readonly length?: Length | undefined
   readonly mtu?: { readonly here: number | null; readonly there: number | null }
 }
 
-/** Whose side it is that takes less. */
+/** Notes which side limits the length of packets. */
 function lengthNotes({ length, mtu }: Beside): string[] {
   const { here = null, there = null } = mtu ?? {}
   const differs = here !== null && there !== null && here !== there
@@ -77,15 +74,15 @@ function lengthNotes({ length, mtu }: Beside): string[] {
     ? [`the MTU of the data path is ${here} here and ${there} there: give the external interfaces of all nodes one MTU`]
     : []
   if (!length || length.longest === length.asked) return mismatch
-  const found = length.longest === null ? '' : `, of up to ${length.longest} they do`
+  const found = length.longest === null ? '' : `, packets of up to ${length.longest} do`
   const whose =
     here !== null && there !== null && there < here
-      ? "it is the other end's interface that takes less"
-      : 'something between the hosts takes less'
-  return [`inside packets of ${length.asked} bytes do not come back${found}: ${whose}`, ...mismatch]
+      ? 'the cause is the smaller MTU of the other host'
+      : 'the cause is a smaller MTU between the hosts'
+  return [`inside the tunnel packets of ${length.asked} bytes get no answer${found}: ${whose}`, ...mismatch]
 }
 
-/** From this part of a core on an end can hardly do more. */
+/** An end that uses more than this fraction of a core can hardly do more. */
 const FULLY_BUSY = 0.9
 
 export function resultOf(samples: Samples, beside: Beside = {}): Result {
@@ -114,12 +111,12 @@ export function resultOf(samples: Samples, beside: Beside = {}): Result {
     ...lengthNotes(beside),
     ...silent.map(
       (path) =>
-        `${path} connections open and nothing more arrives: long packets are lost on that path; run weft doctor on both hosts`,
+        `${path}: connections open but no data arrives, so long packets are lost on that path; run weft doctor on both hosts`,
     ),
     ...deaf.map((path) =>
       silent.includes(path)
-        ? `${path} no datagram arrives either`
-        : `${path} TCP arrives and UDP does not: a firewall lets TCP through and not UDP${
+        ? `${path}: no datagram arrives either`
+        : `${path}: TCP arrives but UDP does not; a firewall drops UDP${
             beside.length && !isNarrow
               ? ''
               : `, or datagrams of ${samples.datagramBytes} bytes are too long for that path`
@@ -128,10 +125,10 @@ export function resultOf(samples: Samples, beside: Beside = {}): Result {
     ...busyNotes(samples.tcp),
     ...PATHS.filter((path) => udp[path].overflowed > 0).map(
       (path) =>
-        `${path} ${udp[path].overflowed} datagrams arrived but the other end was too slow to take them; they are not counted as lost`,
+        `${path}: ${udp[path].overflowed} datagrams arrived, but the other host was too slow to read them; they are not counted as lost`,
     ),
     ...PATHS.filter((path) => udp[path].reordered > 0).map(
-      (path) => `${path} ${udp[path].reordered} datagrams came after a later one`,
+      (path) => `${path}: ${udp[path].reordered} datagrams arrived after a later one`,
     ),
   ]
   return { tcp, udp, roundTripMs: { ...trips, ratio }, isBroken: silent.length + deaf.length > 0 || isNarrow, notes }
@@ -146,8 +143,7 @@ const orNull = (value: number): number | null => (Number.isFinite(value) ? value
 function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   const sum = (of: (sample: UdpSample) => number): number => samples.reduce((total, sample) => total + of(sample), 0)
   const sent = sum((sample) => sample.sent)
-  // Other datagrams that reached the listener's socket while it was full are counted with ours: no more can have
-  // arrived than were sent.
+  // The socket also counts foreign datagrams that arrived while its buffer was full. No more of this run's can have arrived than were sent.
   const overflowed = sum((sample) => Math.min(sample.overflowed, Math.max(0, sample.sent - sample.datagrams)))
   const lost = sum((sample) => Math.max(0, sample.sent - sample.datagrams - sample.overflowed))
   const seconds = sum((sample) => sample.seconds)
@@ -161,7 +157,7 @@ function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   }
 }
 
-/** Says where an end of the bench itself was at its limit, so that the path might carry more. */
+/** Notes on which paths the bench itself was the limit, so that the path may carry more. */
 function busyNotes(tcp: Both<readonly TcpSample[]>): string[] {
   return PATHS.flatMap((path) => {
     const ends = (['here', 'there'] as const).filter(
@@ -169,11 +165,11 @@ function busyNotes(tcp: Both<readonly TcpSample[]>): string[] {
     )
     return ends.length === 0
       ? []
-      : [`${path} weft bench itself took a whole core ${ends.join(' and ')}: the path may carry more`]
+      : [`${path}: weft bench itself used a whole core ${ends.join(' and ')}, so the path may carry more`]
   })
 }
 
-/** The increase of counters; one that began anew meanwhile counts in full. */
+/** Returns the increase of each counter. A counter that restarted at zero counts with its new value. */
 export function increase(before: Counts, after: Counts): Counts {
   const grown = Object.entries(after).map(([name, count]): [string, number] => {
     const earlier = before[name] ?? 0

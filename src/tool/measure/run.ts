@@ -1,4 +1,4 @@
-// run.ts - this end of `weft bench`: connects to a listener on both paths, sends, and hears from it what arrived.
+// run.ts - the measuring side of `weft bench`: connects to a listener on both paths, sends data, and gets reports of what arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket } from 'node:dgram'
@@ -21,43 +21,41 @@ import {
   type InUse,
   type Refusal,
 } from './conversation.ts'
-import { connectTo, readLine, type Way } from './lines.ts'
+import { connectTo, readLine, type PathAddresses } from './lines.ts'
 import { datagramRate, orderOf, PATHS, type Both, type PathName, type Plan } from './plan.ts'
 import { median, type Samples, type TcpSample, type UdpSample } from './result.ts'
 
-/** The time that a connection, an answer or a byte that comes back may take. */
+/** How long a connection, an answer or an echo may take. */
 const PATIENCE_MS = 3_000
 const WARM_UP_S = 0.3
-/** One write of a stream. Random, since a way that packs what it carries is not to be flattered. */
+/** The length of one write to a stream. The data is random, so that a path with compression gets no advantage. */
 const WRITE_BYTES = 256 * 1024
-/** A request, and its answer: a line. */
+/** An echo request, which is also its answer. */
 const ECHO = '.\n'
-/** Between two requests, so that all have gone to sleep in between, as on an idle host. */
+/** The pause between two echo requests, in which all threads go to sleep, as on an idle host. */
 const TRIP_PAUSE_MS = 10
 const MOST_TRIPS_MS = 1_000
-/** The least that a timer of Node.js waits, and so how often is looked how many datagrams are due. */
+/** The shortest delay of a Node.js timer. After each delay the datagrams that are due are sent. */
 const TICK_MS = 1
-/** A sender that is late by more than this does not catch up: such a burst would lose what an even sender does not. */
+/** A sender that is late by more than this does not catch up, because the burst would cause losses. */
 const MOST_BURST_MS = 3
-/** Buffers in turn, each free again before its next turn as long as the kernel has taken what is older. */
+/** The number of datagram buffers, which are used in turn. At most half of them wait in the socket's queue, so a reused buffer is free. */
 const DATAGRAM_BUFFERS = 512
 
-/** A run: the listener understood the connection, and let it in. */
 export interface Run {
   readonly there: InUse | null
-  /** A connection on a path whose bytes come back. Rejects with the kernel's error, or with why it is refused. */
+  /** Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses. */
   openEcho(path: PathName): Promise<void>
   roundTrips(path: PathName): Promise<number | undefined>
   tcp(path: PathName, streams: number, seconds: number): Promise<TcpSample>
   udp(path: PathName, seconds: number, bytes: number, bitsPerSecond: number): Promise<UdpSample>
-  /** Ends the run, and returns what was dropped at the other end. */
   end(): Promise<Counts | null>
   close(): void
 }
 
-/** Begins a run, led from outside. A connection that is not made rejects with the kernel's error. */
-export async function beginRun(ways: Both<Way>, port: number, inside: string): Promise<Run | Refusal> {
-  const leading = await connectTo(ways.outside, port, PATIENCE_MS)
+/** Begins a run. The leading connection uses the outside path. Rejects with the kernel's error if it fails. */
+export async function beginRun(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
+  const leading = await connectTo(paths.outside, port, PATIENCE_MS)
   const open = new Set<Socket>([leading])
   const ask = async <Answer>(
     request: object | undefined,
@@ -66,14 +64,14 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
   ): Promise<Answer> => {
     if (request) leading.write(lineOf(request))
     const line = await readLine(leading, limitMs).catch((error: unknown) => {
-      throw new WeftError('COMMAND', `the other end of the bench is gone: ${messageOf(error)}`, {
-        remedy: 'read what it prints there, and try again',
+      throw new WeftError('COMMAND', `the listener is gone: ${messageOf(error)}`, {
+        remedy: 'read its output on the other host, and try again',
         cause: error,
       })
     })
     const answer = read(line)
     if (answer !== undefined) return answer
-    throw new WeftError('COMMAND', 'the program that listens there does not understand this weft bench', {
+    throw new WeftError('COMMAND', 'the program that listens there is not a weft bench of this version', {
       remedy: 'use the same version of weft on both hosts',
     })
   }
@@ -94,7 +92,7 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
     let sentEver = 0
 
     async function openTo(path: PathName, wants: 'stream' | 'echo'): Promise<Socket> {
-      const socket = await connectTo(ways[path], port, PATIENCE_MS)
+      const socket = await connectTo(paths[path], port, PATIENCE_MS)
       open.add(socket)
       socket.once('close', () => open.delete(socket))
       socket.write(lineOf({ wants, run: mark }))
@@ -108,7 +106,7 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
         const socket = await openTo(path, 'echo')
         socket.write(ECHO)
         const line = await readLine(socket, PATIENCE_MS)
-        if (`${line}\n` !== ECHO) throw new Error(readRefusal(line)?.refused ?? 'it does not send back what it gets')
+        if (`${line}\n` !== ECHO) throw new Error(readRefusal(line)?.refused ?? 'it does not send the data back')
         echoes.set(path, socket)
       },
 
@@ -137,7 +135,7 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
           send()
         }
         try {
-          // The listener says when it is over, and what it counted.
+          // The listener decides when the sample ends, and reports its count.
           const { bytes, seconds: took, busy } = await ask(undefined, readReceived, seconds * 1000 + 3 * PATIENCE_MS)
           return { bitsPerSecond: took > 0 ? (bytes * 8) / took : 0, busy: { here: work(), there: busy } }
         } finally {
@@ -151,7 +149,7 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
         const first = sentEver >>> 0
         await ask({ ask: 'udp', first, datagrams: most }, ready)
         const start = performance.now()
-        const sent = await sendPaced(ways[path], {
+        const sent = await sendPaced(paths[path], {
           port,
           mark,
           first,
@@ -163,7 +161,7 @@ export async function beginRun(ways: Both<Way>, port: number, inside: string): P
         })
         const took = (performance.now() - start) / 1000
         sentEver += most
-        // The listener waits as long as datagrams come in.
+        // The listener answers when no more datagrams arrive.
         const arrived = await ask({ ask: 'sent', datagrams: sent }, readArrived, seconds * 1000 + 3 * PATIENCE_MS)
         return { ...arrived, sent, seconds: took }
       },
@@ -184,15 +182,14 @@ interface Paced {
   readonly perSecond: number
   readonly seconds: number
   readonly bytes: number
-  /** True when nobody wants to know any more. */
   readonly isOver: () => boolean
 }
 
-/** Sends datagrams evenly for so long; resolves with how many the kernel took. */
-async function sendPaced({ to, from }: Way, paced: Paced): Promise<number> {
+/** Sends datagrams at an even rate. Resolves with the number that the kernel accepted. */
+async function sendPaced({ to, from }: PathAddresses, paced: Paced): Promise<number> {
   const { port, mark, first, most, perSecond, seconds, bytes, isOver } = paced
   const socket = createSocket(isIPv6(to) ? 'udp6' : 'udp4')
-  socket.on('error', () => {}) // the kernel reports that nobody listens; only what arrives counts
+  socket.on('error', () => {}) // ICMP errors do not matter, because the listener counts what arrives
   try {
     if (from !== undefined) {
       socket.bind(0, from)
@@ -221,26 +218,26 @@ async function sendPaced({ to, from }: Way, paced: Paced): Promise<number> {
       }
       tick()
     })
-    // Datagrams that wait in the queue still go with the socket.
+    // Closing the socket discards the datagrams in its queue.
     return sent - socket.getSendQueueCount()
   } finally {
     socket.close()
   }
 }
 
-/** All samples of a plan: the round trips first, while nothing else is under way. `tell` hears what comes next. */
+/** Takes all samples of a plan, the round trips first, while the path is idle. `report` is called with the name of each step. */
 export async function measure(
   run: Run,
   plan: Plan,
   bytes: number,
-  tell: (what: string) => void,
+  report: (what: string) => void,
   signal: AbortSignal,
 ): Promise<Samples> {
   const roundTripsMs: Both<number[]> = { outside: [], inside: [] }
   const tcp: Both<TcpSample[]> = { outside: [], inside: [] }
   const udp: Both<UdpSample[]> = { outside: [], inside: [] }
 
-  tell('round trips')
+  report('round trips')
   const until = performance.now() + Math.min(MOST_TRIPS_MS, plan.seconds * 1000)
   do {
     for (const path of PATHS) {
@@ -253,12 +250,12 @@ export async function measure(
   const inPairs = async (what: string, sample: (path: PathName) => Promise<void>): Promise<void> => {
     for (let pair = 0; pair < plan.pairs; pair++)
       for (const path of orderOf(pair)) {
-        tell(`${what} ${path}, pair ${pair + 1} of ${plan.pairs}`)
+        report(`${what} ${path}, pair ${pair + 1} of ${plan.pairs}`)
         signal.throwIfAborted()
         await sample(path)
       }
   }
-  // JavaScript is slower at first, and so is a path: what would be the first sample of each is thrown away.
+  // The first sample of each path is discarded, because JavaScript and the path are slow at first.
   for (const path of PATHS) await run.tcp(path, plan.streams, Math.min(WARM_UP_S, plan.seconds))
   await inPairs('TCP', async (path) => void tcp[path].push(await run.tcp(path, plan.streams, plan.seconds)))
   const rateOf = (path: PathName): number => median(tcp[path].map(({ bitsPerSecond }) => bitsPerSecond)) ?? 0

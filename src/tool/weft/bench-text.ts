@@ -1,4 +1,4 @@
-// bench-text.ts - what `weft bench` measured, as a report: for programs, and as text for a person. Pure.
+// bench-text.ts - the report of `weft bench`, and its text. Pure.
 
 import { titleOf } from '../../report/status.ts'
 import type { Counts, InUse } from '../measure/conversation.ts'
@@ -6,15 +6,14 @@ import type { Both, Plan } from '../measure/plan.ts'
 import type { Compared, Length, Result, Samples } from '../measure/result.ts'
 import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
 
-/** Less is not told as a number. */
+/** Smaller percentages are shown as less than this one. */
 const LEAST_PERCENT = 0.001
 
-/** What is measured, and by which addresses. */
 export interface About extends Both<string> {
   readonly peer: string
   readonly name?: string | null
   readonly port: number
-  /** Undefined in what was measured by no status. */
+  /** The longest packet that passes; undefined in a report of the project's own benchmark. */
   readonly length?: Length | null
 }
 
@@ -25,7 +24,6 @@ export interface Report extends Result, About {
   readonly drops: { readonly here: Counts; readonly there: Counts | null }
 }
 
-/** The report as text for a person. */
 export function textOf(report: Report, { colour }: Pick<Screen, 'colour'>): string {
   const { peer, name = null, outside, inside, plan, tcp, udp, roundTripMs, inUse, drops, notes } = report
   const or = (value: number | null, text: (value: number) => string): string => (value === null ? '-' : text(value))

@@ -1,4 +1,4 @@
-// bench.ts - `weft bench`: the same streams to a peer outside and inside the tunnel, and what the way inside costs.
+// bench.ts - `weft bench`: measures the cost of the tunnel, by sending the same streams to a peer outside and inside it.
 
 import { networkInterfaces } from 'node:os'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
@@ -17,35 +17,35 @@ import { lengthsUpTo, longestOf } from '../../net/lengths.ts'
 import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 import { DEFAULT_PORT, type InUse } from '../measure/conversation.ts'
-import { connectTo, type Way } from '../measure/lines.ts'
+import { connectTo, type PathAddresses } from '../measure/lines.ts'
 import { listen } from '../measure/listener.ts'
 import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
 import { increase, resultOf, type Length } from '../measure/result.ts'
 import { beginRun, measure, type Run } from '../measure/run.ts'
-import { askStatus } from './ask.ts'
 import { textOf, type About, type Report } from './bench-text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, type Call } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import type { Screen } from './look.ts'
-import { askedPeer, createAsker, probesWanted, type Probe } from './peer.ts'
+import { peerToPing, createPinger, probesWanted, type Probe } from './peer.ts'
 
 const IDLE_MINUTES = 15
 const PING_MS = 1_000
-/** The MTU of a path of which nothing is known: every path of the internet takes this (RFC 8200, section 5). */
+/** The assumed MTU of an unknown path, which every IPv6 path supports (RFC 8200, section 5). */
 const LEAST_MTU = 1280
 
 const flags = {
-  listen: { default: false, help: 'be the other end: run this on the peer that is to be measured' },
+  listen: { default: false, help: 'act as the other end; run this on the peer that you measure' },
   port: { default: DEFAULT_PORT, help: 'TCP and UDP port of the other end, the same on both hosts' },
   from: {
     default: [] as readonly string[],
     placeholder: 'ADDRESS',
-    help: 'with --listen: let this host connect too, although no weftd here knows it; may be given several times',
+    help: 'with --listen: also accept this host, which weftd here does not know as a peer; may be given several times',
   },
-  streams: { default: 8, help: 'TCP connections at the same time' },
-  seconds: { default: '2', placeholder: 'N', help: 'length of each sample' },
-  pairs: { default: 3, help: 'samples of each path, taken in turns' },
-  rate: { default: 0, help: 'Mbit/s of UDP; 0: half of what TCP reached, at most 200' },
-  family: { default: '', placeholder: 'FAMILY', help: 'measure by ipv4 or ipv6 alone' },
+  streams: { default: 8, help: 'number of simultaneous TCP connections' },
+  seconds: { default: '2', placeholder: 'N', help: 'seconds for each sample' },
+  pairs: { default: 3, help: 'number of samples of each path, taken alternately' },
+  rate: { default: 0, help: 'UDP rate in Mbit/s; 0: half of the TCP rate, at most 200' },
+  family: { default: '', placeholder: 'FAMILY', help: 'measure only over this family: ipv4 or ipv6' },
   ...JSON_FLAG,
   ...SOCKET_FLAG,
 } as const
@@ -53,11 +53,11 @@ const flags = {
 export const benchCommand = command({
   name: 'bench',
   args: '[PEER]',
-  does: 'measure what the tunnel costs: the same streams to a peer, outside and inside it',
+  does: 'measure the cost of the tunnel: the same streams to a peer, outside and inside it',
   more:
-    'PEER is the name of its host, its subnet, an address in it, or its public IP, of IPv4 or IPv6; `weft bench --listen` must run there. A peer of both ' +
-    'families is measured by both, one after the other. Takes about half a minute for each and fills the link, which slows other ' +
-    'traffic down. Exits with 3 when a stream does not get through.',
+    'PEER is the name of its host, its subnet, an address in that subnet, or its public IP. `weft bench --listen` must run there. ' +
+    'A dual-stack peer is measured over IPv4 and then over IPv6, about half a minute for each. The measurement fills the link, ' +
+    'which slows other traffic down. Exits with 3 if a stream does not get through.',
   flags,
   async run(call) {
     const { options, args } = call
@@ -74,7 +74,7 @@ export const benchCommand = command({
 
 type BenchCall = Call<typeof flags>
 
-/** The facts of a host's status that explain the figures to one of its peers, by one family. */
+/** Selects from a host's status the facts that explain the figures for one peer and family. */
 export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | undefined, family: Family): InUse {
   const { engine = null, mtu = null, features = [] } = dataPath ?? {}
   const device = dataPath?.devices[family] ?? null
@@ -90,25 +90,25 @@ export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | u
   }
 }
 
-// --- The other end.
+// --- The listener.
 
 async function listenHere({ options, screen, signal }: BenchCall): Promise<number> {
   const { port, from, 'status-socket': socket } = options
   const named = from.map((text) => {
     const address = parseAddress(text)
     if (address !== undefined) return formatAddress(address)
-    throw new WeftError('USAGE', `${text} is no IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
+    throw new WeftError('USAGE', `${text} is not an IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
   })
-  const asked = await askStatus(socket, signal).catch((error: unknown) => {
+  const first = await fetchStatus(socket, signal).catch((error: unknown) => {
     if (from.length > 0 && isWeftError(error)) return undefined
     if (!isWeftError(error)) throw error
-    throw new WeftError(error.code, `cannot tell which hosts may connect: ${error.message}`, {
-      remedy: 'name the host that will measure with --from, or start weftd here',
+    throw new WeftError(error.code, `the peers, which may connect, are not known: ${error.message}`, {
+      remedy: 'name the measuring host with --from, or start weftd on this host',
       cause: error,
     })
   })
-  const status = (): Promise<Status | undefined> => askStatus(socket, signal).catch(() => undefined)
-  const own = asked?.node?.publicIp ?? 'PEER'
+  const status = (): Promise<Status | undefined> => fetchStatus(socket, signal).catch(() => undefined)
+  const own = first?.node?.publicIp ?? 'PEER'
   const words = `weft bench ${own}${port === DEFAULT_PORT ? '' : ` --port ${port}`}`
   screen.write(
     `listening at TCP and UDP port ${port}, until Ctrl-C or ${IDLE_MINUTES} minutes without a run; on the other host: ${words}\n`,
@@ -135,8 +135,8 @@ const isAt = ({ publicIp, publicIpv6 }: PeerStatus, address: string): boolean =>
   address === publicIp || address === publicIpv6
 
 /**
- * The reason why a host is refused; undefined for one that comes from a peer's public IP, and one that the operator
- * named: the listener is no sink for everybody.
+ * Returns the reason why a host may not use the listener; undefined if it may. Only hosts that connect from a peer's public IP, and those
+ * that the operator named, may use it.
  */
 export function refusalOf(
   status: Status | undefined,
@@ -147,7 +147,7 @@ export function refusalOf(
   const overlay = parseAddress(inside)
   if (overlay === undefined) return 'it has no address in the overlay network'
   if (from.includes(address)) return undefined
-  if (!status) return 'no weftd answers here that could tell which hosts may connect'
+  if (!status) return 'no weftd answers on this host, so the peers, which may connect, are not known'
   const peers = status.peers?.list.filter((peer) => isAt(peer, address)) ?? []
   if (peers.length === 0) return `no peer of this node has the public IP ${address}, and it was not named with --from`
   const isItsOwn = peers.some(({ subnet, ipv6Subnet }) =>
@@ -159,25 +159,25 @@ export function refusalOf(
   return isItsOwn ? undefined : `${inside} is not in the subnet of ${address}`
 }
 
-// --- This end.
+// --- The measuring host.
 
-interface Ways extends Both<Way> {
-  readonly inside: Way & { readonly from: string }
+interface Paths extends Both<PathAddresses> {
+  readonly inside: PathAddresses & { readonly from: string }
 }
 
 async function benchPeer(call: BenchCall, name: string): Promise<number> {
   const { options, screen, signal } = call
   const plan = planOf(options)
   if ('problem' in plan) throw new WeftError('USAGE', plan.problem, { remedy: plan.remedy })
-  const { peer, probes } = askedPeer(await askStatus(options['status-socket'], signal), name)
+  const { peer, probes } = peerToPing(await fetchStatus(options['status-socket'], signal), name)
   const wanted = probesWanted(probes, options.family)
-  const tell = progress(screen, options.json)
+  const report = progress(screen, options.json)
   const outcomes: { -readonly [F in Family]?: Outcome } = {}
   const failures: WeftError[] = []
   try {
     for (const probe of wanted) {
       const by = wanted.length > 1 ? `${FAMILY_NAMES[probe.family]}: ` : ''
-      const outcome = await benchBy(call, plan, peer, probe, (what) => tell(what && by + what))
+      const outcome = await benchBy(call, plan, peer, probe, (what) => report(what && by + what))
       if (isWeftError(outcome)) {
         if (wanted.length > 1) screen.warn(`weft bench: ${by}${describeError(outcome)}`)
         failures.push(outcome)
@@ -191,7 +191,7 @@ async function benchPeer(call: BenchCall, name: string): Promise<number> {
     screen.warn('weft bench: stopped before it was done')
     return EXIT.failed
   } finally {
-    tell('')
+    report('')
   }
   const { ipv4 = null, ipv6 = null } = outcomes
   const first = ipv4 ?? ipv6
@@ -203,53 +203,53 @@ async function benchPeer(call: BenchCall, name: string): Promise<number> {
 
 type Outcome = Report | (About & { readonly unreached: string })
 
-/** Measures by one family. Resolves with the WeftError of a run that cannot begin, which leaves the next one free to. */
+/** Measures over one family. Resolves with a WeftError if the run cannot begin, so that the other family is still measured. */
 async function benchBy(
   { options: { port, 'status-socket': socket }, signal }: BenchCall,
   plan: Plan,
   peer: PeerStatus,
   probe: Probe,
-  tell: (what: string) => void,
+  report: (what: string) => void,
 ): Promise<Outcome | WeftError> {
-  const before = await askStatus(socket, signal)
+  const before = await fetchStatus(socket, signal)
   let run: Run | undefined
   const close = (): void => run?.close()
   signal.addEventListener('abort', close)
   try {
-    const ways = waysTo(before, peer, probe)
+    const paths = pathsTo(before, peer, probe)
     const { subnet } = placeIn(peer, probe.family)
     const about = {
       peer: subnet ? formatNet(subnet) : peer.subnet,
       name: peer.name ?? null,
-      outside: ways.outside.to,
-      inside: ways.inside.to,
+      outside: paths.outside.to,
+      inside: paths.inside.to,
       port,
     }
-    run = await begin(ways, port)
+    run = await begin(paths, port)
     signal.throwIfAborted()
     try {
       await run.openEcho('inside')
     } catch (error) {
       signal.throwIfAborted()
-      const unreached = await whyNotInside(ways.inside, port, error)
-      await run.end().catch(() => {}) // else the listener has it still when the next one begins
+      const unreached = await whyNotInside(paths.inside, port, error)
+      await run.end().catch(() => {}) // so that the listener is free for the next run
       return { ...about, unreached }
     }
     const here = inUseOf(before, peer, probe.family)
-    tell('the longest packet')
+    report('the longest packet')
     const length = await lengthOf(probe, here)
-    // Longer ones would be lost to no purpose.
+    // Longer datagrams would only be lost.
     const bytes = datagramBytes(here.mtu ?? LEAST_MTU, length?.longest ?? here.pathMtu, probe.family)
-    const samples = await measure(run, plan, bytes, tell, signal)
+    const samples = await measure(run, plan, bytes, report, signal)
     const thereDrops = await run.end()
-    const after = await askStatus(socket, signal)
+    const after = await fetchStatus(socket, signal)
     const drops = { here: increase(before.dataPath?.drops ?? {}, after.dataPath?.drops ?? {}), there: thereDrops }
-    tell('')
+    report('')
     const mtu = { here: here.mtu, there: run.there?.mtu ?? null }
     const result = resultOf(samples, { length, mtu })
     return { ...about, plan, ...result, length: length ?? null, samples, inUse: { here, there: run.there }, drops }
   } catch (error) {
-    // What breaks a run that is under way keeps the next one from beginning.
+    // If a run that has begun fails, the other family is not measured.
     if (run || signal.aborted || !isWeftError(error)) throw error
     return error
   } finally {
@@ -258,18 +258,18 @@ async function benchBy(
   }
 }
 
-/** Throws WeftError CONFIG where both paths are one. */
-export function waysTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Ways {
-  // A tunnel may carry one family by the addresses of the other.
+/** Returns the addresses outside and inside the tunnel. Throws WeftError CONFIG if the backend has no tunnel. */
+export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Paths {
+  // The datagrams of a tunnel may have another family than the packets inside.
   const endpoint = sidesOf(peer)[family]?.endpoint ?? ''
   const outer = endpoint === '' ? family : /^[\d.]+(:\d+)?$/.test(endpoint) ? 'ipv4' : 'ipv6'
   const publicIp = placeIn(peer, outer).publicIp ?? parseAddress(peer.publicIp) ?? 0
   if (publicIp === to) {
-    throw new WeftError('CONFIG', `with the ${config?.backendType} backend packets travel as they are`, {
+    throw new WeftError('CONFIG', `the ${config?.backendType} backend does not encapsulate packets`, {
       remedy: 'there is no tunnel, and nothing to compare',
     })
   }
-  // We connect from the address that the peer knows us by; when that is a router's, the kernel chooses.
+  // Connect from this node's public IP. If that is the address of a NAT router, the kernel chooses the source.
   const own = Object.values(networkInterfaces()).flatMap((addresses) => addresses?.map(({ address }) => address) ?? [])
   const known = node ? placeIn(node, outer).publicIp : undefined
   return {
@@ -281,23 +281,23 @@ export function waysTo({ node, config }: Status, peer: PeerStatus, { family, fro
   }
 }
 
-/** Throws WeftError when the listener is not reached outside, or does not let us in. */
-async function begin(ways: Ways, port: number): Promise<Run> {
-  const { to } = ways.outside
+/** Begins a run. Throws WeftError if the listener is not reached outside the tunnel, or refuses. */
+async function begin(paths: Paths, port: number): Promise<Run> {
+  const { to } = paths.outside
   try {
-    const run = await beginRun(ways, port, ways.inside.from)
+    const run = await beginRun(paths, port, paths.inside.from)
     if ('refused' in run) {
       throw refusedBy(to, run.refused)
     }
     await run.openEcho('outside').catch(async (error: unknown) => {
       await run.end().catch(() => {})
       run.close()
-      // An error without a code is the listener's own answer.
+      // An error without a code is a refusal by the listener.
       throw isRefusal(error) ? refusedBy(to, messageOf(error)) : error
     })
     return run
   } catch (error) {
-    throw isWeftError(error) ? error : await whyNotOutside(ways, port, error)
+    throw isWeftError(error) ? error : await whyNotOutside(paths, port, error)
   }
 }
 
@@ -307,8 +307,8 @@ const refusedBy = (to: string, why: string): WeftError =>
 const isRefusal = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === undefined
 const isRefused = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ECONNREFUSED'
 
-/** The other path tells whether a listener is there at all. */
-async function whyNotOutside({ outside, inside }: Ways, port: number, error: unknown): Promise<WeftError> {
+/** Explains why the outside path failed. Connecting on the inside path shows whether a listener runs at all. */
+async function whyNotOutside({ outside, inside }: Paths, port: number, error: unknown): Promise<WeftError> {
   const { to } = outside
   const [socket, insideError] = await connectTo(inside, port, PING_MS).then(
     (connected) => [connected, undefined] as const,
@@ -319,65 +319,69 @@ async function whyNotOutside({ outside, inside }: Ways, port: number, error: unk
   if (socket) {
     return new WeftError(
       'COMMAND',
-      `TCP port ${port} of ${to} is reached inside and not outside: ${messageOf(error)}`,
+      `TCP port ${port} of ${to} is reached inside but not outside the tunnel: ${messageOf(error)}`,
       {
-        remedy: `let TCP and UDP port ${port} through the firewall between the hosts, or choose another --port on both`,
+        remedy: `accept TCP and UDP port ${port} in the firewall between the hosts, or choose another --port on both`,
         ...options,
       },
     )
   }
   if (isRefused(error) || isRefused(insideError)) {
-    return new WeftError('COMMAND', `nobody listens at TCP port ${port} of ${to}`, {
+    return new WeftError('COMMAND', `no program listens on TCP port ${port} of ${to}`, {
       remedy: 'run `weft bench --listen` there',
       ...options,
     })
   }
-  return new WeftError('COMMAND', `TCP port ${port} of ${to} is not reached, outside or inside: ${messageOf(error)}`, {
-    remedy: 'run `weft bench --listen` there, and let TCP and UDP of that port through its firewall',
-    ...options,
-  })
+  return new WeftError(
+    'COMMAND',
+    `TCP port ${port} of ${to} is not reached, neither outside nor inside the tunnel: ${messageOf(error)}`,
+    {
+      remedy: 'run `weft bench --listen` there, and accept TCP and UDP on that port in its firewall',
+      ...options,
+    },
+  )
 }
 
-/** The listener is reached outside: whether it is the data path or that port alone, a ping tells. */
-async function whyNotInside({ to, from }: Ways['inside'], port: number, error: unknown): Promise<string> {
-  const what = `TCP port ${port} of ${to} is reached outside and not inside: ${messageOf(error)}`
-  if (isRefusal(error)) return `${what}; is the source ${from} rewritten on the way?`
+/** Explains why the inside path failed, if the outside path works. A ping shows whether the data path fails, or only that port. */
+async function whyNotInside({ to, from }: Paths['inside'], port: number, error: unknown): Promise<string> {
+  const what = `TCP port ${port} of ${to} is reached outside but not inside the tunnel: ${messageOf(error)}`
+  if (isRefusal(error)) return `${what}; check whether a NAT rule rewrites the source ${from}`
   const answers = await pinged(to, from)
-  if (answers === undefined) return `${what}; see weft doctor on both hosts`
+  if (answers === undefined) return `${what}; run weft doctor on both hosts`
   return answers
-    ? `${what}; a ping through the data path is answered: let TCP and UDP port ${port} from ${from} through the firewall there`
-    : `${what}; nor is a ping through the data path answered: see weft doctor on both hosts`
+    ? `${what}; a ping through the data path is answered: accept TCP and UDP port ${port} from ${from} in the firewall there`
+    : `${what}; a ping through the data path is not answered either: run weft doctor on both hosts`
 }
 
-/** Undefined where we may not ask. */
+/** True if a ping is answered; undefined if this user may not ping. */
 async function pinged(to: string, from: string): Promise<boolean | undefined> {
   const [target, source] = [parseAddress(to), parseAddress(from)]
   if (target === undefined || source === undefined) return undefined
   try {
-    const asker = createAsker(source)
-    const took = await asker.ask(target, PING_MS).finally(() => asker.close())
+    const pinger = createPinger(source)
+    const took = await pinger.ping(target, PING_MS).finally(() => pinger.close())
     return took !== undefined
   } catch {
     return undefined
   }
 }
 
-/** Looks for the longest packet that comes back inside; undefined where we may not ask, or nobody answers. */
+/** Finds the longest packet that is answered inside the tunnel; undefined if this user may not ping, or no packet is answered. */
 async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUse): Promise<Length | undefined> {
   if (mtu === null) return undefined
   const asked = Math.min(mtu, pathMtu ?? mtu)
   try {
-    const asker = createAsker(from)
+    const pinger = createPinger(from)
     // A second try keeps one lost packet from deciding the answer.
     const passes = async (bytes: number): Promise<boolean> =>
-      (await asker.ask(to, PING_MS, bytes)) !== undefined || (await asker.ask(to, PING_MS, bytes)) !== undefined
+      (await pinger.ping(to, PING_MS, bytes)) !== undefined || (await pinger.ping(to, PING_MS, bytes)) !== undefined
     try {
       if (await passes(asked)) return { asked, longest: asked }
       if (!(await passes(0))) return undefined
       const longest = await longestOf(lengthsUpTo(asked, kindOf(backendType)?.overhead ?? 0), passes)
       return { asked, longest: longest ?? null }
     } finally {
-      asker.close()
+      pinger.close()
     }
   } catch (error) {
     if (isWeftError(error)) return undefined
@@ -385,7 +389,7 @@ async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUs
   }
 }
 
-/** A line that is written over, where somebody looks; empty text takes it away. */
+/** Returns a function that shows the progress on a terminal in a line that it overwrites. An empty text clears the line. */
 function progress(screen: Screen, json: boolean): (what: string) => void {
   return (what) => {
     if (screen.isTerminal && !json) screen.write(`\u001B[G${screen.colour('dim', what)}\u001B[K`)

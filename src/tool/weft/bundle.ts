@@ -1,4 +1,4 @@
-// bundle.ts - `weft doctor --bundle`: what this host and its weftd are like, in one archive for whoever is to help, without secrets.
+// bundle.ts - `weft doctor --bundle`: writes an archive with the state of this host and its weftd for an issue report, without secrets.
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -17,26 +17,25 @@ import type { Run } from '../../host/command.ts'
 import type { Status } from '../../report/status.ts'
 
 interface ToBundle {
-  /** What the doctor says, for a person and for a program. */
   readonly findings: string
   readonly findingsJson: string
   readonly status: Status | undefined
   readonly subnetFile: string
-  /** The network configuration in the store, as it stands there. */
+  /** The network configuration in the store, unchanged. */
   readonly config: string | undefined
-  /** What must not be in it, wherever it came from: passwords that were given on the command line or by a variable. */
+  /** Passwords from the command line or the environment, which are removed from all files. */
   readonly secrets: readonly Secret[]
 }
 
 const FOLDER = 'weft-doctor'
-const README = `What weft doctor --bundle found on one host, for an issue or for whoever helps you.
+const README = `The state of one host, written by weft doctor --bundle for an issue report.
 
-Keys, passwords, tokens and users of URLs are not in it. Names and addresses of hosts are, and so are the firewall's rules and the last
-lines of weftd's log: look through it before you hand it to somebody you do not know.
+Keys, passwords, tokens and users of URLs have been removed. Names and addresses of hosts have not, nor have the firewall rules and the
+last lines of weftd's log. Read the files before you give them to somebody you do not know.
 `
 
 type Words = readonly [file: string, ...args: readonly string[]]
-/** The commands whose output makes a file of the archive. None of them changes anything. */
+/** The commands whose output fills each file. None of them changes the host. */
 const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
   'versions.txt': [
     ['uname', '-a'],
@@ -78,7 +77,7 @@ const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
   ],
 }
 
-/** Each command and what it printed, or why it printed nothing. */
+/** Runs the commands. Returns each with its output, or with the reason why it failed. */
 async function outputs(run: Run, commands: readonly Words[]): Promise<string> {
   const parts = await Promise.all(
     commands.map(async ([file, ...args]) => {
@@ -92,18 +91,17 @@ async function outputs(run: Run, commands: readonly Words[]): Promise<string> {
   return parts.join('')
 }
 
-/** The secrets of a configuration, as values. */
 function secretsIn(value: unknown): readonly Secret[] {
   if (value instanceof Secret) return [value]
   return typeof value === 'object' && value !== null ? Object.values(value).flatMap(secretsIn) : []
 }
 
-/** A shorter one would be found in what is none. */
+/** The minimum length of a secret that is searched for; a shorter one would match ordinary text. */
 const SHORTEST = 4
 
-/** Makes what takes these secrets out of a text, wherever they stand, and all else that steers a terminal. */
+/** Makes a function that removes these secrets from a text, and escapes terminal sequences. */
 function cleaner(secrets: readonly Secret[]): (text: string) => string {
-  // The longest first: one that begins another would leave the rest of that.
+  // The longest secret is replaced first, because a shorter one may be its beginning.
   const values = secrets
     .map((secret) => secret.reveal())
     .filter((value) => value.length >= SHORTEST)
@@ -111,7 +109,7 @@ function cleaner(secrets: readonly Secret[]): (text: string) => string {
   return (text) => printableLines(values.reduce((left, value) => left.replaceAll(value, '<hidden>'), withoutUser(text)))
 }
 
-/** A network configuration without its secrets; nobody knows what is secret of one that is no JSON. */
+/** Removes the secrets of a network configuration. Text that is not JSON is left out, because its secrets cannot be recognized. */
 function shownConfig(text: string): { readonly shown: string; readonly secrets: readonly Secret[] } {
   try {
     return { shown: `${withoutSecrets(text)}\n`, secrets: secretsIn(hideSecrets(parseJson(text))) }
@@ -121,24 +119,24 @@ function shownConfig(text: string): { readonly shown: string; readonly secrets: 
 }
 
 /**
- * Writes the archive, which only its owner may read. Throws WeftError: USAGE where there is such a file already, or the folder cannot be
- * written; COMMAND where it could not be made, and then there is none.
+ * Writes the archive, readable only by its owner. Throws WeftError USAGE if the file exists or cannot be created, COMMAND if writing
+ * failed; then the file is deleted.
  */
 export async function writeBundle(path: string, what: ToBundle, run: Run): Promise<void> {
   const file = await open(path, 'wx', 0o600).catch((error: NodeJS.ErrnoException) => {
-    const why = error.code === 'EEXIST' ? 'it is there already' : messageOf(error)
-    throw new WeftError('USAGE', `${path} cannot be written: ${why}`, { remedy: 'name a file that is not there yet' })
+    const why = error.code === 'EEXIST' ? 'it exists already' : messageOf(error)
+    throw new WeftError('USAGE', `${path} cannot be written: ${why}`, { remedy: 'name a file that does not exist yet' })
   })
   const folder = await mkdtemp(join(tmpdir(), 'weft-bundle-'))
   try {
     await gather(join(folder, FOLDER), what, run)
     await pack(folder, file.createWriteStream({ flush: true }))
   } catch (error) {
-    await unlink(path).catch(() => {}) // half of one is none
+    await unlink(path).catch(() => {})
     throw isWeftError(error)
       ? error
       : new WeftError('COMMAND', `${path} cannot be made: ${messageOf(error)}`, {
-          remedy: 'check that there is room, and that tar is installed',
+          remedy: 'check that the disk is not full, and that tar is installed',
           cause: error,
         })
   } finally {

@@ -1,4 +1,4 @@
-// capture.ts - `weft capture`: which packets the data path dropped last, and why; for a person, or as a capture file.
+// capture.ts - `weft capture`: shows the packets that the data path dropped last, with the reasons, as text or as a capture file.
 
 import { open, type FileHandle } from 'node:fs/promises'
 import { version } from '../../base/assets.ts'
@@ -7,30 +7,30 @@ import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
 import { HEADLESS, type DroppedPacket, type DropsReport } from '../../report/drops.ts'
 import { briefly, devicesText } from '../../report/status.ts'
-import { askDrops } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchDrops } from './daemon-client.ts'
 import { count, type Screen } from './look.ts'
 import { packetText } from './packet-text.ts'
 import { interfaceDescription, packetBlock, sectionHeader } from './pcapng.ts'
 
 const FOLLOW_MS = 1_000
-/** The bytes that are kept of a packet (native/core/drops.h). */
+/** The number of bytes that are kept of each packet (native/core/drops.h). */
 const MOST_BYTES = 128
 
 export const captureCommand = command({
   name: 'capture',
-  does: 'show the packets that were dropped last, and why',
+  does: 'show the last dropped packets and the reasons',
   more:
-    'Each thread of an engine keeps the last few hundred packets that it dropped, in each direction. Packets that the kernel ' +
-    'carries or drops itself are not among them. In a capture file the reason is a comment of each packet: `tshark -T fields -e frame.comment`.',
+    'Each thread of an engine keeps the headers of the last 256 packets that it dropped in each direction. Packets that the kernel ' +
+    'carries or drops are not among them. In a capture file each packet has its reason as a comment: `tshark -T fields -e frame.comment`.',
   flags: {
-    follow: { default: false, help: 'keep showing new ones, until interrupted' },
+    follow: { default: false, help: 'continue to show new packets until interrupted' },
     reason: {
       default: '',
       placeholder: 'NAME',
-      help: 'only packets dropped for this reason: tx_drop_ttl, or ttl for both directions',
+      help: 'show only packets dropped for this reason, such as tx_drop_ttl, or ttl for both directions',
     },
-    write: { default: '', placeholder: 'FILE', help: 'write a capture file (pcapng) there; - is standard output' },
+    write: { default: '', placeholder: 'FILE', help: 'write a capture file (pcapng); - is standard output' },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
   },
@@ -41,7 +41,7 @@ export const captureCommand = command({
       throw new WeftError('USAGE', 'a capture file is not for a terminal', {
         remedy: 'name a file with --write, or pipe it into `tshark -r -`',
       })
-    const first = await askDrops(socket, [], signal)
+    const first = await fetchDrops(socket, [], signal)
     if (first.engine === null || !OURS.has(first.engine)) throw notOurs(first)
     const names = reasonsNamed(reason, first)
     const output = await openOutput({ write, json, follow }, first, screen)
@@ -51,7 +51,7 @@ export const captureCommand = command({
         await output.add(report)
         if (!follow || !screen.isRead()) break
         await pause(signal, FOLLOW_MS)
-        report = wanted(await askAgain(socket, report, screen, signal), names)
+        report = wanted(await fetchAgain(socket, report, screen, signal), names)
       }
     } finally {
       await output.end()
@@ -62,11 +62,8 @@ export const captureCommand = command({
 
 const AWAY: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'ECONNRESET'])
 
-/**
- * Asks for packets since `before`. A daemon that is away is waited for: while it is restarted packets go on, and may be
- * dropped.
- */
-async function askAgain(
+/** Fetches the packets dropped since `before`. Waits while the daemon is away, because packets are forwarded during its restart too. */
+async function fetchAgain(
   socket: string,
   before: DropsReport,
   screen: Screen,
@@ -74,11 +71,11 @@ async function askAgain(
 ): Promise<DropsReport> {
   for (let isFirst = true; ; isFirst = false) {
     try {
-      return await askDrops(socket, before.next, signal)
+      return await fetchDrops(socket, before.next, signal)
     } catch (error) {
       const { code } = ((error as Error).cause ?? {}) as NodeJS.ErrnoException
       if (code === undefined || !AWAY.has(code)) throw error
-      if (isFirst) screen.warn(`weft capture: ${messageOf(error)}; waiting for one that does`)
+      if (isFirst) screen.warn(`weft capture: ${messageOf(error)}; waiting until weftd answers`)
       await pause(signal, FOLLOW_MS)
     }
   }
@@ -93,22 +90,21 @@ function notOurs({ engine }: DropsReport): WeftError {
     })
   return new WeftError(
     'CONFIG',
-    'weft does not carry the packets of this backend, and does not see which are dropped',
+    'weft does not carry the packets of this backend, so it does not see which are dropped',
     {
       remedy: "see the kernel's own counters: `nstat`, `ip -s link`, `tc -s qdisc`",
     },
   )
 }
 
-/** The reasons that are meant: all when none is named. Throws WeftError USAGE for one that does not exist. */
+/** Finds the reasons that a name matches; all if it is empty. Throws WeftError USAGE if none matches. */
 function reasonsNamed(name: string, { reasons }: DropsReport): ReadonlySet<string> {
   const all = Object.keys(reasons)
   const named = all.filter((each) => name === '' || each === name || each.replace(/^.x_drop_/, '') === name)
   if (named.length > 0) return new Set(named)
-  throw new WeftError('USAGE', `no packet is dropped for ${name}`, { remedy: `give one of ${all.join(', ')}` })
+  throw new WeftError('USAGE', `there is no reason ${name} for drops`, { remedy: `give one of ${all.join(', ')}` })
 }
 
-/** The part of a report with these reasons. */
 function wanted(report: DropsReport, names: ReadonlySet<string>): DropsReport {
   return {
     ...report,
@@ -132,7 +128,7 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
   if (write !== '') return captureFile(write, first, screen)
   if (json) {
     return {
-      // Once, or as often as there is something.
+      // With --follow, reports without packets are left out.
       async add(report) {
         if (!follow || report.packets.length > 0) screen.write(jsonLine(report))
       },
@@ -159,7 +155,6 @@ function line(packet: DroppedPacket, { reasons }: DropsReport, { colour }: Scree
   return `${colour('dim', timeText(atUs))} ${direction.padEnd(3)} ${what}: ${colour('bad', means)} (${reason})\n`
 }
 
-/** Details that a packet's own headers do not say. */
 function detailsOf({ direction, packets, peer, peerName, encap }: DroppedPacket): string[] {
   const host = peerName ? `${briefly(peerName)} (${peer})` : peer
   return [
@@ -169,14 +164,13 @@ function detailsOf({ direction, packets, peer, peerName, encap }: DroppedPacket)
   ]
 }
 
-/** ISO 8601 with microseconds. */
 function timeText(us: number): string {
   const rest = String(us % 1_000).padStart(3, '0')
   return new Date(Math.floor(us / 1_000)).toISOString().replace('Z', `${rest}Z`)
 }
 
 const shownOf = ({ packets }: DropsReport): number => packets.reduce((sum, each) => sum + each.packets, 0)
-/** The numbers of packets that were dropped with their headers at hand, and without. */
+/** Counts the dropped packets whose headers weft saw, and those of which it knows only the number. */
 function droppedOf({ reasons }: DropsReport): { readonly seen: number; readonly headless: number } {
   let [seen, headless] = [0, 0]
   for (const [name, { packets }] of Object.entries(reasons)) {
@@ -186,40 +180,40 @@ function droppedOf({ reasons }: DropsReport): { readonly seen: number; readonly 
   return { seen, headless }
 }
 
-function summary(told: number, verb: 'shown' | 'written', report: DropsReport): string {
+function summary(shown: number, verb: 'shown' | 'written', report: DropsReport): string {
   const { seen, headless } = droppedOf(report)
   const unseen =
-    headless === 0 ? '' : `; of ${headless} more the kernel tells the number alone: ${[...HEADLESS].join(', ')}`
+    headless === 0 ? '' : `; of ${headless} more the kernel reports only the number: ${[...HEADLESS].join(', ')}`
   const names = Object.keys(report.reasons)
   const why = names.length > 2 ? '' : ` for ${names.join(' or ')}`
-  if (seen === 0 && told === 0) return `no packet was dropped${why} since the data path was opened${unseen}`
-  const all = count(Math.max(seen, told), 'packet')
-  return `${verb}: ${told} of the ${all} dropped since the data path was opened${unseen}`
+  if (seen === 0 && shown === 0) return `no packet was dropped${why} since the data path was opened${unseen}`
+  const all = count(Math.max(seen, shown), 'packet')
+  return `${verb}: ${shown} of the ${all} dropped since the data path was opened${unseen}`
 }
 
-/** Tells of one report after another how many packets were dropped since the one before and are in neither. */
+/** Makes a function that returns, for each report, how many packets were dropped since the previous report and are in neither. */
 export function createTally(): (report: DropsReport) => number {
   let before: { readonly seen: number; readonly ahead: number } | undefined
   return (report) => {
     const { seen } = droppedOf(report)
-    // The first has what was dropped before anybody looked; a data path that was opened again begins anew.
+    // The first report includes earlier drops. The counters of a data path that was opened again restart at zero.
     if (!before || seen < before.seen) {
       before = { seen, ahead: 0 }
       return 0
     }
-    // Counters are read first: what was dropped meanwhile is shown before it is counted.
+    // The daemon reads the counters before the packets, so a packet may be shown before it is counted.
     const missed = seen - before.seen - before.ahead - shownOf(report)
     before = { seen, ahead: Math.max(0, -missed) }
     return Math.max(0, missed)
   }
 }
 
-/** A capture file, readable to who wrote it alone; the reason stands in each packet's comment. */
+/** Opens a capture file, readable only by its owner. Each packet's comment has the reason. */
 async function captureFile(path: string, first: DropsReport, screen: Screen): Promise<Output> {
   const file = path === '-' ? undefined : await openFile(path)
   const write = async (bytes: Buffer): Promise<void> => {
     if (!file) return screen.write(bytes)
-    // Writes all of it, or throws: write(2) may take a part.
+    // appendFile writes all bytes or throws, whereas write(2) may write a part of them.
     await file.appendFile(bytes).catch((error: unknown) => {
       throw unwritable(path, error)
     })

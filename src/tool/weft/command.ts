@@ -1,4 +1,4 @@
-// command.ts - what a subcommand of weft is, how its command line is read, and its help: one table, one parser, one look.
+// command.ts - defines a subcommand of weft, parses its command line, and prints its help.
 
 import { WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags, type FlagTable, type Options } from '../../base/go-flags.ts'
@@ -6,41 +6,37 @@ import { Secret } from '../../base/secret.ts'
 import { WEFT_FLAGS } from '../../options.ts'
 import type { Screen } from './look.ts'
 
-/** The exit codes of weft. */
 export const EXIT = {
   ok: 0,
-  /** It could not be done: a daemon, a store or a command does not answer. */
+  /** The command failed: a daemon, a store or a program does not answer. */
   failed: 1,
-  /** The command line cannot be read. */
   usage: 2,
-  /** It was done, and something is wrong: a peer does not answer, a finding of the doctor's, a configuration that is not valid. */
+  /** The command worked, and found a fault: a peer does not answer, weft doctor found a failure, or a configuration is invalid. */
   wrong: 3,
 } as const
 
-/** The meanings in the order of the codes. */
+/** The meaning of each exit code; the index is the code. */
 export const EXIT_MEANINGS = [
-  'Done, and all is well.',
-  'It could not be done: a daemon, a store or a command does not answer, or it is not allowed.',
+  'The command succeeded and found no problem.',
+  'The command failed: a daemon, a store or a program does not answer, or permission is missing.',
   'The command line cannot be read, or names something that does not exist.',
-  'Done, but something is wrong: a peer does not answer, the doctor found a failure, or a configuration is not valid.',
+  'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
 ] as const
 
 export interface Call<Table extends FlagTable> {
   readonly options: Options<Table>
-  /** The arguments that are no flags, as many as the command takes. */
+  /** The arguments that are not flags; their number has been checked. */
   readonly args: readonly string[]
   readonly screen: Screen
   readonly signal: AbortSignal
 }
 
 export interface Command {
-  /** `lease ls` */
+  /** The name, such as `lease ls`. */
   readonly name: string
-  /** Its arguments in the help: `SRC DST`; one in brackets may be left out. */
+  /** The arguments as the help shows them, such as `SRC DST`. Brackets mark optional ones. */
   readonly args: string
-  /** One line that says what the command does. */
   readonly does: string
-  /** More sentences for the help. */
   readonly more: string
   readonly flags: FlagTable
   /** Returns the exit code. Throws WeftError USAGE for a command line that cannot be read, HelpWanted for -h. */
@@ -76,13 +72,12 @@ export function command<Table extends FlagTable>(definition: Definition<Table>):
   }
 }
 
-/** The least and the greatest number of arguments. */
 function countOf(args: string): readonly [number, number] {
   const words = args.split(' ').filter((word) => word !== '')
   return [words.filter((word) => !word.startsWith('[')).length, words.length]
 }
 
-/** Flags may stand anywhere, unlike with Go's programs: who types `weft ping PEER -count 1` means it. */
+/** Parses flags anywhere among the arguments, unlike Go's programs, so that `weft ping PEER -count 1` works. */
 function parseWords<Table extends FlagTable>(
   table: Table,
   words: readonly string[],
@@ -105,13 +100,11 @@ function parseWords<Table extends FlagTable>(
   return { rest, options: applyEnvironment(table, parsed, 'FLANNELD', environment, onBad) }
 }
 
-/** Flags that many commands have. */
 export const JSON_FLAG = { json: { default: false, help: 'print JSON, for programs' } } as const
 export const SOCKET_FLAG = {
   'status-socket': { ...WEFT_FLAGS['status-socket'], help: 'Unix socket of the daemon' },
 } as const
 
-/** The help of one. */
 export function helpOf({ name, args, does, more, flags }: Command): string {
   const usage = `Usage: weft ${[name, ...(Object.keys(flags).length > 0 ? ['[OPTION]...'] : []), args].join(' ').trim()}`
   const width = Math.max(0, ...Object.entries(flags).map((flag) => wordsOf(flag).length))
@@ -122,13 +115,13 @@ export function helpOf({ name, args, does, more, flags }: Command): string {
   return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines.join('\n')].filter((part) => part !== '').join('\n\n')}\n`
 }
 
-/** A flag's default, in brackets; empty when that says nothing. */
+/** Returns a flag's default in brackets; empty if there is none, or it is false. */
 export function defaultText(value: FlagTable[string]['default'], before = ''): string {
   const isNone = value instanceof Secret ? value.isEmpty : value === '' || value === false || Array.isArray(value)
   return isNone ? '' : ` (${before}${String(value)})`
 }
 
-/** The word for a flag's value in the help; undefined when it has none. */
+/** Returns the placeholder for a flag's value in the help; undefined for a flag without a value. */
 export function valueWord({ default: value, placeholder }: FlagTable[string]): string | undefined {
   return typeof value === 'boolean' ? undefined : (placeholder ?? (typeof value === 'number' ? 'N' : 'TEXT'))
 }

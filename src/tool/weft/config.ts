@@ -1,4 +1,4 @@
-// config.ts - `weft config`: the network configuration in the store, shown, put, checked.
+// config.ts - `weft config`: shows, writes and checks the network configuration in the store.
 
 import { readFile } from 'node:fs/promises'
 import { text as textOf } from 'node:stream/consumers'
@@ -38,14 +38,17 @@ import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Screen } from './look.ts'
 import { withStore } from './store.ts'
 
-const MORE = "Without flags that name a store it is the store of this host's daemon."
+const MORE = "Uses the store of this host's daemon unless flags name another store."
 const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
 
 export const configGetCommand = command({
   name: 'config get',
   does: 'print the network configuration in the store',
-  more: `${MORE} Secrets, such as a WireGuard key, are printed as <hidden>.`,
-  flags: { 'show-secrets': { default: false, help: 'print it exactly as stored, with its secrets' }, ...flags },
+  more: `${MORE} Prints secrets, such as a WireGuard key, as <hidden>.`,
+  flags: {
+    'show-secrets': { default: false, help: 'print the configuration exactly as stored, with its secrets' },
+    ...flags,
+  },
   run: ({ options, screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {
       const text = await store.config(signal)
@@ -54,7 +57,7 @@ export const configGetCommand = command({
     }),
 })
 
-/** Throws WeftError CONFIG for what is no JSON: nobody knows what of it is secret. */
+/** Hides the secrets. Throws WeftError CONFIG for text that is not JSON, because its secrets cannot be recognized. */
 function hidden(text: string): string {
   try {
     return withoutSecrets(text)
@@ -65,7 +68,7 @@ function hidden(text: string): string {
   }
 }
 
-/** The configuration, and what of it no daemon would do. Throws WeftError CONFIG for one with which none would start. */
+/** Parses a configuration. Warnings name what daemons would ignore. Throws WeftError CONFIG if no daemon could start with it. */
 function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
   const config = parseNetworkConfig(text)
   requireFamily(config)
@@ -76,20 +79,20 @@ function check(text: string): { readonly config: NetworkConfig; readonly warning
 
 const warningsText = (warnings: readonly string[], { colour }: Screen): string =>
   warnings.map((line) => `${colour('doubtful', printable(line))}\n`).join('')
-/** The keys named at most. */
+/** The maximum number of keys that an error names. */
 const NAMED = 5
 
-/** Throws WeftError CONFIG for keys that a daemon would pass over: somebody meant something by them. */
+/** Throws WeftError CONFIG for keys that daemons ignore, because they are probably mistyped. */
 function checkKeys(text: string): void {
   const unknown = unknownKeys(text)
   if (unknown.length === 0) return
   const more = unknown.length > NAMED ? `, and ${unknown.length - NAMED} more` : ''
   throw new WeftError('CONFIG', unknown.slice(0, NAMED).join(', and ') + more, {
-    remedy: '`weft config schema` has all keys that there are',
+    remedy: '`weft config schema` lists all keys',
   })
 }
 
-/** `-` is standard input. Throws WeftError USAGE. */
+/** Reads a file; `-` is standard input. Throws WeftError USAGE. */
 async function readText(path: string): Promise<string> {
   try {
     return path === '-' ? await textOf(process.stdin) : await readFile(path, 'utf8')
@@ -100,12 +103,12 @@ async function readText(path: string): Promise<string> {
   }
 }
 
-/** Whether the subnets of a lease are as the configuration wants them; one that it lacks its node draws. */
+/** True if the subnets of a lease are allowed by the configuration. A family without a subnet is allowed: its node draws one. */
 const fits = ({ ipv4, ipv6 }: Nets, config: NetworkConfig): boolean =>
   (!ipv4 || (config.ipv4 !== undefined && isCompatible(ipv4, config.ipv4))) &&
   (!ipv6 || (config.ipv6 !== undefined && isCompatible(ipv6, config.ipv6)))
 
-/** Why these leases, of which there is at least one, do not fit, and what follows: they lose a family alone, or other subnets are drawn. */
+/** Explains why leases do not fit: they only lose the subnet of a family, or their nodes get other subnets. `unfit` must not be empty. */
 function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
   const families = familiesOf(config)
   const isLossAlone = unfit.every(
@@ -118,7 +121,7 @@ function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
     const net = first[family]
     return new WeftError(
       'CONFIG',
-      `it has no ${name}: ${count(unfit.length, 'lease')} would lose the subnet of it, such as ${net && formatNet(net)}, and keep the other`,
+      `it has no ${name}: ${count(unfit.length, 'lease')} would lose the ${name} subnet, such as ${net && formatNet(net)}, and keep the other family`,
       { remedy: `give --force if nothing needs ${name}` },
     )
   }
@@ -138,7 +141,6 @@ function describeRange({ network, subnetLength, subnetMin, subnetMax }: SubnetRa
   }
 }
 
-/** The configuration that is stored now; undefined where there is none, or none that can be read. */
 async function storedConfig(store: Store, signal: AbortSignal): Promise<NetworkConfig | undefined> {
   try {
     return check(await store.config(signal)).config
@@ -148,7 +150,10 @@ async function storedConfig(store: Store, signal: AbortSignal): Promise<NetworkC
   }
 }
 
-/** The configuration's effect on the nodes that have a lease, in lines. Throws WeftError CONFIG for what cuts them off from each other, unless forced. */
+/**
+ * Describes how a new configuration affects the nodes that have a lease. Throws WeftError CONFIG if it cuts nodes off from each other,
+ * unless forced.
+ */
 function planText(before: NetworkConfig, config: NetworkConfig, entries: readonly Entry[], isForced: boolean): string {
   const { changes, cut } = planOf(
     before,
@@ -158,8 +163,8 @@ function planText(before: NetworkConfig, config: NetworkConfig, entries: readonl
   if (changes.length === 0) return ''
   const lines = changes.map((line) => `${printable(line)}\n`).join('')
   if (entries.length === 0) return lines
-  if (cut === 0) return `${lines}each of ${count(entries.length, 'node')} takes it up when weftd restarts there\n`
-  const what = `${cut} of ${count(entries.length, 'node')} will open ${cut === 1 ? 'its' : 'their'} data path anew, each when weftd restarts there: from the first restart to the last, those with the old configuration and those with the new one do not reach each other`
+  if (cut === 0) return `${lines}each of ${count(entries.length, 'node')} applies it when weftd restarts there\n`
+  const what = `${cut} of ${count(entries.length, 'node')} will reopen ${cut === 1 ? 'its' : 'their'} data path when weftd restarts there; until all have restarted, nodes with the old configuration and nodes with the new one do not reach each other`
   if (isForced) return `${lines}${what}\n`
   throw new WeftError('CONFIG', `${changes.join(', ')}: ${what}`, {
     remedy: 'give --force, and restart weftd on all nodes soon after each other',
@@ -169,12 +174,12 @@ function planText(before: NetworkConfig, config: NetworkConfig, entries: readonl
 export const configSetCommand = command({
   name: 'config set',
   args: 'FILE',
-  does: 'check a network configuration and put it into the store',
-  more: `FILE may be - for standard input. ${MORE} Daemons use it from their next restart on; what changes, and what follows, is said first. A configuration that leases do not fit, or that cuts nodes which have restarted off from those which have not, is refused without --force.`,
+  does: 'check a network configuration and write it to the store',
+  more: `FILE may be - for standard input. ${MORE} Each daemon uses the new configuration after its next restart. Prints the changes and their effects first. Without --force it refuses a configuration that leases do not fit, that has unknown keys, or with which restarted nodes cannot reach the others.`,
   flags: {
     force: {
       default: false,
-      help: 'set it even if leases do not fit it (their nodes get other subnets, or lose those of a family, when they restart), nodes are cut off from each other until all have restarted, or it has keys that nobody reads',
+      help: 'write it even if leases do not fit it (their nodes get other subnets, or lose those of one family, when they restart), if nodes cannot reach each other until all have restarted, or if it has unknown keys',
     },
     ...flags,
   },
@@ -201,7 +206,7 @@ export const configCheckCommand = command({
   name: 'config check',
   args: '[FILE]',
   does: 'check the network configuration in the store, or in a file',
-  more: `FILE may be - for standard input. ${MORE} Exits with 3 when it is not valid.`,
+  more: `FILE may be - for standard input. ${MORE} Exits with 3 if it is not valid.`,
   flags: { ...JSON_FLAG, ...flags },
   async run({ options, args: [path], screen, signal: stopping }) {
     const judge = async (text: string): Promise<number> => {

@@ -70,7 +70,6 @@ export function withDefaultsOf(options: StoreOptions, found: Partial<StoreOption
   return { ...options, ...Object.fromEntries(names.filter(isDefault).map((name) => [name, found[name]])) }
 }
 
-/** Reads the place of the leases and the TLS files from a status. */
 function placeOf({ store, daemon: { leases, etcdFiles } }: Status): Partial<StoreOptions> {
   if (store.name === 'directory') return { 'lease-dir': leases }
   const at = leases.lastIndexOf(' ')

@@ -1,5 +1,5 @@
-// docker-opts.ts - `weft docker-opts`: flannel's mk-docker-opts.sh with its flags, from subnet.env to Docker's options, byte for byte where
-// there is IPv4 alone; the script knows nothing of IPv6.
+// docker-opts.ts - `weft docker-opts`: converts subnet.env to options for Docker, as flannel's mk-docker-opts.sh does. For IPv4 the output
+// equals the script's byte for byte; the script does not support IPv6.
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -12,22 +12,22 @@ import { parseIpv6Net } from '../../net/ipv6.ts'
 
 export const DOCKER_OPTS_HELP = `Usage: weft docker-opts [-f FILE] [-d FILE] [-i] [-c] [-m] [-k KEY]
 
-Writes options for Docker's daemon from the file that weftd wrote, in both forms unless -i or -c is given.
+Writes options for Docker's daemon from subnet.env. Without -i and -c it writes both forms.
 
-  -f FILE  the file to read (default /run/flannel/subnet.env); what it lacks is taken from FLANNEL_* in the environment
+  -f FILE  the file to read (default /run/flannel/subnet.env); FLANNEL_* variables of the environment supply missing values
   -d FILE  the file to write (default /run/docker_opts.env)
   -i       one variable for each option: DOCKER_OPT_BIP, DOCKER_OPT_IPMASQ, DOCKER_OPT_MTU,
            and with IPv6 DOCKER_OPT_FIXED_CIDR_V6 and DOCKER_OPT_IPV6
-  -c       all options in one variable
+  -c       one variable for all options
   -k KEY   the name of that variable (default DOCKER_OPTS)
   -m       without --ip-masq
 
-Options that are already in the environment, as DOCKER_OPT_* or in the variable of -k, are kept.
+Keeps options that the environment already has, as DOCKER_OPT_* or in the variable of -k.
 `
 
 /**
- * Writes the file. Throws WeftError: USAGE for arguments or a variable that cannot be read, PERMISSION for the files,
- * and, the file being written already as by the script, ADDRESS when the subnet is routed through a gateway.
+ * Writes the file. Throws WeftError USAGE for invalid arguments or variables, and PERMISSION for the files. Throws ADDRESS if the subnet is
+ * routed through a gateway; the file is written even then, as by the script.
  */
 export async function dockerOpts(
   args: readonly string[],
@@ -50,7 +50,6 @@ export async function dockerOpts(
     if (net) await refuseRouted(net, execute)
 }
 
-/** Throws WeftError ADDRESS for a subnet that is routed through a gateway. */
 async function refuseRouted(subnet: Net, execute: Run): Promise<void> {
   const net = formatNet(subnet)
   const family = isIpv4Net(subnet) ? [] : ['-6']
@@ -89,7 +88,7 @@ function readArguments(args: readonly string[]) {
   }
 }
 
-/** A file's text; empty when there is none, which is no mistake for the script either. */
+/** Reads a file; empty if it does not exist, which the script accepts too. */
 async function readIfThere(path: string): Promise<string> {
   try {
     return await readFile(path, 'utf8')
@@ -102,32 +101,30 @@ async function readIfThere(path: string): Promise<string> {
   }
 }
 
-/** What Docker takes for its bridge, which has the first address of it. Throws WeftError USAGE for what is no subnet. */
+/** Returns the subnet for Docker's --fixed-cidr-v6. Throws WeftError USAGE for an invalid subnet. */
 function fixedCidrOf(subnet: string): string {
   const net = parseIpv6Net(subnet)
   if (net) return formatNet(net)
   throw new WeftError('USAGE', `Invalid value of FLANNEL_IPV6_SUBNET: ${subnet}`, {
-    remedy: 'it is such as fd00:5:1::1/64',
+    remedy: 'it must be a subnet such as fd00:5:1::1/64',
   })
 }
 
 interface DockerOptsWish {
-  /** One variable for each option. */
+  /** True to write one variable per option. */
   readonly individual: boolean
-  /** All options in one variable. */
+  /** True to write all options in one variable. */
   readonly combined: boolean
-  /** The name of that variable. */
   readonly key: string
-  /** True when `--ip-masq` is among them. */
   readonly ipMasq: boolean
 }
 
 const PREFIX = 'DOCKER_OPT_'
 
 /**
- * The file's text for the variables of subnet.env; one that is missing gives no option. Any DOCKER_OPT_* of the environment is an
- * option too, and the combined variable goes on from what it is there. Docker masquerades exactly when flannel does not. Throws WeftError USAGE for a FLANNEL_IPMASQ that
- * is neither true nor false.
+ * Formats the file from the variables of subnet.env; a missing variable gives no option. DOCKER_OPT_* variables of the environment are
+ * options too, and the combined variable is appended to its value in the environment. Docker masquerades only if flannel does not. Throws
+ * WeftError USAGE for a FLANNEL_IPMASQ that is neither true nor false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
   const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))

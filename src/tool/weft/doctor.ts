@@ -1,4 +1,4 @@
-// doctor.ts - `weft doctor`: what is wrong on this host, and what to do about it.
+// doctor.ts - `weft doctor`: finds faults on this host, and says how to repair them.
 
 import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -17,47 +17,46 @@ import { placeIn, type Status } from '../../report/status.ts'
 import { diagnose, type Diagnosis } from '../doctor/checks.ts'
 import { gatherFacts, type Sources, type StoreSeen } from '../doctor/facts.ts'
 import { FINDINGS, fixOf, grouped } from '../doctor/findings.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { count, type Colour } from './look.ts'
-import { createAsker, probesOf } from './peer.ts'
+import { createPinger, probesOf } from './peer.ts'
 import { recall, storedConfig, type Remains } from './recall.ts'
 import { inStore, isStoreGiven } from './store.ts'
 
 const WAIT_MS = 1_000
-/** The store is one of many things to look at. */
+/** How long to wait for the store. It is short because the store is only one of many checks. */
 const STORE_MS = 3_000
 
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 export const doctorCommand = command({
   name: 'doctor',
-  does: 'find out what is wrong on this host, and what to do about it',
-  more: 'Changes nothing. Exits with 3 when it finds a failure. docs/doctor.md (of a package below /usr/share/doc/weft) lists everything that it can find.',
+  does: 'find what is wrong on this host, and say what to do',
+  more: 'Changes nothing. Exits with 3 if it finds a failure. docs/doctor.md lists all findings; packages have it below /usr/share/doc/weft.',
   flags: {
     ...JSON_FLAG,
     ...SOCKET_FLAG,
-    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, for when no daemon answers" },
+    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, used if no daemon answers" },
     bundle: {
       default: '',
-      help: 'write all that is seen, without secrets, into this file for an issue report (tar.gz); it must not be there yet',
+      help: 'write all that it saw, without secrets, into this new file (tar.gz) for an issue report',
       placeholder: 'FILE',
     },
     ...STORE_FLAGS,
   },
   async run({ options, screen, signal }) {
-    const { diagnoses, told, config } = await examine(options, signal)
+    const { diagnoses, reported, config } = await examine(options, signal)
     const findingsJson = jsonLine(toJson(diagnoses))
     screen.write(options.json ? findingsJson : toText(diagnoses, screen.colour))
     if (options.bundle !== '') {
       const findings = toText(diagnoses, (_tone, text) => text)
-      const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
+      const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
       const secrets = [options['etcd-password'], options['etcd-endpoints']]
-      const what = { findings, findingsJson, status: told, subnetFile, config, secrets }
+      const what = { findings, findingsJson, status: reported, subnetFile, config, secrets }
       const { writeBundle } = await import('./bundle.ts')
       await writeBundle(options.bundle, what, run)
-      if (!options.json)
-        screen.write(`all that was seen is in ${options.bundle}; look through it before you hand it on\n`)
+      if (!options.json) screen.write(`all facts are in ${options.bundle}; read it before you give it to others\n`)
     }
     const isSick = diagnoses.some(({ findings = [] }) =>
       findings.some(({ name }) => FINDINGS[name].level === 'failure'),
@@ -68,74 +67,71 @@ export const doctorCommand = command({
 
 type DoctorOptions = StoreOptions & { readonly 'status-socket': string; readonly 'subnet-file': string }
 
-/** All that is seen of this host, and what follows from it. */
 async function examine(options: DoctorOptions, signal: AbortSignal) {
   let silence: string | undefined
   let isForbidden = false
-  const told = await askStatus(options['status-socket'], signal).catch((error: unknown) => {
+  const reported = await fetchStatus(options['status-socket'], signal).catch((error: unknown) => {
     if (!isWeftError(error)) throw error
     silence = error.message
     isForbidden = error.code === 'PERMISSION'
     return undefined
   })
-  const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
-  const known = told ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
-  const { seen, why, stored, place } = await lookInStore(options, told, known, signal)
-  // Whose daemon may not be asked is not taken for dead.
-  const status = told ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
-  const asking = status && askingOf(status)
+  const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
+  const known = reported ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
+  const { seen, why, stored, place } = await lookInStore(options, reported, known, signal)
+  // If this user may not query the daemon, it is not assumed to be down.
+  const status = reported ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
+  const probing = status && probingOf(status)
   try {
-    const asked = { ask: status?.dataPath?.open === false ? undefined : asking?.ask, ping: asking?.ping }
+    const probes = { probe: status?.dataPath?.open === false ? undefined : probing?.probe, ping: probing?.ping }
     const facts = await gatherFacts({
       status,
       silence,
       isForbidden,
       subnetFile,
       run,
-      ...asked,
+      ...probes,
       store: seen,
-      storeUnasked: why,
+      whyStoreUnknown: why,
     })
-    return { diagnoses: diagnose(facts), told, config: stored?.config }
+    return { diagnoses: diagnose(facts), reported, config: stored?.config }
   } finally {
-    asking?.close()
+    probing?.close()
   }
 }
 
-/** What a store says, and its place in words. */
 interface Looked {
   readonly seen: StoreSeen | undefined
-  /** The reason why `seen` is undefined. */
   readonly why?: string
   readonly stored: Remains['stored']
   readonly place: Remains['place']
 }
 
-/** Asks the store itself: the one that the flags name, else the daemon's, else that of which a dead one left a note. */
+/** Queries the store: the one that the flags name, else the daemon's, else the one in the last-known file of a dead daemon. */
 async function lookInStore(
   options: DoctorOptions,
-  told: Status | undefined,
+  reported: Status | undefined,
   known: LastKnown | undefined,
   signal: AbortSignal,
 ): Promise<Looked> {
   const [kind = '', noted = ''] = /^(\w+) (.*)$/s.exec(known?.store ?? '')?.slice(1) ?? []
   const isGiven = isStoreGiven(options)
-  const found = !isGiven && !told && kind === 'directory' ? { ...options, 'lease-dir': noted } : options
-  const name = told && !isGiven ? told.store.name : !isGiven && kind !== '' ? kind : storeKindOf(found)
+  const found = !isGiven && !reported && kind === 'directory' ? { ...options, 'lease-dir': noted } : options
+  const name = reported && !isGiven ? reported.store.name : !isGiven && kind !== '' ? kind : storeKindOf(found)
   const leases =
-    told && !isGiven
-      ? told.daemon.leases
+    reported && !isGiven
+      ? reported.daemon.leases
       : name === 'directory'
         ? found['lease-dir']
         : `${String(found['etcd-endpoints'])} ${found['etcd-prefix']}`
   const place = { store: name, leases }
   const unknown = { seen: undefined, stored: undefined, place }
-  if (name === 'kubernetes') return { ...unknown, why: 'the Kubernetes API is asked by weftd alone' }
-  // To list a folder in which no weftd has been yet makes its parts, and the doctor changes nothing.
+  if (name === 'kubernetes') return { ...unknown, why: 'only weftd queries the Kubernetes API' }
+  // Listing an unused lease directory would create its subfolders, but weft doctor must not change anything.
   if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets')))
-    return { ...unknown, why: `no weftd has been in ${leases} yet` }
+    return { ...unknown, why: `no weftd has used ${leases} yet` }
   try {
-    return await inStore(found, told, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
+    return await inStore(found, reported, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
       const { entries } = await sourceOf(store).list(till)
       const config = await store.config(till).catch((error: unknown) => {
         if (isWeftError(error, 'CONFIG_MISSING')) return undefined
@@ -147,8 +143,9 @@ async function lookInStore(
   } catch (error) {
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
-    // The one that is there unless named may be nobody's; and what one is not let into may be well.
-    const isSure = isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || told !== undefined)
+    // The default store may not be the daemon's, and a store that refuses this user may be healthy: neither is a finding.
+    const isSure =
+      isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
     return isSure ? { ...unknown, seen: { problem: `${name}: ${error.message}` } } : { ...unknown, why }
   }
@@ -168,20 +165,22 @@ async function recallFrom(
   return recall({ subnetFile, subnetEnv, known, stored, netConf, links, place, at: new Date() })
 }
 
-/** Asks by one socket for each family, opened with the first question. */
-function askingOf(status: Status): Pick<Sources, 'ask' | 'ping'> & { close(): void } {
-  const askers = new Map<Family, ReturnType<typeof createAsker>>()
+/** Returns the functions that probe peers and hosts. Each family has one socket, opened with the first probe. */
+function probingOf(status: Status): Pick<Sources, 'probe' | 'ping'> & { close(): void } {
+  const pingers = new Map<Family, ReturnType<typeof createPinger>>()
   const isKnown = (status.peers?.list ?? []).some((peer) => probesOf(status, peer).length > 0)
-  const askerOf = (family: Family, from: Address) => {
-    const asker = askers.get(family) ?? createAsker(from)
-    askers.set(family, asker)
-    return asker
+  const pingerOf = (family: Family, from: Address) => {
+    const pinger = pingers.get(family) ?? createPinger(from)
+    pingers.set(family, pinger)
+    return pinger
   }
   return {
-    ask: isKnown
+    probe: isKnown
       ? async (peer, family, bytes) => {
           const probe = probesOf(status, peer).find((each) => each.family === family)
-          return probe !== undefined && (await askerOf(family, probe.from).ask(probe.to, WAIT_MS, bytes)) !== undefined
+          return (
+            probe !== undefined && (await pingerOf(family, probe.from).ping(probe.to, WAIT_MS, bytes)) !== undefined
+          )
         }
       : undefined,
     async ping(peer, family) {
@@ -190,15 +189,15 @@ function askingOf(status: Status): Pick<Sources, 'ask' | 'ping'> & { close(): vo
         placeIn(peer, family).publicIp,
       ]
       if (from === undefined || to === undefined) return undefined
-      const asker = createAsker(from)
+      const pinger = createPinger(from)
       try {
-        return (await asker.ask(to, WAIT_MS)) !== undefined || (await asker.ask(to, WAIT_MS)) !== undefined
+        return (await pinger.ping(to, WAIT_MS)) !== undefined || (await pinger.ping(to, WAIT_MS)) !== undefined
       } finally {
-        asker.close()
+        pinger.close()
       }
     },
     close() {
-      for (const asker of askers.values()) asker.close()
+      for (const pinger of pingers.values()) pinger.close()
     },
   }
 }

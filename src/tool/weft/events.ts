@@ -1,36 +1,36 @@
-// events.ts - `weft events`: what befell the peers, also before the daemon was started.
+// events.ts - `weft events`: shows the changes of peers' states, including those before the daemon was started.
 
 import { messageOf, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
 import { eventsFile, FLANNEL_FLAGS } from '../../options.ts'
 import { readEvents } from '../../report/events-file.ts'
 import { eventsReport, peerEventText, type EventsReport, type PeerEvent } from '../../report/peer-events.ts'
-import { askEvents } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchEvents } from './daemon-client.ts'
 import { duration, table, type Cell, type Tone } from './look.ts'
 
 const UNITS: Readonly<Record<string, number>> = { s: 1, m: 60, min: 60, h: 3600, d: 86_400 }
 
 export const eventsCommand = command({
   name: 'events',
-  does: 'show what befell the peers: silent, back, moved, slow, long packets lost',
-  more: 'Also from before weftd was started, from the file beside subnet.env; that alone where no weftd answers.',
+  does: 'show events of peers: silent, back, moved, slow, long packets lost',
+  more: 'Includes events from before weftd started, which it keeps in a file beside subnet.env. If no weftd answers, shows only that file.',
   flags: {
     since: {
       default: '',
       placeholder: 'DURATION|TIME',
-      help: 'only those since then: 90s, 30m, 12h or 7d ago, or a time as 2026-11-23T03:00 by the clock of this host',
+      help: "show only later events: 90s, 30m, 12h or 7d ago, or a time such as 2026-11-23T03:00 by this host's clock",
     },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
-    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, for when no daemon answers" },
+    'subnet-file': { ...FLANNEL_FLAGS['subnet-file'], help: "the daemon's subnet file, used if no daemon answers" },
   },
   async run({ options: { since, json, 'status-socket': socket, 'subnet-file': subnetFile }, screen, signal }) {
     const from = sinceOf(since, Date.now())
     const { events, ...report } = await reportOf(socket, subnetFile, signal, (line) => screen.warn(line))
     const shown = events.filter(({ at }) => Date.parse(at) >= from)
     if (json) screen.write(jsonLine({ ...report, events: shown }))
-    else if (shown.length === 0) screen.write('Nothing befell the peers.\n')
+    else if (shown.length === 0) screen.write('No peer has changed its state.\n')
     else {
       const rows = shown.map((event): Cell[] => [
         new Date(event.at).toISOString().replace('.000Z', 'Z'),
@@ -56,7 +56,7 @@ const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
   usual: 'good',
 }
 
-/** The daemon's; where none answers, those that the last one left. */
+/** Fetches the events from the daemon. If it does not answer, reads the file that the last daemon wrote. */
 async function reportOf(
   socket: string,
   subnetFile: string,
@@ -64,22 +64,22 @@ async function reportOf(
   warn: (line: string) => void,
 ): Promise<EventsReport> {
   try {
-    return await askEvents(socket, signal)
+    return await fetchEvents(socket, signal)
   } catch (error) {
     if (!isWeftError(error) || error.code === 'PERMISSION' || signal.aborted) throw error
     const path = eventsFile({ 'subnet-file': subnetFile })
     const events = await readEvents(path).catch((unread: unknown) => {
       throw new WeftError(error.code, `${error.message}, and ${path} cannot be read: ${messageOf(unread)}`, {
-        remedy: 'run this as root; with another --subnet-file of the daemon, give it here too',
+        remedy: 'run this as root; if the daemon has another --subnet-file, give that option here too',
         cause: unread,
       })
     })
-    warn(`weft events: ${error.message}; these are from ${path}`)
+    warn(`weft events: ${error.message}; the events are from ${path}`)
     return eventsReport(new Date().toISOString(), events)
   }
 }
 
-/** The time in ms since 1970 of which events are shown; of all where nothing is said. Throws WeftError USAGE. */
+/** Parses --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if empty. Throws WeftError USAGE. */
 export function sinceOf(text: string, now: number): number {
   if (text === '') return -Infinity
   const [, number, unit = ''] = /^(\d{1,9}(?:\.\d{1,3})?)([a-z]+)$/.exec(text) ?? []
@@ -87,5 +87,5 @@ export function sinceOf(text: string, now: number): number {
   if (number !== undefined && seconds !== undefined) return now - Number(number) * seconds * 1000
   const time = /^\d{4}-\d\d-\d\d([T ]\d\d:\d\d|$)/.test(text) ? Date.parse(text) : NaN
   if (!Number.isNaN(time)) return time
-  throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'give it as 30m, 12h, 7d, or 2026-11-23T03:00' })
+  throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'write it as 30m, 12h, 7d, or 2026-11-23T03:00' })
 }

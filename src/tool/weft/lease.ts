@@ -1,4 +1,4 @@
-// lease.ts - `weft lease`: the leases in the store, shown, released, reserved.
+// lease.ts - `weft lease`: shows, releases and reserves the leases in the store.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { jsonLine, printable } from '../../base/text.ts'
@@ -32,13 +32,13 @@ import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { duration, table, type Cell, type Tone } from './look.ts'
 import { subnetName, subnetNamed, withStore } from './store.ts'
 
-const MORE = "Without flags that name a store it is the store of this host's daemon."
+const MORE = "Uses the store of this host's daemon unless flags name another store."
 const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
 
 interface Read {
   readonly entry: StoreEntry
   readonly lease: Lease | undefined
-  /** The reason why it is no lease. */
+  /** The reason why the entry is not a valid lease; null if it is one. */
   readonly problem: string | null
 }
 
@@ -56,7 +56,6 @@ const addressesText = (addresses: Addresses): string =>
 /** Returns the backend type of a lease for display. `udp` and `alloc` publish no type; such a lease is shown as `udp`. */
 const typeText = (published: string): string => published || DEFAULT_TYPE
 
-/** What programs get of one: by what it is known, and what it has of IPv6. */
 const toJson = ({ entry, lease, problem }: Read) => ({
   key: entry.key,
   subnet: lease ? netText(lease.subnet) : null,
@@ -69,21 +68,21 @@ const toJson = ({ entry, lease, problem }: Read) => ({
   problem,
 })
 
-/** How a lease's node is, as far as this host's daemon knows: `this node`, or the state of a peer; null where it knows nothing. */
+/** Returns `this node`, or the state of the peer with this lease as this host's daemon sees it; null if it does not know the lease. */
 function nodeState(status: Status | undefined, key: string): 'this node' | Condition | null {
   if (key === status?.lease?.key) return 'this node'
   const peer = status?.peers?.list.find(({ lease }) => lease === key)
   return peer ? conditionOf(peer) : null
 }
 
-/** `in 23 h`, and what it is when it should have been renewed long ago. */
+/** Formats the end of a lease, such as `in 23 h`. The cell is marked if the lease should have been renewed already. */
 function endText(at: number | undefined, isReservation: boolean): Cell {
   if (isReservation) return 'never'
   if (at === undefined) return '-'
   const leftS = Math.max(0, (at - Date.now()) / 1000)
   return leftS < ENDING_S ? ['doubtful', `in ${duration(leftS)}`] : `in ${duration(leftS)}`
 }
-/** A node renews its lease an hour before the end (--subnet-lease-renew-margin). */
+/** A lease that ends sooner was not renewed in time: nodes renew an hour before the end (--subnet-lease-renew-margin). */
 const ENDING_S = 1800
 
 const STATE_TONES: Readonly<Record<Condition, Tone | undefined>> = {
@@ -101,10 +100,10 @@ function stateCell(state: ReturnType<typeof nodeState>): Cell {
 
 export const leaseLsCommand = command({
   name: 'lease ls',
-  does: 'list the leases in the store, with their ends, and how their nodes are',
+  does: 'list the leases in the store, when each ends, and the state of its node',
   more:
-    `${MORE} ENDS is when a lease ends unless its node renews it, which it does an hour before. ` +
-    "NODE IS as this host's daemon knows it, as in `weft peers`. Exits with 3 when a lease cannot be read.",
+    `${MORE} ENDS is when a lease ends unless its node renews it; nodes do so an hour before. ` +
+    "NODE IS the state of the node that this host's daemon knows, as in `weft peers`. Exits with 3 if a lease cannot be read.",
   flags: { ...JSON_FLAG, ...flags },
   run: ({ options, screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, status, signal }) => {
@@ -143,7 +142,7 @@ export const leaseLsCommand = command({
     }),
 })
 
-/** The entry that has these subnets, and of several the one that has no others. */
+/** Finds the entry with exactly these subnets, else one that contains them. */
 function findEntry(entries: readonly StoreEntry[], subnet: Nets): StoreEntry | undefined {
   const name = leaseKey(subnet)
   const has = (nets: Nets, net: Net): boolean => listed(nets).some((each) => formatNet(each) === formatNet(net))
@@ -153,21 +152,21 @@ function findEntry(entries: readonly StoreEntry[], subnet: Nets): StoreEntry | u
   )
 }
 
-/** Throws WeftError USAGE. */
 function entryOf(entries: readonly StoreEntry[], subnet: Nets): StoreEntry {
   const entry = findEntry(entries, subnet)
   if (entry) return entry
-  throw new WeftError('USAGE', `there is no lease of ${subnetName(subnet)}`, { remedy: 'see `weft lease ls`' })
+  throw new WeftError('USAGE', `there is no lease of ${subnetName(subnet)}`, {
+    remedy: '`weft lease ls` shows the leases',
+  })
 }
 
-/** All that a key names. */
 const nameOf = (key: string): string => subnetName(parseLeaseKey(key) ?? {})
 
 export const leaseShowCommand = command({
   name: 'lease show',
   args: 'SUBNET',
-  does: 'show one lease, with all that its node published',
-  more: `${MORE} Exits with 3 when the lease cannot be read.`,
+  does: 'show one lease with all data that its node published',
+  more: `${MORE} Exits with 3 if the lease cannot be read.`,
   flags: { ...JSON_FLAG, ...flags },
   run: ({ options, args: [name = ''], screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {
@@ -183,7 +182,7 @@ export const leaseShowCommand = command({
 /** Formats a value for display; a lease that publishes no type is shown with the default type. */
 const textOf = (key: string, value: unknown): string => (key === 'type' ? typeText(String(value)) : String(value))
 
-/** The node that would lose its subnet, as far as this host knows: one that answers. */
+/** Describes the running node that uses a lease, if this host knows one. */
 function holderOf(status: Status | undefined, key: string): string | undefined {
   if (status?.lease?.key === key) return 'this node'
   const peer = status?.peers?.list.find(({ lease }) => lease === key)
@@ -196,9 +195,9 @@ function holderOf(status: Status | undefined, key: string): string | undefined {
 export const leaseReleaseCommand = command({
   name: 'lease release',
   args: 'SUBNET',
-  does: 'delete a lease or a reservation, so that another node may have the subnet',
-  more: `${MORE} A node that runs would take the subnet again: without --force its lease is not released.`,
-  flags: { force: { default: false, help: 'release it even if its node answers' }, ...flags },
+  does: 'delete a lease or a reservation, so that another node may get the subnet',
+  more: `${MORE} A running node would take the subnet again, so without --force its lease is not deleted.`,
+  flags: { force: { default: false, help: 'delete the lease even if its node answers' }, ...flags },
   run: ({ options, args: [name = ''], screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, status, signal }) => {
       const entry = entryOf((await store.list(signal)).entries, subnetNamed(name))
@@ -215,15 +214,15 @@ export const leaseReleaseCommand = command({
 })
 
 const changed = (key: string): WeftError =>
-  new WeftError('STORE', `the lease of ${nameOf(key)} was changed by somebody else meanwhile`, {
-    remedy: 'look at it, and try again',
+  new WeftError('STORE', `the lease of ${nameOf(key)} was changed by another program meanwhile`, {
+    remedy: 'check the lease with `weft lease show`, and try again',
   })
 
 export const leaseReserveCommand = command({
   name: 'lease reserve',
   args: 'SUBNET [NODE]',
-  does: 'make a lease one without an end, or reserve a free subnet for the node that has this public IP',
-  more: `${MORE} One of each family with a comma between them. \`weft lease release\` undoes it.`,
+  does: 'make a lease permanent, or reserve a free subnet for the node with this public IP',
+  more: `${MORE} For a dual-stack node separate the IPv4 and the IPv6 value by a comma. \`weft lease release\` undoes it.`,
   flags,
   run: ({ options, args: [name = '', node], screen, signal: stopping }) =>
     withStore(options, screen, stopping, async ({ store, signal }) => {
@@ -253,37 +252,37 @@ export const leaseReserveCommand = command({
 
       function isAcross(other: string): WeftError {
         return new WeftError('USAGE', `${other} overlaps ${subnetName(subnet)}`, {
-          remedy: 'reserve that, or release it first',
+          remedy: 'reserve that subnet instead, or release it first',
         })
       }
     }),
 })
 
-/** Throws WeftError USAGE for what no node draws. */
+/** Throws WeftError USAGE if the configuration does not allow the subnet. */
 function checkGiven(net: Net, config: NetworkConfig): void {
   const range = config[familyOf(net)]
   if (range && isCompatible(net, range)) return
-  throw new WeftError('USAGE', `no node can have ${formatNet(net)} by the network configuration`, {
+  throw new WeftError('USAGE', `the network configuration does not allow the subnet ${formatNet(net)}`, {
     remedy: range
       ? `give one of /${range.subnetLength} from ${formatAddress(range.subnetMin)} to ${formatAddress(range.subnetMax)}`
-      : 'it has not this family',
+      : 'the network does not have this family',
   })
 }
 
-/** What is to stand there: as it was, unless another node is named. */
+/** Returns the value of a reserved lease, which stays as it was. Throws WeftError USAGE if another node is named. */
 function valueFor(before: StoreEntry, node: string | undefined): string {
   const { lease } = read(before)
   if (node === undefined || (lease && isOfOneNode(lease.attrs, { publicIp: addressesIn(node) }))) return before.value
   throw new WeftError(
     'USAGE',
-    `${before.key} is leased by ${lease ? addressesText(lease.attrs.publicIp) : 'nobody who can be read'}`,
+    `${before.key} is leased by ${lease ? addressesText(lease.attrs.publicIp) : 'a node that cannot be read'}`,
     {
       remedy: 'release it first, or leave the node out',
     },
   )
 }
 
-/** `192.0.2.7`, `fd77::7`, or both with a comma between them. */
+/** Parses `192.0.2.7`, `fd77::7`, or both separated by a comma. Throws WeftError USAGE. */
 function addressesIn(text: string | undefined): Addresses {
   const all = (text ?? '').split(',').map((part) => parseAddress(part) || undefined)
   const found = {
@@ -291,7 +290,11 @@ function addressesIn(text: string | undefined): Addresses {
     ipv6: all.find((each) => typeof each === 'bigint'),
   }
   if (all.length === listed(found).length) return found
-  throw new WeftError('USAGE', text === undefined ? 'the subnet is free: whose is it to be' : `${text} is no address`, {
-    remedy: "give the node's public IP behind the subnet, or both with a comma between them",
-  })
+  throw new WeftError(
+    'USAGE',
+    text === undefined ? 'the subnet is free, and no node is named' : `${text} is not an address`,
+    {
+      remedy: "give the node's public IP after the subnet, or its two addresses separated by a comma",
+    },
+  )
 }

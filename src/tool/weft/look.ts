@@ -1,26 +1,24 @@
-// look.ts - how weft writes: tables, colours where somebody looks, times and sizes in a person's units. Pure but for createScreen.
+// look.ts - formats the output of weft: tables, colours, times and sizes. All functions but createScreen are pure.
 
 import { printable, printableLines } from '../../base/text.ts'
 import type { Family } from '../../net/address.ts'
 import { devicesText } from '../../report/status.ts'
 
-/** The place where a command writes. */
 export interface Screen {
-  /** True when a person looks at it, so that it may be written over. */
+  /** True if standard output is a terminal, so that lines may be overwritten. */
   readonly isTerminal: boolean
-  /** True while somebody reads. A text that nobody reads is lost, and the command goes on to its own end. */
+  /** False once the reader of standard output has closed it (EPIPE). Further output is lost without an error. */
   isRead(): boolean
   readonly colour: Colour
-  /** Bytes as they are; of a text no more steers a terminal than `colour` wrote. */
+  /** Writes to standard output. Bytes are written as they are. In a text, all terminal sequences but weft's own are escaped. */
   write(text: string | Uint8Array): void
-  /** Beside what is asked for: a line to stderr. */
   warn(line: string): void
 }
 
 export type Tone = 'good' | 'bad' | 'doubtful' | 'dim' | 'bold'
 export type Colour = (tone: Tone, text: string) => string
 
-/** Select Graphic Rendition (ECMA-48, 8.3.117). */
+/** The parameters of Select Graphic Rendition (ECMA-48, 8.3.117). */
 const CODES: Readonly<Record<Tone, number>> = { good: 32, bad: 31, doubtful: 33, dim: 2, bold: 1 }
 
 interface Stdout {
@@ -29,7 +27,7 @@ interface Stdout {
   on(event: 'error', listener: (error: NodeJS.ErrnoException) => void): unknown
 }
 
-/** Colours on a terminal, unless NO_COLOR says otherwise (no-color.org). */
+/** Makes a screen, with colours if it is a terminal and NO_COLOR is not set (no-color.org). */
 export function createScreen(
   stdout: Stdout,
   stderr: { write(text: string): boolean },
@@ -38,7 +36,7 @@ export function createScreen(
   const isTerminal = stdout.isTTY
   let isRead = true
   stdout.on('error', (error) => {
-    // `weft capture --follow | head` has seen enough.
+    // The reader has ended, as in `weft capture --follow | head`.
     if (error.code !== 'EPIPE') throw error
     isRead = false
   })
@@ -52,7 +50,7 @@ export function createScreen(
   }
 }
 
-/** The only terminal sequences that are left: those for colours and the cursor that weft writes itself. */
+/** The terminal sequences that are not escaped: those for colours and the cursor that weft writes itself. */
 const OURS = new RegExp(String.raw`(\u001B\[(?:(?:0|${Object.values(CODES).join('|')})m|2J|[GHJK]))`)
 const withOurSequences = (text: string): string =>
   text
@@ -60,12 +58,11 @@ const withOurSequences = (text: string): string =>
     .map((part, at) => (at % 2 === 1 ? part : printableLines(part)))
     .join('')
 
-/** A cell: its text, and how it is to look. */
 export type Cell = string | readonly [Tone, string]
 
 const textOf = (cell: Cell): string => printable(typeof cell === 'string' ? cell : cell[1])
 
-/** Columns as wide as their widest cell; the first row is the heading. */
+/** Formats a table. Each column is as wide as its widest cell; the first row is the heading. */
 export function table(rows: readonly (readonly Cell[])[], colour: Colour): string {
   const widths = (rows[0] ?? []).map((_, column) =>
     rows.reduce((widest, row) => Math.max(widest, textOf(row[column] ?? '').length), 0),
@@ -86,7 +83,7 @@ export function table(rows: readonly (readonly Cell[])[], colour: Colour): strin
     .join('')
 }
 
-/** `2 h`, `3 min`, `4.5 s`. */
+/** Formats a duration, such as `2 h`, `3 min` or `4.5 s`. */
 export function duration(seconds: number): string {
   if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`
   if (seconds < 120) return `${Math.round(seconds)} s`
@@ -94,7 +91,6 @@ export function duration(seconds: number): string {
   return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`
 }
 
-/** `1.2 MiB` */
 export function bytes(count: number): string {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
   let [value, unit] = [count, 0]
@@ -102,7 +98,6 @@ export function bytes(count: number): string {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`
 }
 
-/** `1.2 Gbit/s`: of links in powers of 1000, as their makers count. */
 export function bitRate(bitsPerSecond: number): string {
   const units = ['bit/s', 'kbit/s', 'Mbit/s', 'Gbit/s', 'Tbit/s']
   let [value, unit] = [bitsPerSecond, 0]
@@ -112,13 +107,13 @@ export function bitRate(bitsPerSecond: number): string {
 
 export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(ms) : ms.toPrecision(2)} ms`
 
-/** `100%` only of what is whole: never rounded up to it. */
+/** Formats a fraction as a percentage, rounded down, so that `100%` means all. */
 export const percent = (part: number): string => `${Math.floor(part * 1000) / 10}%`
 
-/** `1 peer`, `2 peers` */
+/** Formats a number with a noun, such as `1 peer` or `2 peers`. */
 export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
 
-/** The carrier of packets in words: `udp by flannel0, the native engine, MTU 1472; udp-gso` */
+/** Describes the data path, such as `udp by flannel0, the native engine, MTU 1472; udp-gso`. */
 export function carrierText(carrier: {
   readonly backendType: string
   readonly device: string | null

@@ -1,32 +1,30 @@
-// manual.ts - completion for shells and pages for man(1), made from the same table as the help. Pure.
+// manual.ts - makes the shell completions and the manual pages from the table of commands. Pure.
 
 import { defaultText, valueWord, type Command } from './command.ts'
 
-/** The words that may stand beside flags: a path, a peer, or one of these; nothing when only the operator knows them. */
+/** The arguments that completion offers: paths, peers, or these words; undefined to offer none. */
 type Follows = 'nothing' | 'path' | 'peer' | readonly string[]
 
-/** Asks the daemon while the operator types; it prints nothing that a shell would expand. */
+/** The command that lists the peers during completion. Its output has no characters that a shell expands. */
 const PEERS = 'weft peers --names 2>/dev/null'
 
-/** A command that is not in the table: it reads its command line itself, or is this tool's own. */
+/** A command that is not in the table, because it parses its command line itself or is built into weft.ts. */
 export interface Other {
   readonly name: string
   readonly does: string
-  /** The words that may follow it. */
   readonly follows?: Follows
 }
 
 export const SHELLS = ['bash', 'zsh', 'fish'] as const
 export type Shell = (typeof SHELLS)[number]
 
-/** A word that a shell takes as it stands; fish too, which knows the same of what stands between single quotes. */
+/** Quotes a word for a shell. fish reads single quotes in the same way. */
 const quoted = (text: string): string => `'${text.replaceAll("'", String.raw`'\''`)}'`
 
-/** A word that follows `weft`, and what follows it in turn: a command's flags and arguments, or the words of a group. */
+/** A first word after `weft`: a command with its flags and arguments, or a group with its second words. */
 interface Word {
   readonly name: string
   readonly does: string
-  /** The second words of a group, as in `lease ls`. */
   readonly next: readonly Word[]
   readonly flags: readonly Flag[]
   readonly follows: Follows
@@ -34,11 +32,10 @@ interface Word {
 interface Flag {
   readonly name: string
   readonly help: string
-  /** The kind of value that follows: a text may be a path. */
+  /** The kind of value that follows the flag; a text may be a path. */
   readonly value: 'none' | 'text' | 'number'
 }
 
-/** The table as a tree of words. */
 function treeOf(commands: readonly Command[], others: readonly Other[]): readonly Word[] {
   const wordOf = (name: string, { does, args, flags }: Command): Word => ({
     name,
@@ -49,7 +46,7 @@ function treeOf(commands: readonly Command[], others: readonly Other[]): readonl
         const kind = typeof value === 'boolean' ? 'none' : typeof value === 'number' ? 'number' : 'text'
         return { name: flag, help, value: kind }
       }),
-      { name: 'help', help: 'print what the command does, and its flags', value: 'none' },
+      { name: 'help', help: 'print the help of this command', value: 'none' },
     ],
     follows: args === '' ? 'nothing' : args.includes('FILE') ? 'path' : /PEER|DST/.test(args) ? 'peer' : [],
   })
@@ -66,7 +63,6 @@ function treeOf(commands: readonly Command[], others: readonly Other[]): readonl
   return [...tree.values()]
 }
 
-/** A script that the shell reads, for the command `weft`. */
 export function completion(shell: Shell, commands: readonly Command[], others: readonly Other[]): string {
   const tree = treeOf(commands, others)
   switch (shell) {
@@ -82,7 +78,7 @@ export function completion(shell: Shell, commands: readonly Command[], others: r
 const indented = (lines: readonly string[]): string[] => lines.map((line) => `  ${line}`)
 const dashed = (flags: readonly Flag[]): string => flags.map(({ name }) => `--${name}`).join(' ')
 
-/** `compopt` (bash 4.0) asks for readline's own completion, of paths. */
+/** Returns the script for bash. `compopt` (bash 4.0) switches to readline's completion of paths. */
 function bash(tree: readonly Word[]): string {
   const branch = ({ name, next, flags, follows }: Word, at: number): string[] => {
     if (next.length > 0) return [`${name})`, ...indented(choose(next, at)), '  ;;']
@@ -92,7 +88,7 @@ function bash(tree: readonly Word[]): string {
         const those = flags.filter(({ value }) => value === kind)
         return those.length > 0 ? [`${kind}s=${quoted(dashed(those))}`] : []
       }),
-      // When nothing else can follow, Tab completes its flags.
+      // If a command takes no arguments, Tab completes its flags.
       ...(follows === 'path' ? ['paths=yes'] : []),
       ...(follows === 'peer' ? ['peers=yes'] : []),
       ...(follows === 'nothing' && flags.length > 0 ? ['words="$flags"'] : []),
@@ -113,7 +109,7 @@ function bash(tree: readonly Word[]): string {
     '_weft() {',
     '  local words= flags= texts= numbers= paths= peers=',
     '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"',
-    '  # Of --flag=value bash makes three words.',
+    '  # bash splits --flag=value into three words.',
     '  if [ "$current" = = ]; then current=; elif [ "$previous" = = ]; then previous="${COMP_WORDS[COMP_CWORD-2]}"; fi',
     ...indented(choose(tree, 1)),
     '  COMPREPLY=()',
@@ -128,7 +124,7 @@ function bash(tree: readonly Word[]): string {
   ].join('\n')
 }
 
-/** The script for a file `_weft` in zsh's fpath, and for `source` after compinit. */
+/** Returns the script for zsh. It works as a file `_weft` in fpath, and with `source` after compinit. */
 function zsh(tree: readonly Word[]): string {
   const escaped = (text: string, special: RegExp): string => text.replaceAll(special, String.raw`\$&`)
   const choose = (words: readonly Word[], at: number): string[] => [
@@ -206,17 +202,17 @@ function fish(tree: readonly Word[]): string {
   ].join('\n')
 }
 
-/** Escapes text for roff: a line that begins with a dot or a quote is no request, and a hyphen is one that can be typed. */
+/** Escapes text for roff, so that no line becomes a request, and hyphens are printed as ASCII. */
 const roff = (text: string): string =>
   text
     .replaceAll('\\', String.raw`\e`)
     .replaceAll('-', String.raw`\-`)
     .replaceAll(/^([.'])/gm, String.raw`\&$1`)
 
-/** Escapes a paragraph, in lines of no more than 80 bytes with their backslashes. */
+/** Escapes a paragraph and breaks it into lines of at most 80 bytes, including backslashes. */
 const paragraph = (text: string): string => roff(text.replaceAll(/(.{1,72})(?:\s+|$)/g, '$1\n').trimEnd())
 
-/** A page of man(7), section 8. */
+/** Returns a manual page of section 8 (man(7)). */
 export function manual(
   commands: readonly Command[],
   others: readonly Other[],
@@ -232,7 +228,7 @@ export function manual(
     String.raw`\fICOMMAND\fR [\fIOPTION\fR]... [\fIARGUMENT\fR]...`,
     '.SH DESCRIPTION',
     paragraph(
-      'It asks weftd, the daemon of this host, over its socket, and looks at the host itself. Flags may stand anywhere.',
+      'weft queries weftd, the daemon of this host, over its socket, and examines the host itself. Flags may be anywhere on the command line.',
     ),
     '.SH COMMANDS',
     ...commands.flatMap((command) => [
@@ -258,7 +254,7 @@ export function manual(
   return `${lines.join('\n')}\n`
 }
 
-/** The section on the location of the documents that messages name, such as docs/operating.md. */
+/** The section on the location of the documents that messages name, such as docs/status.md. */
 const DOCUMENTS = [
   '.SH FILES',
   '.TP',
@@ -267,14 +263,13 @@ const DOCUMENTS = [
   'in the folder of the npm package, and in the repository.',
 ]
 
-/** A flag of weftd's, as it is described. */
 interface DaemonFlag {
   readonly default: unknown
   readonly help: string
   readonly placeholder?: string
 }
 
-/** The page of the daemon: flanneld's flags, and weft's own. */
+/** Returns the manual page of weftd: flanneld's flags, and weft's own. */
 export function daemonManual(
   groups: readonly (readonly [title: string, flags: Readonly<Record<string, DaemonFlag>>])[],
   version: string,
@@ -299,8 +294,8 @@ export function daemonManual(
     String.raw`[\fIOPTION\fR]...`,
     '.SH DESCRIPTION',
     paragraph(
-      'It leases a subnet for this host, writes it where Docker and CNI read it, and carries the packets of containers to other hosts. ' +
-        'It takes the flags of flanneld, in the syntax of Go, and each from a variable too: --etcd-endpoints from FLANNELD_ETCD_ENDPOINTS.',
+      'weftd leases a subnet for this host, writes it to a file for Docker and CNI, and carries the packets of containers to other hosts. ' +
+        'It accepts the flags of flanneld, in the syntax of Go. Each flag also has a variable, such as FLANNELD_ETCD_ENDPOINTS for --etcd-endpoints.',
     ),
     ...groups.flatMap(([title, flags]) => [
       `.SH ${roff(title)}`,
@@ -311,10 +306,10 @@ export function daemonManual(
     '.SH EXIT STATUS',
     '.TP',
     '.B 0',
-    paragraph('It was stopped, or another weftd has taken over.'),
+    paragraph('weftd was stopped, or another weftd took over.'),
     '.TP',
     '.B 1',
-    paragraph('It could not start, or go on; the last line of its log says why.'),
+    paragraph('weftd could not start or continue. The last line of its log has the reason.'),
     '.TP',
     '.B 2',
     paragraph('The command line cannot be read.'),

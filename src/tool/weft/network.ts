@@ -1,4 +1,4 @@
-// network.ts - `weft network`: what all nodes say of one another, asked by the daemon of this host.
+// network.ts - `weft network`: shows the state of all nodes, and which node reaches which. The daemon of this host collects it.
 
 import { jsonLine } from '../../base/text.ts'
 import {
@@ -9,36 +9,34 @@ import {
 } from '../../report/network-findings.ts'
 import { cellLook, lookOf, NETWORK_SCHEMA, wholeText, type NetworkReport } from '../../report/network-view.ts'
 import { briefly } from '../../report/status.ts'
-import { ask } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchReport } from './daemon-client.ts'
 import { count, milliseconds, percent, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
 
-/** Thousands of hung nodes take so long. */
-const PATIENCE_MS = 30_000
-/** A matrix of more nodes is wider than a terminal. */
+/** How long to wait for the report. If thousands of nodes hang, weftd needs most of that time to collect it. */
+const TIMEOUT_MS = 30_000
+/** The maximum number of nodes for which the matrix is shown, because a larger one is wider than a terminal. */
 const MOST_COLUMNS = 12
-/** Of more nodes those with a problem are listed, unless all are asked for, and no more than these. */
+/** The maximum number of nodes that are listed without --all. If there are more, only nodes with a problem are listed. */
 const MOST_ROWS = 40
-/** Named of the slowest pairs. */
 const SLOWEST = 3
 
 export const networkCommand = command({
   name: 'network',
-  does: 'ask all nodes how they are, and show who reaches whom',
-  more: 'Nodes that run with --status-network tell what they see; of the others it is shown what those see of them. Exits with 3 when something fails.',
+  does: 'query all nodes, and show which nodes reach each other',
+  more: 'Nodes that run with --status-network report what they see. For the other nodes it shows what those nodes report about them. Exits with 3 if it finds a failure.',
   flags: {
-    all: { default: false, help: 'list all nodes, not only those with a problem where they are many' },
+    all: { default: false, help: 'list all nodes; by default a large network shows only those with a problem' },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
   },
   async run({ options: { all, json, 'status-socket': socket }, screen, signal }) {
-    const report = await ask<NetworkReport>(socket, '/network.json', NETWORK_SCHEMA, signal, PATIENCE_MS)
+    const report = await fetchReport<NetworkReport>(socket, '/network.json', NETWORK_SCHEMA, signal, TIMEOUT_MS)
     screen.write(json ? jsonLine(report) : networkText(report, all, screen.colour))
     return isNetworkWell(report) ? EXIT.ok : EXIT.wrong
   },
 })
 
-/** The report as text for a person. */
 export function networkText(report: NetworkReport, all: boolean, colour: Colour): string {
   const { nodes, matrix } = report
   const parts = [heading(report, colour), findingsText(report, colour)]
@@ -49,15 +47,15 @@ export function networkText(report: NetworkReport, all: boolean, colour: Colour)
 }
 
 function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour: Colour): string {
-  const told = nodes.filter(({ answer }) => answer === 'told').length
+  const reported = nodes.filter(({ answer }) => answer === 'told').length
   const isWell = isNetworkWell({ findings })
-  const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} asked` : count(nodes.length, 'node')
-  return `${asked}, ${told} told how they are in ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
+  const queried =
+    size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(nodes.length, 'node')
+  return `${queried}, ${reported} reported their state within ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
 }
 
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>
 
-/** What was found, each kind explained once. */
 function findingsText({ findings }: NetworkReport, colour: Colour): string {
   const names = [...new Set(findings.map(({ name }) => name))].filter((name): name is NetworkFindingName =>
     Object.hasOwn(NETWORK_FINDINGS, name),
@@ -106,7 +104,7 @@ const clockText = (ms: number): string =>
 
 type Matrix = NonNullable<NetworkReport['matrix']>
 
-/** Who reaches whom: from the row to the column, which has its number. */
+/** Formats the matrix: each cell shows whether the node of the row reaches the node with the number of the column. */
 function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colour): string {
   const head = ['FROM \\ TO', ...nodes.map((_node, at) => String(at + 1))]
   const rows = nodes.map((node, from): Shown[] => [
@@ -118,7 +116,7 @@ function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colou
   return table([head, ...rows], colour)
 }
 
-/** Of many nodes: the round trips in one line, and the slowest pairs. */
+/** Summarizes the round trips of many nodes in one line, with the slowest pairs. */
 function spreadText(nodes: readonly NetworkNode[], matrix: Matrix): string {
   const pairs = matrix.flatMap((row, from) =>
     (row ?? []).flatMap((cell, to) => (cell && cell[1] !== null ? [{ from, to, ms: cell[1] }] : [])),

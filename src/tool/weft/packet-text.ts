@@ -1,9 +1,9 @@
-// packet-text.ts - a packet in words, by the headers that it begins with: `10.5.1.2:40000 > 10.5.2.7:80 tcp`. Pure.
+// packet-text.ts - describes a packet by its first headers, such as `10.5.1.2:40000 > 10.5.2.7:80 tcp`. Pure.
 
 import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
 
-/** The names of protocols, by IANA's numbers. */
+/** The names of protocols by their IANA numbers. */
 const PROTOCOLS: ReadonlyMap<number, string> = new Map([
   [1, 'icmp'],
   [2, 'igmp'],
@@ -22,16 +22,15 @@ const ICMP: ReadonlyMap<number, string> = new Map([
   [8, 'echo request'],
   [11, 'time exceeded'],
 ])
-/** The number of bytes that are shown of what is no packet. */
+/** The number of bytes that are shown if the data is not an IP packet. */
 const SHOWN_BYTES = 16
 
-/** Whatever the bytes are. */
 export function packetText(bytes: Buffer): string {
   const version = bytes.length > 0 ? bytes.readUInt8(0) >> 4 : 0
   if (version === 4 && bytes.length >= 20) return ipv4Text(bytes)
   if (version === 6 && bytes.length >= 40) return ipv6Text(bytes)
   const some = bytes.subarray(0, SHOWN_BYTES).toString('hex')
-  return bytes.length === 0 ? 'nothing' : `no IP packet: ${some}${bytes.length > SHOWN_BYTES ? '...' : ''}`
+  return bytes.length === 0 ? 'nothing' : `not an IP packet: ${some}${bytes.length > SHOWN_BYTES ? '...' : ''}`
 }
 
 function ipv4Text(bytes: Buffer): string {
@@ -48,7 +47,6 @@ function ipv6Text(bytes: Buffer): string {
   return betweenText(`[${source}]`, `[${destination}]`, bytes.readUInt8(6), bytes.subarray(40))
 }
 
-/** `behind` is what follows the IP header. */
 function betweenText(source: string, destination: string, protocol: number, behind: Buffer): string {
   const name = protocolText(protocol)
   if (HAVE_PORTS.has(name) && behind.length >= 4)

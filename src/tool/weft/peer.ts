@@ -1,4 +1,4 @@
-// peer.ts - which peer an operator means, and how it is asked whether it answers.
+// peer.ts - finds the peer that an operator names, and pings it through the data path.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
@@ -19,8 +19,8 @@ import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 
 /**
- * The peer of a subnet, a lease's key, a public IP, or an address within its subnet, of either family; of several the one with the
- * longest prefix. Else that of a host's name, or of its first label. Throws WeftError USAGE where several have the name.
+ * Finds a peer by its subnet, lease key, public IP, or an address in its subnet. If several subnets contain the address, the longest prefix
+ * wins. Any other name is a host name or its first label. Throws WeftError USAGE if several peers have the name.
  */
 export function peerNamed(status: Status, name: string): PeerStatus | undefined {
   const [address, net] = [parseAddress(name), parseNet(name)]
@@ -39,12 +39,12 @@ export function peerNamed(status: Status, name: string): PeerStatus | undefined 
   })
 }
 
-/** Named of what may be many. */
+/** The maximum number of peers that an error names. */
 const NAMED = 5
 
 const firstLabel = (name: string): string => name.split('.')[0] ?? ''
 
-/** The peers with this name, else those whose name begins with this label: `host2` is `host2.example.org`. */
+/** Finds the peers with this host name. If there are none, finds those with this first label: `host2` for `host2.example.org`. */
 function peersCalled({ peers }: Status, name: string): readonly PeerStatus[] {
   const wanted = name.toLowerCase()
   const having = (nameOf: (whole: string) => string): readonly PeerStatus[] =>
@@ -53,13 +53,11 @@ function peersCalled({ peers }: Status, name: string): readonly PeerStatus[] {
   return whole.length > 0 || wanted === '' || wanted.includes('.') ? whole : having(firstLabel)
 }
 
-/** True for the name of the host itself. */
 export function isOwnName({ node }: Status, name: string): boolean {
   const [wanted, own] = [name.toLowerCase(), node?.hostname.toLowerCase() ?? '']
   return wanted !== '' && (wanted === own || wanted === firstLabel(own))
 }
 
-/** The peer whose subnet has this address. */
 function peerWith({ peers }: Status, address: Address | undefined): PeerStatus | undefined {
   if (address === undefined) return undefined
   const withNets = peers?.list.map((peer) => ({ peer, net: placeIn(peer, familyOf(address)).subnet }))
@@ -67,69 +65,68 @@ function peerWith({ peers }: Status, address: Address | undefined): PeerStatus |
   return having?.toSorted((a, b) => b.net.prefixLength - a.net.prefixLength)[0]?.peer
 }
 
-/** The addresses of a family from which and at which weftd asks a peer. */
 export interface Probe<A extends Address = Address> {
   readonly family: Family
   readonly from: A
   readonly to: A
 }
 
-/** How weftd asks a peer, by each family that both have; nothing when the backend has nobody who would answer. */
+/** Returns the probe of a peer over each family that both nodes have. Empty if the backend has no address that answers. */
 export function probesOf({ node, config }: Status, peer: PeerStatus): readonly Probe[] {
-  const asked = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
-  if (!node || asked === 'nobody') return []
+  const target = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
+  if (!node || target === 'nobody') return []
   const addressOf = ({ subnet, publicIp }: ReturnType<typeof placeIn>): Address | undefined =>
-    asked === 'host' ? publicIp : subnet?.address
+    target === 'host' ? publicIp : subnet?.address
   return familiesOf(sidesOf(peer)).flatMap((family) => {
     const [from, to] = [addressOf(placeIn(node, family)), addressOf(placeIn(peer, family))]
     return from === undefined || to === undefined ? [] : [{ family, from, to }]
   })
 }
 
-/** The peer of this name, and how it is asked. Throws WeftError where there is none, or nobody to ask. */
-export function askedPeer(status: Status, name: string) {
+/** Finds the peer with this name, and its probes. Throws WeftError if there is no such peer, or it cannot be probed. */
+export function peerToPing(status: Status, name: string) {
   const peer = peerNamed(status, name)
   if (!peer && isOwnName(status, name))
     throw new WeftError('USAGE', `${nameIn(name)} is this host itself`, {
-      remedy: 'name another one, see `weft peers`',
+      remedy: 'name another host; `weft peers` lists them',
     })
-  if (!peer) throw new WeftError('USAGE', `there is no peer ${nameIn(name)}`, { remedy: 'see `weft peers`' })
+  if (!peer)
+    throw new WeftError('USAGE', `there is no peer ${nameIn(name)}`, { remedy: '`weft peers` lists the peers' })
   const probes = probesOf(status, peer)
   if (probes.length > 0) return { peer, probes }
   throw new WeftError(
     'CONFIG',
-    `with the ${status.config?.backendType} backend weft knows no address that would answer`,
+    `the nodes of a ${status.config?.backendType} network have no address that answers pings`,
     {
-      remedy: 'ask a container of that node',
+      remedy: 'ping a container of that node',
     },
   )
 }
 
-/** The probes by the family that an operator names, all where that is empty. Throws WeftError USAGE for one that there is none of. */
+/** Selects the probes over the family that an operator names; all if it is empty. Throws WeftError USAGE if there are none. */
 export function probesWanted(probes: readonly Probe[], family: string): readonly Probe[] {
   const wanted = probes.filter((probe) => family === '' || probe.family === family)
   if (wanted.length > 0) return wanted
   const isOne = FAMILIES.some((each) => each === family)
-  throw new WeftError('USAGE', `--family is ${family}${isOne ? ', and the peer is not reached by that' : ''}`, {
+  throw new WeftError('USAGE', `--family is ${family}${isOne ? ', but the peer has no address of that family' : ''}`, {
     remedy: `give ${probes.map((probe) => probe.family).join(' or ')}, or leave it out`,
   })
 }
 
-/** Asks one after another of a socket, and resolves with the round-trip time in ms, undefined when nothing came in time. */
-export interface Asker {
-  ask(to: Address, waitMs: number, bytes?: number): Promise<number | undefined>
+export interface Pinger {
+  ping(to: Address, waitMs: number, bytes?: number): Promise<number | undefined>
   close(): void
 }
 
-/** Throws WeftError PERMISSION where this host does not let us ask, ADDRESS when it has no such address. */
-export function createAsker(from: Address, open = openEcho): Asker {
+/** Opens a socket for echo requests. Throws WeftError PERMISSION if this user may not, ADDRESS if the host lacks the address. */
+export function createPinger(from: Address, open = openEcho): Pinger {
   let next = Math.floor(Math.random() * 0x10000)
-  const waiting = new Map<number, { readonly to: Address; readonly tell: (roundTripMs: number) => void }>()
+  const waiting = new Map<number, { readonly to: Address; readonly resolve: (roundTripMs: number) => void }>()
   let echo: Echo
   try {
     echo = open(from, (who, sequence, roundTripMs) => {
       const request = waiting.get(sequence)
-      if (request?.to === who) request.tell(roundTripMs)
+      if (request?.to === who) request.resolve(roundTripMs)
     })
   } catch (error) {
     const isForbidden = ['EPERM', 'EACCES'].includes((error as NodeJS.ErrnoException).code ?? '')
@@ -139,7 +136,7 @@ export function createAsker(from: Address, open = openEcho): Asker {
     })
   }
   return {
-    ask: (to, waitMs, bytes) =>
+    ping: (to, waitMs, bytes) =>
       new Promise((resolve, reject) => {
         const sequence = next
         next = (next + 1) % 0x10000
@@ -149,12 +146,11 @@ export function createAsker(from: Address, open = openEcho): Asker {
           waiting.delete(sequence)
           resolve(roundTripMs)
         }
-        waiting.set(sequence, { to, tell: end })
+        waiting.set(sequence, { to, resolve: end })
         try {
           echo.send(to, sequence, bytes)
         } catch (error) {
-          // A request that the kernel will not send stays unanswered; but a size that is too large for the device is
-          // reported here.
+          // The kernel's refusal to send counts as no answer. An error without a code is a size that is too large for the device.
           if ((error as NodeJS.ErrnoException).code === undefined) reject(error)
           else end(undefined)
         }

@@ -1,14 +1,14 @@
-// ping.ts - `weft ping`: asks a peer's host whether it answers, through the data path.
+// ping.ts - `weft ping`: sends echo requests to a peer's host through the data path.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
 import { FAMILY_NAMES, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import { placeIn, sidesOf, titleOf, type PeerStatus } from '../../report/status.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { milliseconds } from './look.ts'
-import { askedPeer, createAsker, probesWanted, type Asker, type Probe } from './peer.ts'
+import { peerToPing, createPinger, probesWanted, type Pinger, type Probe } from './peer.ts'
 
 const WAIT_MS = 1_000
 
@@ -17,46 +17,46 @@ export const pingCommand = command({
   args: 'PEER',
   does: 'ping a peer through the data path',
   more:
-    'PEER is its name, its subnet, an address in it, or its public IP, of IPv4 or IPv6. A peer of both families is asked by both. ' +
-    'Exits with 3 when nothing comes back by one of them.',
+    'PEER is the name of its host, its subnet, an address in that subnet, or its public IP. A dual-stack peer is pinged over IPv4 and ' +
+    'IPv6. Exits with 3 if no answer comes back over one of them.',
   flags: {
-    count: { default: 4, help: 'how often' },
+    count: { default: 4, help: 'number of pings' },
     size: {
       default: 0,
-      help: 'size of the whole packet in bytes, which nobody on the way may fragment; 0: a small one',
+      help: 'size of the whole packet in bytes, which must not be fragmented (DF); 0: a small packet',
     },
-    family: { default: '', placeholder: 'FAMILY', help: 'ask by ipv4 or ipv6 alone' },
+    family: { default: '', placeholder: 'FAMILY', help: 'ping only over this family: ipv4 or ipv6' },
     ...JSON_FLAG,
     ...SOCKET_FLAG,
   },
   async run({ options: { count, size, family, json, 'status-socket': socket }, args: [name = ''], screen, signal }) {
     if (count < 1 || size < 0 || size > 65_535) {
       throw new WeftError('USAGE', `--count is ${count} and --size ${size}`, {
-        remedy: 'give it a count of 1 or more, and at most 65535 bytes',
+        remedy: 'give a count of at least 1, and a size of at most 65535 bytes',
       })
     }
-    const status = await askStatus(socket, signal)
-    const { peer, probes } = askedPeer(status, name)
+    const status = await fetchStatus(socket, signal)
+    const { peer, probes } = peerToPing(status, name)
     const wanted = probesWanted(probes, family)
     const mtu = status.dataPath?.mtu ?? 0
     if (mtu > 0 && size > mtu) {
-      throw new WeftError('USAGE', `--size is ${size}, and the data path of this host takes ${mtu}`, {
-        remedy: 'give that many bytes at most',
+      throw new WeftError('USAGE', `--size is ${size}, but the MTU of the data path is ${mtu}`, {
+        remedy: 'give at most the MTU',
       })
     }
-    const asked: Asked[] = []
+    const pinged: Pinged[] = []
     try {
       const failures: WeftError[] = []
       for (const probe of wanted)
-        asked.push({ probe, asker: askerFor(probe, (failure) => failures.push(failure)), times: [] })
+        pinged.push({ probe, pinger: pingerFor(probe, (failure) => failures.push(failure)), times: [] })
       const [first] = failures
       if (first && failures.length === wanted.length) throw first
       for (const failure of failures) screen.warn(`weft ping: ${describeError(failure)}`)
       for (let number = 0; number < count; number++) {
         if (number > 0) await pause(signal, WAIT_MS).catch(() => {})
-        if (signal.aborted) break // the answers until then are told
-        const took = await Promise.all(asked.map(({ asker, probe }) => asker.ask(probe.to, WAIT_MS, size)))
-        asked.forEach(({ probe, times }, at) => {
+        if (signal.aborted) break // the answers so far are still summarized
+        const took = await Promise.all(pinged.map(({ pinger, probe }) => pinger.ping(probe.to, WAIT_MS, size)))
+        pinged.forEach(({ probe, times }, at) => {
           const time = took[at]
           times.push(time)
           if (json) return
@@ -66,29 +66,29 @@ export const pingCommand = command({
         })
       }
     } finally {
-      for (const { asker } of asked) asker.close()
+      for (const { pinger } of pinged) pinger.close()
     }
-    if (json) screen.write(jsonLine(toJson(peer, asked)))
-    else for (const one of asked) screen.write(sumText(one, asked.length > 1))
-    return asked.every(({ times }) => answeredOf(times).length > 0) ? EXIT.ok : EXIT.wrong
+    if (json) screen.write(jsonLine(toJson(peer, pinged)))
+    else for (const one of pinged) screen.write(sumText(one, pinged.length > 1))
+    return pinged.every(({ times }) => answeredOf(times).length > 0) ? EXIT.ok : EXIT.wrong
   },
 })
 
-/** A family by which a peer is asked, and the round trips in ms; undefined of what was not answered. */
-interface Asked {
+/** A probe of a peer, and its round-trip times in ms; undefined for a request that was not answered. */
+interface Pinged {
   readonly probe: Probe
-  readonly asker: Asker
+  readonly pinger: Pinger
   readonly times: (number | undefined)[]
 }
 
-/** One that nothing answers where this host has not the address to ask from, as while it does not carry the family. */
-function askerFor({ from }: Probe, failed: (why: WeftError) => void): Asker {
+/** Opens a socket for a probe. If this host lacks the source address, as while it does not carry the family, requests get no answer. */
+function pingerFor({ from }: Probe, failed: (why: WeftError) => void): Pinger {
   try {
-    return createAsker(from)
+    return createPinger(from)
   } catch (error) {
     if (!isWeftError(error, 'ADDRESS')) throw error
     failed(error)
-    return { ask: async () => undefined, close: () => {} }
+    return { ping: async () => undefined, close: () => {} }
   }
 }
 
@@ -99,11 +99,11 @@ function placeText(peer: PeerStatus, { family, to }: Probe): string {
   return `${titleOf(place)} at ${host} (${formatAddress(to)})`
 }
 
-const answeredOf = (times: Asked['times']): number[] => times.filter((time) => time !== undefined)
-const lossOf = (times: Asked['times']): number =>
+const answeredOf = (times: Pinged['times']): number[] => times.filter((time) => time !== undefined)
+const lossOf = (times: Pinged['times']): number =>
   Math.round((100 * (times.length - answeredOf(times).length)) / times.length)
 
-function sumText({ probe: { family }, times }: Asked, isOneOfTwo: boolean): string {
+function sumText({ probe: { family }, times }: Pinged, isOneOfTwo: boolean): string {
   const answered = answeredOf(times)
   const spread =
     answered.length === 0 ? '' : `, ${milliseconds(Math.min(...answered))} to ${milliseconds(Math.max(...answered))}`
@@ -111,16 +111,16 @@ function sumText({ probe: { family }, times }: Asked, isOneOfTwo: boolean): stri
   return `${by}${answered.length} of ${times.length} answered (${lossOf(times)}% lost)${spread}\n`
 }
 
-/** By each family, and the first one as if there were no other. */
-function toJson(peer: PeerStatus, asked: readonly Asked[]) {
-  const resultOf = ({ probe: { to }, times }: Asked) => ({
+/** Returns the results of each family. The results of the first family are also at the top level. */
+function toJson(peer: PeerStatus, pinged: readonly Pinged[]) {
+  const resultOf = ({ probe: { to }, times }: Pinged) => ({
     address: formatAddress(to),
     roundTripsMs: times.map((time) => time ?? null),
     lossPercent: lossOf(times),
   })
-  const [first] = asked
+  const [first] = pinged
   const of = (family: Family) => {
-    const one = asked.find(({ probe }) => probe.family === family)
+    const one = pinged.find(({ probe }) => probe.family === family)
     return one ? resultOf(one) : null
   }
   return {

@@ -1,5 +1,5 @@
-// recall.ts - what is known of a node whose weftd is dead: from the store, from what that weftd last knew, from subnet.env, from the
-// devices that it left; in the shape of the status that it would tell.
+// recall.ts - reconstructs the status of a node whose weftd does not run: from the store, the last-known file, subnet.env, and the devices
+// that it left.
 
 import { isWeftError } from '../../base/errors.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
@@ -28,20 +28,19 @@ export interface Remains {
   readonly subnetFile: string
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
   readonly known: LastKnown | undefined
-  /** Of the store, where it answers. */
   readonly stored: { readonly config: string | undefined; readonly leases: readonly Lease[] } | undefined
-  /** The file that a pod of Kubernetes has its network configuration in; undefined where there is none. */
+  /** The content of net-conf.json, which a Kubernetes pod mounts; undefined if the file does not exist. */
   readonly netConf: string | undefined
   readonly links: readonly Link[]
-  /** The place of the leases, as DaemonStatus.leases has it, and the store's name. */
+  /** The store's name, and the place of the leases in the form of DaemonStatus.leases. */
   readonly place: { readonly store: string; readonly leases: string }
   readonly at: Date
 }
 
-/** A configuration that can be read; undefined for none. */
+/** Parses a configuration; undefined if there is none, or it is invalid. */
 function readConfig(text: string | undefined): NetworkConfig | undefined {
   try {
-    // Those of Kubernetes give the subnets elsewhere: no range is asked for.
+    // In Kubernetes the node objects give the subnets, so the configuration needs no range.
     return text === undefined ? undefined : parseNetworkConfig(text, { areGiven: true })
   } catch (error) {
     if (isWeftError(error, 'CONFIG')) return undefined
@@ -49,20 +48,19 @@ function readConfig(text: string | undefined): NetworkConfig | undefined {
   }
 }
 
-/** The store's configuration as a status has it; secrets print as hidden. */
+/** Converts a configuration to the form of the status, in which secrets are hidden. */
 export function storedConfig(text: string): StoreSeen['config'] {
   const config = readConfig(text)
   return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
 }
 
-/** The subnets that a subnet.env gives this node. */
 function subnetsIn(env: Remains['subnetEnv']): Nets {
   const netOf = (name: string) => parseNet(env?.[name] ?? '')
   const [ipv4, ipv6] = [netOf('FLANNEL_SUBNET'), netOf('FLANNEL_IPV6_SUBNET')]
   return { ...(ipv4 ? { ipv4 } : {}), ...(ipv6 ? { ipv6 } : {}) } as Nets
 }
 
-/** The configuration as far as subnet.env and the device that is there tell it; undefined where they do not. */
+/** Derives a configuration from subnet.env and from the backend device on the host; undefined if either is missing. */
 function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): NetworkConfig | undefined {
   const isThere = (type: string): boolean =>
     links.some(({ name }) => kindOf(type)?.devices.some(([, pattern]) => isNamedBy(pattern, name)))
@@ -79,7 +77,7 @@ function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): Network
 const isSame = (a: Nets, b: Nets): boolean =>
   FAMILIES.every((family) => (a[family] && formatNet(a[family])) === (b[family] && formatNet(b[family])))
 
-/** Undefined where nothing tells which node this was. */
+/** Returns undefined if nothing shows which node this host was. */
 export function recall({
   subnetFile,
   subnetEnv,
@@ -102,7 +100,7 @@ export function recall({
     known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
-  // What weftd carries itself it leaves a note of, for whoever comes next.
+  // A weftd that carries the packets itself writes the last-known file. Without that file the kernel carried them.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
   const isKernel = known === undefined && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'
@@ -200,7 +198,6 @@ export function recall({
   }
 }
 
-/** The destination of a peer's packets, as a status has it. */
 function endpointOf({ backendType, backend }: NetworkConfig, host: string): string {
   const port = portOf(backendType, backend)
   if (port === undefined) return host

@@ -1,4 +1,4 @@
-// status.ts - `weft status` and `weft peers`: how this node is, and what it knows of the others.
+// status.ts - `weft status` and `weft peers`: show the state of this node and of its peers.
 
 import { jsonLine } from '../../base/text.ts'
 import { pause } from '../../host/bell.ts'
@@ -17,8 +17,8 @@ import {
   type PeerStatus,
   type Status,
 } from '../../report/status.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import {
   bytes,
   carrierText,
@@ -34,22 +34,21 @@ import {
 } from './look.ts'
 
 const WATCH_MS = 2_000
-/** The number of peers that are shown, unless all are asked for. */
+/** The maximum number of peers that are shown without --all. */
 const SHOWN_PEERS = 100
-/** The number of the log's warnings that are shown. */
 const SHOWN_EVENTS = 5
 
-const WATCH_FLAG = { watch: { default: false, help: `show it again every ${WATCH_MS / 1000} s, with rates` } } as const
+const WATCH_FLAG = { watch: { default: false, help: `repeat every ${WATCH_MS / 1000} s, with rates` } } as const
 const ALL_FLAG = { all: { default: false, help: `show all peers, not only the first ${SHOWN_PEERS}` } } as const
 const NAMES_FLAG = {
-  names: { default: false, help: 'print names and subnets alone, a line each, as shells complete them' },
+  names: { default: false, help: 'print only names and subnets, one per line, for shell completion' },
 } as const
 const flags = { ...JSON_FLAG, ...WATCH_FLAG, ...ALL_FLAG, ...SOCKET_FLAG }
 
 export const statusCommand = command({
   name: 'status',
   does: 'show the state of this node: its peers, store, lease and data path',
-  more: 'Exits with 3 unless the node works and reaches all peers, with packets of any length.',
+  more: 'Exits with 3 unless the node works and reaches all peers with packets of any length.',
   flags,
   run: ({ options, screen, signal }) =>
     show(
@@ -63,12 +62,12 @@ export const statusCommand = command({
 export const peersCommand = command({
   name: 'peers',
   does: 'show what this node knows about the other nodes',
-  more: 'Exits with 3 unless the node works and reaches all peers, with packets of any length.',
+  more: 'Exits with 3 unless the node works and reaches all peers with packets of any length.',
   flags: { ...flags, ...NAMES_FLAG },
   async run({ options, screen, signal }) {
     if (!options.names)
       return show(options, screen, signal, (status, before) => peerTable(status, before, options.all, screen.colour))
-    const status = await askStatus(options['status-socket'], signal)
+    const status = await fetchStatus(options['status-socket'], signal)
     screen.write(
       wordsFor(status)
         .map((word) => `${word}\n`)
@@ -78,15 +77,14 @@ export const peersCommand = command({
   },
 })
 
-/** A shell may expand what it completes: no more of a name is told than what means nothing to any. */
+/** Shell completion may expand special characters, so only names without them are offered. */
 const PLAIN = /^[a-z\d][a-z\d._-]*$/i
 
-/** The words by which a peer may be named: subnets, and names that no shell takes for more. */
+/** Lists the words that name a peer for shell completion: subnets, and host names without special characters. */
 export const wordsFor = ({ peers }: Pick<Status, 'peers'>): readonly string[] => [
   ...new Set((peers?.list ?? []).flatMap(({ name, subnet }) => (name && PLAIN.test(name) ? [name, subnet] : [subnet]))),
 ]
 
-/** The common part of status and peers: shows once or again and again, as JSON or for a person. */
 async function show(
   {
     json,
@@ -99,7 +97,7 @@ async function show(
 ): Promise<number> {
   let before: Status | undefined
   for (;;) {
-    const status = await askStatus(socket, signal)
+    const status = await fetchStatus(socket, signal)
     const isInPlace = watch && screen.isTerminal && !json
     const shown = json ? jsonLine(status) : text(status, before)
     screen.write(isInPlace ? inPlace(shown, before === undefined) : shown)
@@ -109,10 +107,7 @@ async function show(
   }
 }
 
-/**
- * Writes from the first line of the terminal on; each line replaces what stood there, and what stood below goes
- * (ECMA-48: CUP, EL, ED).
- */
+/** Overwrites the terminal from its first line, and clears what is below the text (ECMA-48: CUP, EL, ED). */
 function inPlace(text: string, isFirst: boolean): string {
   return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
 }
@@ -136,7 +131,7 @@ function heading(status: Status, colour: Colour): string {
   if (dataPath) lines.push(['data path', dataPath.open ? pathText(status) : colour('bad', 'down')])
   const compared =
     store.comparedSecondsAgo === null ? 'not compared yet' : `compared ${duration(store.comparedSecondsAgo)} ago`
-  const held = store.held === 0 ? '' : colour('doubtful', `, ${store.held} peers kept though it lacks them`)
+  const held = store.held === 0 ? '' : colour('doubtful', `, ${store.held} peers kept although their leases are gone`)
   const reached = store.reachable ? 'reachable' : colour(node ? 'bad' : 'doubtful', 'unreachable')
   lines.push(['store', `${store.name}, ${daemon.leases}: ${reached}, ${compared}${held}`])
   if (lease)
@@ -153,7 +148,7 @@ function heading(status: Status, colour: Colour): string {
   return [
     `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, words)} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
     ...(trouble === null ? [] : [`  ${colour(tone, trouble)}\n`]),
-    ...(state === 'working' ? [] : [`  ${colour('dim', `packets: ${packetsText(status)}`)}\n`]),
+    ...(state === 'working' ? [] : [`  ${colour('dim', `effect: ${packetsText(status)}`)}\n`]),
     ...lines.map(([name, text]) => `  ${colour('dim', name.padEnd(11))}${text}\n`),
     ...(troubles.length > 0 ? [`\n${colour('dim', 'LAST WARNINGS')}\n`] : []),
     ...troubles.map(
@@ -163,7 +158,7 @@ function heading(status: Status, colour: Colour): string {
   ].join('')
 }
 
-/** What there is of each family; of IPv6 alone both are the same. */
+/** Joins the values of both families. In an IPv6-only network the two values are equal. */
 const bothText = (first: string, ipv6: string | null): string =>
   ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`
 
@@ -174,7 +169,6 @@ function pathText({ dataPath, config }: Status): string {
   return carrierText({ ...dataPath, backendType: config?.backendType ?? 'as last known' }) + trouble
 }
 
-/** Packets dropped since the start, and lately. */
 function dropsText({ dataPath }: Status): string {
   const { drops = {}, recent } = dataPath ?? {}
   const all = Object.entries(drops).map(([name, number]) => {
@@ -190,21 +184,17 @@ function peersText(status: Status, colour: Colour): string {
   if (!peers) return ''
   const { stored, programmed, answering, probed, narrow } = peers
   if (stored === 0) return 'no other node has a lease'
-  const asked =
-    answering === null
-      ? 'not asked whether they answer'
-      : probed === 0
-        ? 'none asked yet whether it answers'
-        : `${answering} of ${probed} asked answer`
+  const probing =
+    answering === null ? 'not probed' : probed === 0 ? 'not probed yet' : `${answering} of ${probed} probed answer`
   const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
   const forShort = narrow ? ' for short packets' : ''
   const part = whole === undefined ? '' : `: ${colour(tone, `${percent(whole)} whole${forShort}`)}`
   const broken = whole === undefined || whole === 1 ? '' : brokenText(peers)
-  return `${stored} stored, ${programmed} programmed, ${asked}${part}${broken}${narrowText(status, colour)}`
+  return `${stored} stored, ${programmed} programmed, ${probing}${part}${broken}${narrowText(status, colour)}`
 }
 
-/** Says how long a packet may be that reaches those peers that not every one does. */
+/** Says up to which length packets reach the peers that long packets do not reach. */
 function narrowText({ peers, dataPath }: Status, colour: Colour): string {
   const sides = (peers?.list ?? []).flatMap((peer) => listed(sidesOf(peer)).filter(({ path }) => path === 'narrow'))
   if (sides.length === 0) return ''
@@ -213,10 +203,10 @@ function narrowText({ peers, dataPath }: Status, colour: Colour): string {
   const few = peers?.narrow ?? 0
   return few > 0
     ? colour('bad', `, but long packets${size} do not reach ${few === 1 ? 'one peer' : `${few} of them`}`)
-    : `; packets${size || ' that are long'} go in parts, or their senders are told`
+    : `; ${size ? `packets${size}` : 'long packets'} are fragmented, or their senders get an ICMP error`
 }
 
-/** Names the families by which some peers of both are not reached, where the other one does. */
+/** Counts the peers that are reached over each family, if the counts differ. */
 function brokenText({ list, answering }: PeersStatus): string {
   const isReached = (condition: Condition): boolean =>
     condition === 'answering' || condition === 'narrow' || (answering === null && condition === 'programmed')
@@ -226,7 +216,7 @@ function brokenText({ list, answering }: PeersStatus): string {
   }).filter(([, , all]) => all > 0)
   const [one, other] = counts
   if (!one || !other || (one[1] === other[1] && one[2] === other[2])) return ''
-  return `; ${counts.map(([family, some, all]) => `by ${FAMILY_NAMES[family]} ${some} of ${all}`).join(', ')}`
+  return `; ${counts.map(([family, some, all]) => `over ${FAMILY_NAMES[family]} ${some} of ${all}`).join(', ')}`
 }
 
 function peerTable({ peers, at }: Status, before: Status | undefined, all: boolean, colour: Colour): string {
@@ -254,7 +244,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   )
 }
 
-/** When the last handshake was, and whether there are keys of it still. */
+/** Describes the time of the last handshake, and says so if its keys have expired. */
 function handshakeText(session: PeerStatus['session']): string {
   if (!session) return '-'
   const { handshakeSecondsAgo: ago, ageSeconds } = session
@@ -262,7 +252,7 @@ function handshakeText(session: PeerStatus['session']): string {
   return `${duration(ago)} ago${ageSeconds === null ? ', no keys now' : ''}`
 }
 
-/** The address of a peer that packets do not go to: of the family that they do not go by. */
+/** Returns the address of a peer for display if it has no endpoint: that of the family that does not work. */
 function hostOf(peer: PeerStatus): string {
   const { ipv4, ipv6 } = sidesOf(peer)
   return ipv4 && ipv6 && ipv4.state !== 'stored' ? (peer.publicIpv6 ?? peer.publicIp) : peer.publicIp
@@ -286,7 +276,7 @@ function peerRow(peer: PeerStatus, before: PeerStatus | undefined, seconds: numb
   }
   const state = conditionText(peer, (condition) => condition)
   return [
-    // A flanneld writes none.
+    // flanneld does not publish a host name.
     peer.name ? briefly(peer.name) : '-',
     peer.subnet,
     peer.endpoint ?? hostOf(peer),

@@ -1,4 +1,4 @@
-// store.ts - the store that an operator's command works on: the one that the flags name, else the daemon's of this host.
+// store.ts - opens the store for a command: the one that the flags name, else that of this host's daemon.
 
 import { existsSync } from 'node:fs'
 import { isWeftError, WeftError } from '../../base/errors.ts'
@@ -10,7 +10,7 @@ import { formatNet, listed, netsOf, parseNet, primary, type Nets } from '../../n
 import { createStore } from '../../node/choose.ts'
 import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
 import type { Status } from '../../report/status.ts'
-import { askStatus } from './ask.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { daemonStore, explained, withDefaultsOf } from './daemon-store.ts'
 import type { Screen } from './look.ts'
 
@@ -18,30 +18,29 @@ const WAIT_MS = 10_000
 
 interface Opened {
   readonly store: Store
-  /** The status of this host's daemon; undefined when it does not answer. */
   readonly status: Status | undefined
   readonly signal: AbortSignal
 }
 
-/** True where the flags name a store, so that no daemon need be asked for one. */
+/** True if the flags name a store, so that the daemon's store is not needed. */
 export const isStoreGiven = (options: StoreOptions): boolean =>
   options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
 
-/** Runs `work` on it. A store that does not answer in time is a WeftError STORE_UNAVAILABLE. */
+/** Opens the store and runs `work` with it. Throws WeftError STORE_UNAVAILABLE if the store does not answer in time. */
 export async function withStore<T>(
   options: StoreOptions & { readonly 'status-socket': string },
   screen: Pick<Screen, 'warn'>,
   stopping: AbortSignal,
   work: (opened: Opened) => Promise<T>,
 ): Promise<T> {
-  const status = await askStatus(options['status-socket'], stopping).catch((error: unknown) => {
+  const status = await fetchStatus(options['status-socket'], stopping).catch((error: unknown) => {
     if (isWeftError(error)) return undefined
     throw error
   })
   return inStore(options, status, WAIT_MS, screen, stopping, work)
 }
 
-/** The same, of a daemon that was asked already, in `waitMs`. */
+/** Opens the store and runs `work` with it, as withStore does, for a known status and time limit. */
 export async function inStore<T>(
   options: StoreOptions,
   status: Status | undefined,
@@ -75,20 +74,20 @@ export async function inStore<T>(
   }
 }
 
-/** Throws WeftError STORE_UNAVAILABLE for a directory that is not there: a daemon makes it, and a command that is mistyped must not. */
+/** Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because a mistyped name must not create one. */
 function requireFolder({ 'lease-dir': folder }: StoreOptions): void {
   if (folder === '' || existsSync(folder)) return
   throw new WeftError('STORE_UNAVAILABLE', `there is no directory ${folder}`, {
-    remedy: 'correct --lease-dir; for a new network make the directory first: `mkdir -p`',
+    remedy: 'correct --lease-dir; for a new network, create the directory first: `mkdir -p`',
   })
 }
 
-/** `10.5.1.0/24`, `fd00:5:1::/64`, both with a comma between them, or the key of a lease. Throws WeftError USAGE. */
+/** Parses `10.5.1.0/24`, `fd00:5:1::/64`, both separated by a comma, or the key of a lease. Throws WeftError USAGE. */
 export function subnetNamed(text: string): Nets {
   const subnet = parseLeaseKey(text) ?? netsOf(text.split(',').flatMap((part) => parseNet(part) ?? []))
   if (primary(subnet) && [leaseKey(subnet), subnetName(subnet)].includes(text)) return subnet
-  throw new WeftError('USAGE', `${text} is no subnet`, {
-    remedy: 'write it as 10.5.1.0/24, fd00:5:1::/64 or 10.5.1.0/24,fd00:5:1::/64, see `weft lease ls`',
+  throw new WeftError('USAGE', `${text} is not a subnet`, {
+    remedy: 'write it as 10.5.1.0/24, fd00:5:1::/64 or 10.5.1.0/24,fd00:5:1::/64; `weft lease ls` shows the subnets',
   })
 }
 

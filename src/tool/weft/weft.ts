@@ -1,4 +1,4 @@
-// weft.ts - the operator's tool: the table of its subcommands, and from a command line to an exit code.
+// weft.ts - the program weft: the table of its subcommands, and running one of them.
 
 import { version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -9,13 +9,13 @@ import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
 import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
 
-/** flannel's own programs, and what is as old here: they read their command lines themselves. */
+/** A command that parses its command line itself: flannel's own programs, and `weft cleanup`. */
 interface OldCommand {
   readonly name: string
   readonly does: string
   readonly load: () => Promise<{
     readonly help: string
-    /** Returns the exit code; what it throws becomes a line. Its warnings begin with its name. */
+    /** Returns the exit code. The message of an error that it throws is printed. */
     readonly run: (args: readonly string[], screen: Screen) => Promise<number>
   }>
 }
@@ -35,7 +35,7 @@ const OLD: readonly OldCommand[] = [
   },
   {
     name: 'docker-opts',
-    does: "write options for Docker's daemon from subnet.env, as mk-docker-opts.sh does",
+    does: "write options for Docker's daemon from subnet.env, like flannel's mk-docker-opts.sh",
     async load() {
       const { DOCKER_OPTS_HELP, dockerOpts } = await import('./docker-opts.ts')
       const run = async (args: readonly string[]) => dockerOpts(args, process.env).then(() => EXIT.ok)
@@ -44,7 +44,7 @@ const OLD: readonly OldCommand[] = [
   },
   {
     name: 'install-conf',
-    does: 'copy a file, such as a CNI configuration, to where a running program reads it',
+    does: 'copy a file atomically, such as a CNI configuration that a running program reads',
     async load() {
       const { INSTALL_CONF_HELP, installConf } = await import('./install-conf.ts')
       const run = async (args: readonly string[]) => installConf(args).then(() => EXIT.ok)
@@ -53,7 +53,7 @@ const OLD: readonly OldCommand[] = [
   },
 ]
 
-/** All others, in the order of the help. Which of them is asked for is loaded, and no other: see `weft status` run once a second. */
+/** All other commands, in the order of the help. Only the command that runs is loaded, because scripts run `weft status` every second. */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,
   peers: async () => (await import('./status.ts')).peersCommand,
@@ -85,7 +85,6 @@ const topNames = (): readonly string[] => [
   ),
 ]
 
-/** Loads the commands whose names begin so. */
 export const loadCommands = (start = ''): Promise<readonly Command[]> =>
   Promise.all(
     Object.entries(COMMANDS)
@@ -96,20 +95,23 @@ export const loadCommands = (start = ''): Promise<readonly Command[]> =>
 const isHelp = (word: string | undefined): boolean =>
   word !== undefined && ['-h', '-?', '-help', '--help'].includes(word)
 
-/** The entries of commands that are not in the table. */
 const OTHERS: readonly Other[] = [
   ...OLD.map(({ name, does }) => ({ name, does, follows: 'path' as const })),
   {
     name: 'completion',
-    does: `print the completion script of weft for a shell: ${SHELLS.join(', ')}`,
+    does: `print the completion script for a shell: ${SHELLS.join(', ')}`,
     follows: SHELLS,
   },
   {
     name: 'man',
-    does: 'print the manual page, or that of weftd; see it with `weft man | man -l -`',
+    does: 'print the manual page of weft or weftd; show it with `weft man | man -l -`',
     follows: ['weftd'],
   },
-  { name: 'version', does: 'print the version; --json: of Node.js too, and for which machine', follows: ['--json'] },
+  {
+    name: 'version',
+    does: 'print the version; with --json also the version of Node.js and the platform',
+    follows: ['--json'],
+  },
   {
     name: 'help',
     does: 'print this text, or the help of a command',
@@ -127,7 +129,6 @@ async function help(): Promise<string> {
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
-/** For people a line, for programs one object. */
 function writeVersion(rest: readonly string[], screen: Screen): number {
   if (isHelp(rest[0])) {
     screen.write('Usage: weft version [--json]\n')
@@ -135,7 +136,7 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
   }
   const unknown = rest.find((word) => word !== '--json')
   if (unknown !== undefined) {
-    screen.warn(`weft version: there is no ${nameIn(unknown)}; it takes --json or nothing`)
+    screen.warn(`weft version: unknown argument ${nameIn(unknown)}; the only option is --json`)
     return EXIT.usage
   }
   const all = { version: version(), node: process.versions.node, platform: process.platform, arch: process.arch }
@@ -143,7 +144,6 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
   return EXIT.ok
 }
 
-/** The command that the words begin with: of one word or two. */
 async function find(
   words: readonly string[],
 ): Promise<{ readonly found: Command; readonly rest: readonly string[] } | undefined> {
@@ -155,7 +155,6 @@ async function find(
   return undefined
 }
 
-/** Runs a subcommand and returns the exit code. */
 export async function main(
   words: readonly string[],
   screen: Screen = createScreen(process.stdout, process.stderr, process.env),
@@ -177,7 +176,7 @@ export async function main(
   if (name === 'completion' && !isHelp(rest[0])) {
     const shell = SHELLS.find((each) => each === rest[0])
     if (shell) screen.write(completion(shell, await loadCommands(), OTHERS))
-    else screen.warn(`weft completion: give it one of ${SHELLS.join(', ')}`)
+    else screen.warn(`weft completion: name a shell: ${SHELLS.join(', ')}`)
     return shell ? EXIT.ok : EXIT.usage
   }
   if (name === 'help' && rest.length > 0) return main([...rest, '--help'], screen)
@@ -231,7 +230,7 @@ async function runCommand(command: Command, words: readonly string[], screen: Sc
 
 async function runOld({ name, load }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
   const { help: text, run } = await load()
-  // The script exits with 1 for its -h, and so ends whoever asks by it whether it worked; --help is ours.
+  // flannel's mk-docker-opts.sh exits with 1 for -h, so weft does too; --help is weft's own.
   if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
     process.stderr.write(text)
     return EXIT.failed
@@ -245,7 +244,7 @@ async function runOld({ name, load }: OldCommand, rest: readonly string[], scree
     return await run(rest, { ...screen, warn })
   } catch (error) {
     warn(describeError(error))
-    // The other two are flannel's programs, which exit with 1 whatever it was.
+    // The other two commands are flannel's programs, which exit with 1 for every error.
     return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }
 }

@@ -1,20 +1,21 @@
-// wg.ts - `weft wg`: the keys, handshakes and traffic of a node that encrypts, in the words of `wg show`, whoever carries the packets.
+// wg.ts - `weft wg`: shows the keys, handshakes and traffic of a WireGuard node in the format of `wg show`, whether the kernel or weftd
+// carries the packets.
 
 import { WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
 import { FAMILIES, formatNet, type Family } from '../../net/address.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
-import { askStatus } from './ask.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
+import { fetchStatus } from './daemon-client.ts'
 import { count, type Colour } from './look.ts'
 
 export const wgCommand = command({
   name: 'wg',
-  does: 'show keys, handshakes and traffic as `wg show` does, also where weftd itself encrypts',
-  more: 'Private and pre-shared keys are never shown. Where weftd carries the packets, their bytes are without those of the encryption.',
+  does: 'show keys, handshakes and traffic in the format of `wg show`, also if weftd itself encrypts',
+  more: 'Never shows private or pre-shared keys. If weftd itself carries the packets, the bytes are those of inner packets, without encryption overhead.',
   flags: { ...JSON_FLAG, ...SOCKET_FLAG },
   async run({ options, screen, signal }) {
-    const interfaces = interfacesOf(await askStatus(options['status-socket'], signal))
+    const interfaces = interfacesOf(await fetchStatus(options['status-socket'], signal))
     screen.write(
       options.json ? jsonLine({ interfaces }) : interfaces.map((each) => textOf(each, screen.colour)).join('\n'),
     )
@@ -22,15 +23,14 @@ export const wgCommand = command({
   },
 })
 
-/** A device, or what weftd has in place of one. */
+/** A WireGuard device, or the TUN device of weftd's own WireGuard. */
 interface Interface {
   readonly name: string
   readonly publicKey: string
   readonly listeningPort: number | null
-  /** As in the status. */
   readonly engine: string | null
   readonly hasPresharedKey: boolean
-  /** 0: none is sent. */
+  /** The interval of keepalives; 0 if none are sent. */
   readonly keepaliveSeconds: number
   readonly peers: readonly Peer[]
 }
@@ -46,26 +46,26 @@ interface Peer {
   readonly sentBytes: number | null
 }
 
-/** Throws WeftError CONFIG for a node that encrypts nothing, and COMMAND for one that has no lease yet, or no device. */
+/** Throws WeftError CONFIG if the backend does not encrypt, and COMMAND if the node has no lease or no device. */
 export function interfacesOf(status: Status): readonly Interface[] {
   const { node, config, lease, dataPath, peers, trouble } = status
   if (!node || !config || !lease)
     throw new WeftError('COMMAND', `weftd has no lease yet: ${trouble ?? 'it starts'}`, {
-      remedy: 'wait for it; `weft doctor` says what is in its way',
+      remedy: 'wait until it has one; `weft doctor` says what prevents it',
     })
   const ends = FAMILIES.flatMap((family) => {
     const end = endOf(lease.published[DATA[family]])
     return end ? [[family, end] as const] : []
   })
   if (ends.length === 0)
-    throw new WeftError('CONFIG', `this node encrypts nothing: its backend is ${config.backendType}`, {
-      remedy: '`weft peers` shows its peers; the backend wireguard would encrypt (docs/wireguard.md)',
+    throw new WeftError('CONFIG', `this node does not encrypt packets: its backend is ${config.backendType}`, {
+      remedy: '`weft peers` shows its peers; the backend wireguard encrypts (docs/wireguard.md)',
     })
   const list = peers?.list ?? []
   const names = new Set(ends.flatMap(([family]) => dataPath?.devices[family] ?? []))
   if (names.size === 0)
-    throw new WeftError('COMMAND', `weftd carries no packets now: ${trouble ?? 'it has no device'}`, {
-      remedy: '`weft doctor` says what is in its way',
+    throw new WeftError('COMMAND', `weftd does not carry packets now: ${trouble ?? 'it has no device'}`, {
+      remedy: '`weft doctor` says what prevents it',
     })
   return [...names].flatMap((name) => {
     const its = ends.filter(([family]) => dataPath?.devices[family] === name)
@@ -84,13 +84,12 @@ export function interfacesOf(status: Status): readonly Interface[] {
 
 const DATA: Readonly<Record<Family, string>> = { ipv4: 'BackendData', ipv6: 'BackendV6Data' }
 
-/** This node's end, as its lease publishes it. */
 function endOf(published: unknown): { readonly publicKey: string; readonly port: number | null } | undefined {
   const { PublicKey: publicKey, Port: port } = (published ?? {}) as Readonly<Record<string, unknown>>
   return typeof publicKey === 'string' ? { publicKey, port: typeof port === 'number' ? port : null } : undefined
 }
 
-/** The latest first, as `wg` does. */
+/** The sort key of peers: the latest handshake first, as `wg` sorts. */
 const agoOf = ({ handshakeSecondsAgo }: Peer): number => handshakeSecondsAgo ?? Number.MAX_VALUE
 
 function peerOf(peer: PeerStatus, families: readonly Family[]): Peer[] {
@@ -110,7 +109,7 @@ function peerOf(peer: PeerStatus, families: readonly Family[]): Peer[] {
   }))
 }
 
-/** As wireguard-tools write it (src/show.c, pretty_print). */
+/** Formats a device as wireguard-tools do (src/show.c, pretty_print). */
 function textOf(
   { name, publicKey, listeningPort, hasPresharedKey, keepaliveSeconds, peers }: Interface,
   colour: Colour,
@@ -147,7 +146,7 @@ const SPANS = [
   ['second', 1],
 ] as const
 
-/** `1 minute, 3 seconds` */
+/** Formats a duration, such as `1 minute, 3 seconds`. */
 function spanText(seconds: number): string {
   let left = Math.floor(seconds)
   const words = SPANS.flatMap(([what, length]) => {
@@ -159,7 +158,6 @@ function spanText(seconds: number): string {
 }
 const agoText = (seconds: number): string => (seconds < 1 ? 'Now' : `${spanText(seconds)} ago`)
 
-/** `1.41 KiB` */
 function size(bytes: number): string {
   const units = ['KiB', 'MiB', 'GiB', 'TiB']
   if (bytes < 1024) return `${bytes} B`

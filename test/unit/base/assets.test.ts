@@ -1,4 +1,4 @@
-// assets.test.ts - what lies beside the program is found, from src/ and from dist/src/.
+// assets.test.ts - the files of the package are found from src/ and from dist/src/.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'

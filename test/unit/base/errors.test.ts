@@ -1,4 +1,4 @@
-// errors.test.ts - what a person reads of an error, and what is kept of it on its way up.
+// errors.test.ts - the message of an error, and its code and remedy when it is passed on.
 
 import { describe, expect, it } from 'vitest'
 import { describeError, isWeftError, messageOf, prefixed, WeftError } from '../../../src/base/errors.ts'
@@ -6,7 +6,7 @@ import { describeError, isWeftError, messageOf, prefixed, WeftError } from '../.
 const cause = new Error('why')
 const error = new WeftError('CONFIG', 'it is wrong', { remedy: 'mend it', cause })
 
-it('has what it was given, and nothing else', () => {
+it('has the given properties', () => {
   expect(error).toMatchObject({ name: 'WeftError', code: 'CONFIG', message: 'it is wrong', remedy: 'mend it', cause })
   const bare = new WeftError('STORE', 'x')
   expect([bare.remedy, 'cause' in bare]).toEqual([undefined, false])
@@ -19,10 +19,10 @@ it.each([
   [cause, undefined, false],
   [undefined, undefined, false],
   [{ code: 'CONFIG' }, 'CONFIG', false],
-] as const)('%s is one of code %s: %s', (thrown, code, expected) => expect(isWeftError(thrown, code)).toBe(expected))
+] as const)('%s has the code %s: %s', (thrown, code, expected) => expect(isWeftError(thrown, code)).toBe(expected))
 
 describe('a prefix', () => {
-  it('stands before the message, and code, remedy and cause are kept', async () => {
+  it('is put before the message, and code, remedy and cause are kept', async () => {
     expect(await prefixed('a: ', Promise.resolve(7))).toBe(7)
     await expect(prefixed('a: ', Promise.reject(error))).rejects.toMatchObject({
       code: 'CONFIG',
@@ -34,7 +34,7 @@ describe('a prefix', () => {
     expect(bare).toMatchObject({ code: 'GAP', message: 'a: x', remedy: undefined })
   })
 
-  it('is not put before what is a defect of ours', async () => {
+  it('is not put before an error that is not a WeftError', async () => {
     await expect(prefixed('a: ', Promise.reject(cause))).rejects.toBe(cause)
   })
 })
@@ -45,11 +45,11 @@ it.each([
   [cause, cause.stack, 'why'],
   ['text', 'text', 'text'],
   [undefined, 'undefined', 'undefined'],
-])('%s is one line for its operator, a stack where it is ours', (thrown, line, message) => {
+])('shows %s as one line, or with a stack if it is not a WeftError', (thrown, line, message) => {
   expect([describeError(thrown), messageOf(thrown)]).toEqual([line, message])
 })
 
-it('is told by its message where it has no stack', () => {
+it('is shown by its message if it has no stack', () => {
   const stackless = new Error('why')
   delete stackless.stack
   expect(describeError(stackless)).toBe('why')

@@ -1,4 +1,4 @@
-// go-flags.test.ts - Go's flag syntax, and variables in place of flags.
+// go-flags.test.ts - the syntax of Go's flags, and environment variables.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -16,17 +16,17 @@ import { FLAGS } from '../../../src/options.ts'
 const parse = (...args: string[]) => parseFlags(FLAGS, args)
 
 describe('Go flags', () => {
-  it.each([['-iface', 'eth0'], ['--iface', 'eth0'], ['-iface=eth0'], ['--iface=eth0']])('reads %j %j', (...args) => {
+  it.each([['-iface', 'eth0'], ['--iface', 'eth0'], ['-iface=eth0'], ['--iface=eth0']])('parses %j %j', (...args) => {
     expect(parse(...args.filter((arg) => arg !== undefined)).options.iface).toEqual(['eth0'])
   })
 
-  it('repeats lists, and the last of the others wins', () => {
+  it('collects repeated lists, and the last of other values wins', () => {
     const { options } = parse('-iface', 'a', '-iface=b', '-etcd-prefix', '/x', '-etcd-prefix=/y')
     expect(options.iface).toEqual(['a', 'b'])
     expect(options['etcd-prefix']).toBe('/y')
   })
 
-  it('takes no separate value for a boolean, and the value ends the flags', () => {
+  it('takes no separate value for a boolean', () => {
     const { options, rest } = parse('--version', 'false', '--v', '3')
     expect(options.version).toBe(true)
     expect(options.v).toBe(0)
@@ -34,7 +34,7 @@ describe('Go flags', () => {
     expect(parse('--version=false').options.version).toBe(false)
   })
 
-  it('ends at -- and at the first other argument', () => {
+  it('ends at -- and at the first argument that is not a flag', () => {
     expect(parse('-v=1', '--', '-v=2')).toMatchObject({ options: { v: 1 }, rest: ['-v=2'] })
     expect(parse('-v=1', '-', '-v=2').rest).toEqual(['-', '-v=2'])
   })
@@ -56,7 +56,7 @@ describe('Go flags', () => {
     ['1__0', undefined],
     ['0x', undefined],
     ['1e3', undefined],
-  ])('reads the number %j as %j', (text, value) => {
+  ])('parses the number %j as %j', (text, value) => {
     expect(parseGoInt(text)).toBe(value)
   })
 
@@ -76,7 +76,7 @@ describe('Go flags', () => {
   it.each([
     ...['1', 't', 'T', 'true', 'TRUE', 'True'].map((text) => [text, true] as const),
     ...['0', 'f', 'F', 'false', 'FALSE', 'False'].map((text) => [text, false] as const),
-  ])('reads the truth %s as %s', (text, value) => {
+  ])('parses the boolean %s as %s', (text, value) => {
     for (const given of [true, false])
       expect(parseFlags({ x: { default: given, help: '' } }, [`-x=${text}`]).options.x).toBe(value)
   })
@@ -86,15 +86,15 @@ describe('Go flags', () => {
     ['--password=a=b\nc', '--password=...'],
     ['-v', '-v'],
     ['word-x=y', 'word-x=y'],
-  ])('shows of %j no more than %s', (word, shown) => {
+  ])('hides the value in %j: %s', (word, shown) => {
     expect(nameIn(word)).toBe(shown)
   })
 
-  it.each(['-h', '-help', '--help'])('knows %s', (arg) => {
+  it.each(['-h', '-help', '--help'])('accepts %s', (arg) => {
     expect(() => parse(arg)).toThrow(HelpWanted)
   })
 
-  it('names a bad variable and keeps the default', () => {
+  it('reports an invalid variable, and keeps the default', () => {
     const messages: string[] = []
     const options = applyEnvironment(FLAGS, parse(), 'FLANNELD', { FLANNELD_V: 'x' }, (message) =>
       messages.push(message),
@@ -103,7 +103,7 @@ describe('Go flags', () => {
     expect(messages).toEqual(['invalid value "x" for FLANNELD_V: it takes a whole number'])
   })
 
-  it('reads variables for the flags that were not given', () => {
+  it('uses variables for flags that were not given', () => {
     const environment = { FLANNELD_IFACE: 'a', FLANNELD_IP_MASQ: 't', FLANNELD_ETCD_PREFIX: '', FLANNELD_V: '7' }
     const options = applyEnvironment(FLAGS, parse('-v=3'), 'FLANNELD', environment, (message) =>
       expect.unreachable(message),
@@ -148,7 +148,7 @@ describe('parseGoInt', () => {
     ['0', 8],
     ['0b', 2],
   ] as const
-  it('reads what any base writes, with either sign', () => {
+  it('parses numbers of each base and sign', () => {
     fc.assert(
       fc.property(
         fc.maxSafeNat(),
@@ -161,7 +161,7 @@ describe('parseGoInt', () => {
     )
   })
 
-  it('never takes what JavaScript takes and Go does not', () => {
+  it('refuses numbers that JavaScript accepts and Go does not', () => {
     for (const text of [
       ' 1',
       '1 ',

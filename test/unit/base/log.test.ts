@@ -1,4 +1,4 @@
-// log.test.ts - klog's line shape.
+// log.test.ts - the format of log lines, and the limits for repeated ones.
 
 import { afterEach, describe, expect, it, vi } from 'vitest'
 import { createLog, formatGoDuration, formatLogLine, seldom } from '../../../src/base/log.ts'
@@ -43,7 +43,7 @@ describe('log', () => {
 })
 
 describe("a line's time", () => {
-  /** By which the clock of the day and a line differ, in ms, within the day. */
+  /** Returns the difference between the time of day and that of a line, in ms within a day. */
   function aheadOf(line: string): number {
     const [, hours, minutes, seconds] = /^I\d{4} (\d\d):(\d\d):(\d\d\.\d{6}) /.exec(line)!
     const now = new Date()
@@ -55,7 +55,7 @@ describe("a line's time", () => {
   it.each([
     ['was set back by 8 h', -8],
     ['was set forward, or the host was suspended, by 8 h', 8],
-  ])('is that of the clock of the day, also after that %s', (_title, hours) => {
+  ])('has the time of day, also after %s', (_title, hours) => {
     vi.useFakeTimers({ toFake: ['Date'] })
     const lines: string[] = []
     const log = createLog(0, (line) => lines.push(line))
@@ -76,8 +76,8 @@ describe("a line's time", () => {
   })
 })
 
-describe('what is said seldom', () => {
-  it('is each line every half minute, four failures a minute, and every other line at once', () => {
+describe('a limited log', () => {
+  it('repeats a line after half a minute, and logs four failures a minute', () => {
     const lines: string[] = []
     let now = 0
     const log = seldom(
@@ -97,7 +97,7 @@ describe('what is said seldom', () => {
     expect(texts()).toEqual(['E failure 0', 'E failure 1', 'E failure 2', 'E failure 3', 'I done'])
   })
 
-  it('names whoever said it', () => {
+  it('names the caller', () => {
     const lines: string[] = []
     seldom(createLog(0, (line) => lines.push(line))).info('here')
     expect(lines[0]).toMatch(/ base\/log\.test\.ts:\d+\] here\n$/)

@@ -1,4 +1,4 @@
-// nearest.test.ts - which known word a mistyped one was meant to be.
+// nearest.test.ts - finds the known word that a mistyped word means.
 
 import { describe, expect, it } from 'vitest'
 import { meant, nearest } from '../../../src/base/nearest.ts'
@@ -21,14 +21,14 @@ describe('nearest', () => {
     ['Mode', undefined, 'it is like none'],
     ['', undefined, 'it is empty'],
     ['x'.repeat(65), undefined, 'it is longer than any'],
-  ])('of %s is %s: %s', (word, expected) => expect(nearest(word, KEYS)).toBe(expected))
+  ])('finds for %s: %s', (word, expected) => expect(nearest(word, KEYS)).toBe(expected))
 
-  it('takes the nearest, wherever it stands', () => {
+  it('finds the nearest word at any place of the list', () => {
     expect(nearest('MTUs', ['MUT', 'MTU'])).toBe('MTU')
     expect(nearest('Networks', ['IPv6Network', 'Network'])).toBe('Network')
     expect(nearest('a', [])).toBeUndefined()
   })
-  it('is asked for, or nothing is', () => {
+  it('gives a hint, or an empty text', () => {
     expect(meant('Prot', KEYS)).toBe('; did you mean Port?')
     expect(meant('Mode', KEYS)).toBe('')
   })

@@ -1,4 +1,4 @@
-// secret.test.ts - a secret prints as <hidden>, however it is printed.
+// secret.test.ts - a secret is printed as <hidden> in every way.
 
 import { format, inspect, isDeepStrictEqual } from 'node:util'
 import { describe, expect, it } from 'vitest'
@@ -22,7 +22,7 @@ describe('a secret', () => {
     expect(text).not.toContain('sesame')
   })
 
-  it('says that it is one, and whether it is there', () => {
+  it('shows that it exists', () => {
     expect([String(secret), JSON.stringify({ secret }), inspect(secret)]).toEqual([
       '<hidden>',
       '{"secret":"<hidden>"}',
@@ -31,11 +31,11 @@ describe('a secret', () => {
     expect([String(new Secret('')), new Secret('').isEmpty, secret.isEmpty]).toEqual(['', true, false])
   })
 
-  it('is revealed by name', () => {
+  it('is returned only by reveal', () => {
     expect(secret.reveal()).toBe('sesame')
   })
 
-  it('is equal to another by what it is', () => {
+  it('equals another secret with the same value', () => {
     expect(isDeepStrictEqual({ a: secret }, { a: new Secret('sesame') })).toBe(true)
     expect(isDeepStrictEqual({ a: secret }, { a: new Secret('Sesame') })).toBe(false)
   })
@@ -60,7 +60,7 @@ describe('URLs', () => {
     ['http://u:se same@h/a b', 'http://h/a b'],
     ['http:/u:sesame@h', 'h'],
     ['http://u:se,same,sesame@h:1,http://h:2', 'h:1,http://h:2'],
-  ])('%s show as %s', (text, shown) => {
+  ])('%s are shown as %s', (text, shown) => {
     expect([String(secretUrls(text)), secretUrls(text).reveal()]).toEqual([shown, text])
     expect(JSON.stringify(secretUrls('').with(text))).toBe(JSON.stringify(shown))
   })
@@ -71,17 +71,17 @@ describe('URLs', () => {
     ["curl --url=http://u:it's-sesame@h -u=u:`sesame@h x@y", 'curl --url=http://h -u=h x@y'],
     [`{"a":"http://u:it's@h","b":'u:se"same@h'}`, `{"a":"http://h","b":'h'}`],
     ["error:http://u:sesame@h url:'http://u:sesame@h'", "error:http://h url:'http://h'"],
-  ])('in a text, %s, show as %s', (text, shown) => {
+  ])('in a text, %s, are shown as %s', (text, shown) => {
     expect(withoutUser(text)).toBe(shown)
   })
 
-  it.each(['/', 'a:=', '//', '@', '"a:', '//u:p@', ':', 'a'])('that repeat %j take no time to speak of', (part) => {
+  it.each(['/', 'a:=', '//', '@', '"a:', '//u:p@', ':', 'a'])('that repeat %j take little time', (part) => {
     const text = part.repeat(200_000)
     const before = process.cpuUsage()
     withoutUser(text)
     String(secretUrls(text))
     const { user, system } = process.cpuUsage(before)
-    // What tries each beginning with each end takes minutes.
+    // An expression that tries all pairs of beginning and end takes minutes.
     expect((user + system) / 1e6).toBeLessThan(5)
   })
 })

@@ -1,9 +1,9 @@
-// text.test.ts - what steers a terminal or misleads the eye, escaped.
+// text.test.ts - escapes characters that steer a terminal or mislead readers.
 
 import { describe, expect, it } from 'vitest'
 import { jsonLine, parseToShow, printable, printableLines } from '../../../src/base/text.ts'
 
-/** Each that is not to reach a terminal, but line breaks and tabs. */
+/** The characters that must not reach a terminal, except line breaks and tabs. */
 const STEERING = [
   ...Array.from({ length: 32 }, (_, code) => code).filter((code) => ![9, 10, 13].includes(code)),
   ...Array.from({ length: 33 }, (_, at) => 0x7f + at),
@@ -39,7 +39,7 @@ const STEERING = [
   0xfe0f,
 ].map((code) => String.fromCharCode(code))
 
-describe('text of others', () => {
+describe('an untrusted text', () => {
   it.each(STEERING.map((letter) => [letter.charCodeAt(0).toString(16), letter]))('has no U+%s', (code, letter) => {
     const escaped = `a\\u${code.padStart(4, '0')}b`
     expect(printable(`a${letter}b`)).toBe(escaped)
@@ -55,19 +55,19 @@ describe('text of others', () => {
     [0xe007f, String.raw`\udb40\udc7f`],
     [0xe0100, String.raw`\udb40\udd00`],
     [0x1d173, String.raw`\ud834\udd73`],
-  ])('has no character %i, which is two units of UTF-16', (code, escaped) => {
+  ])('has no character %i, which is two UTF-16 units', (code, escaped) => {
     const letter = String.fromCodePoint(code)
     expect(printable(`a${letter}b`)).toBe(`a${escaped}b`)
     expect(jsonLine([letter])).toBe(`["${escaped}"]\n`)
     expect(JSON.parse(jsonLine([letter]))).toEqual([letter])
   })
 
-  it('is no second line', () => {
+  it('has no line break', () => {
     expect(printable('a\tb\nc\r\nd')).toBe(String.raw`a\tb\nc\r\nd`)
     expect(parseToShow('{"a\\n":"b\\n"}')).toEqual({ [String.raw`a\n`]: String.raw`b\n` })
   })
 
-  it('is shown as the JSON that it was, name by name', () => {
+  it('keeps its meaning as JSON, also in names', () => {
     const json = '[null,1,true,"a",{},[["b"]],{"c":null,"__proto__":2}]'
     expect(JSON.stringify(parseToShow(json))).toBe(json)
     expect(parseToShow('{"a":1,"b\\u001b":[{"c\\n":2}],"d":3}')).toEqual({
@@ -77,11 +77,11 @@ describe('text of others', () => {
     })
   })
 
-  it('keeps lines that are its own, and no carriage return within one', () => {
+  it('keeps its lines, but no carriage return within a line', () => {
     expect(printableLines('a\tb\nc\r\nd\re')).toBe('a\tb\nc\r\nd\\re')
   })
 
-  it('is left alone where it is text', () => {
+  it('is unchanged if it has only ordinary characters', () => {
     const text = String.raw`"Zürich" 東京 😀 <b>\n</b> ‐ – 'x'`
     expect(printable(text)).toBe(text)
   })

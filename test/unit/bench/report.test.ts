@@ -6,7 +6,7 @@ import { describe, expect, it } from 'vitest'
 import { chart } from '../../../bench/chart.ts'
 import { figureBlocks, fillFigures, resultChart } from '../../../bench/figures.ts'
 import { microSeries } from '../../../bench/micro.ts'
-import { compareTable, describeRun, ratioTable, textTable } from '../../../bench/report.ts'
+import { compareTable, describeRun, summaryTable, textTable } from '../../../bench/report.ts'
 import type { Part, Result } from '../../../bench/result.ts'
 import { packageRoot } from '../../../lab/lab.ts'
 
@@ -50,9 +50,6 @@ describe('tables', () => {
     expect(describeRun({ ...run, parts: [...run.parts, part] })).toMatch(
       /commit abc; .*; plain link: 5 rounds, 1 s a sample; containers: 5 rounds, 1 s a sample, commit def$/,
     )
-    expect(ratioTable([...run.parts, part], 'native').split('\n')[0]).toContain(
-      '| x vxlan, plain link | x naive, plain link | x vxlan, containers |',
-    )
   })
 
   it('show a case that failed in all rounds as missing', () => {
@@ -64,12 +61,12 @@ describe('tables', () => {
     expect(lines[3]).toMatch(/^ {2}vxlan +0\.00 +- +- +0\.00 x$/)
   })
 
-  it('put several links beside each other', () => {
-    const [plain] = result(10).parts
-    const wire: Part = { ...plain!, name: 'wire', link: 'wire', series: [] }
-    const lines = ratioTable([plain!, wire], 'native').split('\n')
-    expect(lines[0]).toBe('|  | x vxlan, plain link | x naive, plain link |')
-    expect(lines[2]).toBe('| TCP <1>, Gbit/s | 0.50 x +-0% | 5.00 x +-0% |')
+  it('summarise the chosen metrics: medians, then a ratio with its spread', () => {
+    const chosen = { rows: ['tcp throughput'], paths: ['native', 'vxlan', 'veth'], path: 'native', reference: 'vxlan' }
+    const lines = summaryTable(result(10).parts[0]!, chosen).split('\n')
+    expect(lines[0]).toBe('|  | native | vxlan | x vxlan |')
+    expect(lines[2]).toBe('| TCP <1>, Gbit/s | 10.0 | 20.0 | 0.50 +-0% |')
+    expect(lines).toHaveLength(3)
   })
 })
 

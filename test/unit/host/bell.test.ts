@@ -1,4 +1,4 @@
-// bell.test.ts - no ring is lost, and every wait ends with the signal.
+// bell.test.ts - rings are not lost, and each wait ends with the signal.
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { createBell, pause } from '../../../src/host/bell.ts'
@@ -9,7 +9,7 @@ afterEach(() => vi.useRealTimers())
 describe('bell', () => {
   const { signal } = new AbortController()
 
-  it('keeps a ring that came while nobody waited, once', async () => {
+  it('keeps one ring for the next wait', async () => {
     const bell = createBell()
     bell.ring()
     bell.ring()
@@ -19,7 +19,7 @@ describe('bell', () => {
     expect(await second).toBe(false)
   })
 
-  it('wakes at once', async () => {
+  it('wakes immediately', async () => {
     const bell = createBell()
     const waiting = bell.wait(signal)
     bell.ring()
@@ -30,13 +30,13 @@ describe('bell', () => {
   it.each([
     [-5, 1],
     [2 ** 40, 2 ** 31 - 1],
-  ])('takes %d ms for a time', async (ms, endsWithin) => {
+  ])('accepts %d ms as a time limit', async (ms, endsWithin) => {
     const waiting = createBell().wait(signal, ms)
     await vi.advanceTimersByTimeAsync(endsWithin)
     expect(await waiting).toBe(false)
   })
 
-  it('rejects with the reason of the signal and leaves no timer', async () => {
+  it('rejects with the reason of the signal, and leaves no timer', async () => {
     const stopping = new AbortController()
     const reason = new Error('stop')
     const waiting = pause(stopping.signal, 1000)

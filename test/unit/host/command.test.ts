@@ -1,4 +1,4 @@
-// command.test.ts - programs run without a shell; what goes wrong is said in one line.
+// command.test.ts - programs run without a shell, and errors have one line.
 
 import { describe, expect, it } from 'vitest'
 import { packageOf, run, withSystemFolders } from '../../../src/host/command.ts'
@@ -6,17 +6,17 @@ import { packageOf, run, withSystemFolders } from '../../../src/host/command.ts'
 const node = (script: string, ...args: string[]): Promise<string> => run(process.execPath, ['-e', script, ...args])
 
 describe('run', () => {
-  it('hands over arguments as they are, in the C locale', async () => {
+  it('passes arguments unchanged, in the C locale', async () => {
     expect(await node('console.log(process.argv[1], process.env.LC_ALL)', '$(id) `id` "; id')).toBe(
       '$(id) `id` "; id C\n',
     )
   })
 
-  it('gives input', async () => {
+  it('passes input', async () => {
     expect(await run('cat', [], { input: 'two\nlines' })).toBe('two\nlines')
   })
 
-  it('names a program that is not installed and its package', async () => {
+  it('names the package of a program that is not installed', async () => {
     await expect(run('no-such-program', ['link'])).rejects.toMatchObject({
       code: 'COMMAND',
       message: 'no-such-program is not installed',
@@ -37,11 +37,11 @@ describe('run', () => {
     ['iptables-legacy-restore', 'iptables'],
     ['xtables-nft-multi', 'iptables'],
     ['wireguard-go', 'wireguard-go'],
-  ])('knows the package of %s', (program, name) => {
+  ])('finds the package of %s', (program, name) => {
     expect(packageOf(program)).toBe(name)
   })
 
-  it('finds programs for administrators that the path of an ordinary user lacks', async () => {
+  it('finds administration programs that the PATH of an ordinary user lacks', async () => {
     const path = process.env['PATH']
     process.env['PATH'] = '/usr/bin:/bin'
     try {
@@ -54,7 +54,7 @@ describe('run', () => {
     expect(withSystemFolders('/sbin:/bin')).toBe('/sbin:/bin:/usr/sbin')
   })
 
-  it('tells the error of nft, and not the marks below it', async () => {
+  it('shows the error of nft without the marks below it', async () => {
     const nft = 'Error: No such file or directory\nlist table ip flannel-ipv4\n              ^^^^^^^^^^^^\n'
     await expect(node(`process.stderr.write(${JSON.stringify(nft)}); process.exit(1)`)).rejects.toMatchObject({
       code: 'COMMAND',
@@ -65,21 +65,21 @@ describe('run', () => {
   it.each([
     ['too long an argument', 'x'.repeat(4 << 20), /E2BIG/],
     ['one that no program can have', 'a\0b', /null bytes/],
-  ])('rejects, as for any failure, what cannot be started: %s', async (_what, argument, why) => {
+  ])('rejects with a WeftError if the program cannot be started: %s', async (_what, argument, why) => {
     await expect(run('true', [argument])).rejects.toMatchObject({
       code: 'COMMAND',
       message: expect.stringMatching(why),
     })
   })
 
-  it('says what the program said last', async () => {
+  it('shows the last line of the program', async () => {
     await expect(node('console.error("warning"); console.error("broken"); process.exit(2)')).rejects.toMatchObject({
       code: 'COMMAND',
       message: expect.stringMatching(/` failed: broken$/),
     })
   })
 
-  it('leaves out what iptables-restore adds about its usage, and knows what the legacy kind lacks', async () => {
+  it('leaves out the hints of iptables-restore, and explains the missing capability of legacy iptables', async () => {
     const said = `iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'
 
 Error occurred at line: 1
@@ -98,7 +98,7 @@ Try \`iptables-restore -h' or 'iptables-restore --help' for more information.
     })
   })
 
-  it('tells a missing capability from other failures', async () => {
+  it('distinguishes a missing capability from other failures', async () => {
     await expect(
       node('console.error("RTNETLINK answers: Operation not permitted"); process.exit(2)'),
     ).rejects.toMatchObject({
@@ -107,7 +107,7 @@ Try \`iptables-restore -h' or 'iptables-restore --help' for more information.
     })
   })
 
-  it('ends the program when told to stop, and rejects with the reason', async () => {
+  it('ends the program when the signal aborts, and rejects with the reason', async () => {
     const stopping = new AbortController()
     const running = run(process.execPath, ['-e', 'setInterval(() => {}, 1000)'], { signal: stopping.signal })
     const reason = new Error('stop')

@@ -1,11 +1,11 @@
-// events.test.ts - how soon the child that listens to the kernel is started again, in virtual time, where there is none.
+// events.test.ts - the restarts of `ip monitor` if it cannot run, in virtual time, and the filter of its lines.
 
 import type * as childProcess from 'node:child_process'
 import { EventEmitter } from 'node:events'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
-import { changesOf, createNews, entriesOf, watchHost } from '../../../src/host/events.ts'
+import { changesOf, createChangeFilter, entriesOf, watchHost } from '../../../src/host/events.ts'
 
-/** What starting a program says, if it is not what it says here. */
+/** The error of starting a program, if the test sets one. */
 const fork = vi.hoisted<{ fails?: (() => object) | undefined }>(() => ({}))
 vi.mock('node:child_process', async (load) => {
   const real = await load<typeof childProcess>()
@@ -22,20 +22,20 @@ afterEach(() => {
   vi.useRealTimers()
 })
 
-it('doubles the pause from 0.2 s to 30 s, says it once, and has the host looked at each time', async () => {
+it('doubles the pause from 0.2 s to 5 s, logs it once, and reports a change each time', async () => {
   const stopping = new AbortController()
   const warnings: string[] = []
   const log = { info: () => {}, warn: (text: string) => void warnings.push(text), error: () => {}, v: () => false }
   let changes = 0
   const watching = watchHost(() => changes++, log, stopping.signal)
-  /** A child has ended, which takes real time, and the pause has begun. */
+  /** Waits until a child has ended, which takes real time, and the pause has begun. */
   const pausing = async (after: number): Promise<void> => {
     for (;;) {
       if (changes >= after && vi.getTimerCount() > 0) return
       await new Promise((resolve) => setImmediate(resolve))
     }
   }
-  await pausing(2) // once for setpriv, which is not there either
+  await pausing(2) // the first failure is that of setpriv
   let after = 2
   for (const pauseMs of [200, 400, 800, 1_600, 3_200, 5_000, 5_000]) {
     await vi.advanceTimersByTimeAsync(pauseMs - 1)
@@ -53,7 +53,7 @@ it.each([
   ['Deleted 10.0.0.1 dev flannel.1 lladdr 02:00:00:00:00:01 NOARP PERMANENT ', true],
   ['10.5.2.0 dev flannel.12 lladdr 02:00:00:00:00:01 PERMANENT ', false],
   ['192.168.77.2 dev eth0 lladdr 02:00:00:00:00:02 REACHABLE ', false],
-])('of the entries of flannel.1 the line %j matters: %s', (line, matters) => {
+])('filters the line %j of flannel.1: %s', (line, matters) => {
   expect(entriesOf('flannel.1').matters?.(line)).toBe(matters)
 })
 
@@ -96,13 +96,13 @@ it.each<[what: string, lines: readonly (readonly [line: string, isNew: boolean])
       ['Deleted fd00:5::/48 dev flannel.1 proto static metric 1024 pref medium', true],
     ],
   ],
-])('takes %s for new that is, and not for a renewed lifetime', (_what, lines) => {
-  const isNew = createNews()
+])('reports %s as a change, but not a renewed lifetime', (_what, lines) => {
+  const isNew = createChangeFilter()
   expect(lines.map(([line]) => [line, isNew(line)])).toEqual(lines)
 })
 
-it('remembers no more addresses than a host can have, and takes one for new that it has forgotten', () => {
-  const isNew = createNews()
+it('stores a limited number of addresses, and reports a forgotten one as a change', () => {
+  const isNew = createChangeFilter()
   const line = (number: number): string =>
     `3: eth0    inet6 2001:db8::${number.toString(16)}/64 scope global ${LASTS(9)}`
   for (let number = 1; number <= 10_000; number++) expect(isNew(line(number))).toBe(true)
@@ -115,7 +115,7 @@ it.each([
   [['ipv4'], 'ip -4 monitor link address route rule'],
   [['ipv4', 'ipv6'], 'ip -o monitor link address route rule'],
   [['ipv6'], 'ip -o -6 monitor link address route rule'],
-] as const)('hears of %s by %s', (families, command) => {
+] as const)('watches %s by %s', (families, command) => {
   expect(changesOf(families).monitor.join(' ')).toBe(command)
 })
 
@@ -134,7 +134,7 @@ it.each<[what: string, fails: () => object]>([
       throw new Error('spawn ENOMEM')
     },
   ],
-])('is started again where %s', async (_what, fails) => {
+])('is started again if %s', async (_what, fails) => {
   fork.fails = fails
   const stopping = new AbortController()
   const warnings: string[] = []

@@ -1,4 +1,4 @@
-// external-interface.test.ts - the choice of interface and address, by a host that answers from tables.
+// external-interface.test.ts - chooses the interface and its addresses on hosts that are described by tables.
 
 import fc from 'fast-check'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
@@ -65,7 +65,7 @@ const CANDIDATES =
   'dummy0:[1.10.100.1 192.168.200.128 172.16.30.18 172.16.31.200 172.16.32.100] (WHY), bare:[] (down, no IPv4 address)'
 const candidates = (why: string): string => `name one with --iface: ${CANDIDATES.replaceAll('WHY', why)}`
 
-/** `ip` as it would answer on that host; anything else that is asked fails the test. */
+/** Answers the commands of `ip` for a host; any other command fails the test. */
 function host(
   defaults: readonly object[] = [{ dst: 'default', gateway: '192.0.2.1', dev: 'eth0' }],
   links = LINKS,
@@ -100,7 +100,7 @@ async function choose({ publicIp: ip = '', publicIpv6 = '', ...wishes }: Asked, 
 }
 
 describe('chooseExternalInterface', () => {
-  it('takes the default route, and says so as flanneld does', async () => {
+  it('takes the default route, and logs as flanneld does', async () => {
     const { lines, ...found } = await choose({})
     expect(found).toEqual({ name: 'eth0', mtu: 9000, address: '192.0.2.7', publicIp: '192.0.2.7' })
     expect(lines).toEqual([
@@ -131,7 +131,7 @@ describe('chooseExternalInterface', () => {
     [{ patterns: [''] }, 'eth0', '192.0.2.7'],
     [{ patterns: [String.raw`172\.16\.3[12]\.`] }, 'dummy0', '172.16.31.200'],
     [{ patterns: ['^dummy'] }, 'dummy0', '1.10.100.1'],
-    [{ patterns: ['1'] }, 'eth0', '192.0.2.7'], // never the loopback's
+    [{ patterns: ['1'] }, 'eth0', '192.0.2.7'], // never the address of the loopback interface
     [{ patterns: ['^eth0$|^172'] }, 'dummy0', '172.16.30.18'], // addresses before names
     [{ patterns: ['nothing', '(?i)ETH'] }, 'eth0', '192.0.2.7'],
     [{ patterns: ['bare|x', 'dummy'] }, 'dummy0', '1.10.100.1'],
@@ -176,7 +176,7 @@ describe('chooseExternalInterface', () => {
     ['look-ahead', 'eth(?=0)'],
     ['look-behind', '(?<=e)th'],
     ['a back-reference', String.raw`(e)\1`],
-  ])('knows no %s, as RE2', async (_title, pattern) => {
+  ])('accepts no %s, as RE2', async (_title, pattern) => {
     await expect(choose({ patterns: [pattern] })).rejects.toMatchObject({
       code: 'USAGE',
       message: expect.stringContaining(`could not compile the IP address regex '${pattern}'`),
@@ -185,7 +185,7 @@ describe('chooseExternalInterface', () => {
 
   it('takes linear time for what a backtracking matcher never ends with', async () => {
     const pattern = '^(a+)+$'
-    const name = `${'a'.repeat(23)}!` // more than the kernel's 15
+    const name = `${'a'.repeat(23)}!` // longer than the 15 characters that the kernel allows
     const clock = (): number => process.cpuUsage().user
     const began = clock()
     expect(new RegExp(pattern).test(name)).toBe(false) // some 2^23 steps
@@ -194,7 +194,7 @@ describe('chooseExternalInterface', () => {
     expect(clock() - backtracked).toBeLessThan((backtracked - began) / 4)
   })
 
-  it('takes the first next hop of a default route that has several, and none that leads nowhere', async () => {
+  it('takes the first next hop of a default route with several, and ignores blackhole routes', async () => {
     const routes = [{ type: 'unreachable' }, { nexthops: [{ dev: 'dummy0' }, { dev: 'eth0' }], metric: 5 }]
     expect((await choose({}, host(routes))).name).toBe('dummy0')
   })
@@ -297,7 +297,7 @@ describe('preferredAddress', () => {
   })
 })
 
-/** An address as `ip -j` tells it: text, then its flags. */
+/** Makes an address as `ip -j` prints it, from its text and flags. */
 const ipv6 = (text: string): object => {
   const [local, ...flags] = text.split(' ')
   return { family: 'inet6', local, prefixlen: 64, ...Object.fromEntries(flags.map((flag) => [flag, true])) }
@@ -344,7 +344,7 @@ const ALL = (why: string): string =>
   `lan:[203.0.113.9 fe80::9 fe80::99] (${why}), tmp:[203.0.113.10 fe80::1010 fd00:10::1] (${why}), ` +
   'nil:[203.0.113.11 fd00:11::1] (MTU 0)'
 
-/** A host of both families: by which device its default routes lead, and which links it has. */
+/** Describes a dual-stack host by its links and the devices of its default routes. */
 function hostOfBoth(
   by4: readonly object[] | string = 'eth0',
   by6: readonly object[] | string = 'eth0',
@@ -388,7 +388,7 @@ async function chooseOf(
   return { found, name: found.name, address: text(found.address), publicIp: text(found.publicIp), lines }
 }
 
-describe('chooseExternalInterface where the network has IPv6', () => {
+describe('chooseExternalInterface in a network with IPv6', () => {
   it('takes the default route of IPv6 alone, and says so as flanneld does', async () => {
     const { lines, found, ...is } = await chooseOf(IPV6, {}, hostOfBoth([]))
     expect(is).toEqual({ name: 'eth0', address: '2001:db8::7', publicIp: '2001:db8::7' })
@@ -426,13 +426,13 @@ describe('chooseExternalInterface where the network has IPv6', () => {
     [DUAL, { ifaces: ['eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     [IPV6, { ifaces: ['six'] }, 'six', 'fd00:6::1', ''],
     [DUAL, { ifaces: ['four', 'six', 'off', 'eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
-    [DUAL, { ifaces: ['new', 'old', 'lan'] }, 'lan', '203.0.113.9 fe80::9', ''], // link-local for want of another
-    [DUAL, { ifaces: ['tmp'] }, 'tmp', '203.0.113.10 fd00:10::1', ''], // temporary for want of a lasting one
+    [DUAL, { ifaces: ['new', 'old', 'lan'] }, 'lan', '203.0.113.9 fe80::9', ''], // link-local, because there is no other
+    [DUAL, { ifaces: ['tmp'] }, 'tmp', '203.0.113.10 fd00:10::1', ''], // temporary, because there is no permanent one
     [DUAL, { ifaces: [''] }, 'eth0', '192.0.2.7 2001:db8::7', ''],
     // by an address of either family
     [IPV6, { ifaces: ['fd00:1::2'] }, 'eth1', 'fd00:1::2', 'ipv6'],
     [IPV6, { ifaces: ['FD00:1:0::02'] }, 'eth1', 'fd00:1::2', 'ipv6'],
-    [IPV6, { ifaces: ['fe80::1'] }, 'eth1', 'fe80::1', 'ipv6'], // also one that would not be chosen
+    [IPV6, { ifaces: ['fe80::1'] }, 'eth1', 'fe80::1', 'ipv6'], // also an address that would not be chosen automatically
     [IPV6, { ifaces: ['fd00::77'] }, 'eth0', 'fd00::77', 'ipv6'],
     [IPV6, { ifaces: ['198.51.100.2'] }, 'eth1', 'fd00:1::1', ''],
     [DUAL, { ifaces: ['198.51.100.2'] }, 'eth1', '198.51.100.2 fd00:1::1', 'ipv4'],
@@ -441,16 +441,16 @@ describe('chooseExternalInterface where the network has IPv6', () => {
     // by an expression
     [IPV6, { patterns: ['^fd00:1:'] }, 'eth1', 'fd00:1::1', ''],
     [IPV6, { patterns: ['^2001:'] }, 'eth0', '2001:db8::7', ''],
-    [IPV6, { patterns: ['^fd.*::7'] }, 'eth0', 'fd00::7', ''], // fd00::77 to fd00::79 are not to be used
-    [IPV6, { patterns: ['^198|^eth'] }, 'eth0', '2001:db8::7', ''], // by the name: IPv4 is not of this network
+    [IPV6, { patterns: ['^fd.*::7'] }, 'eth0', 'fd00::7', ''], // fd00::77 to fd00::79 are not usable
+    [IPV6, { patterns: ['^198|^eth'] }, 'eth0', '2001:db8::7', ''], // by the name, because the network has no IPv4
     [DUAL, { patterns: ['^198|::2$'] }, 'eth1', '198.51.100.1 fd00:1::2', ''],
     [DUAL, { patterns: ['^fd00:1:|^eth1$'] }, 'eth1', '198.51.100.1 fd00:1::1', ''], // by the name
-    // by what is reached
-    [IPV6, { canReach: 'fd00:1::9' }, 'eth1', 'fd00:1::1', ''], // not by the kernel's source
+    // by a target address
+    [IPV6, { canReach: 'fd00:1::9' }, 'eth1', 'fd00:1::1', ''], // not the kernel's source address
     [IPV6, { canReach: '198.51.100.9' }, 'eth1', 'fd00:1::1', ''],
     [DUAL, { canReach: 'fd00:1::9' }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     [DUAL, { canReach: '198.51.100.9' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
-    // by what is to be published
+    // by the public addresses
     [IPV6, { publicIpv6: 'fd00:1::2' }, 'eth1', 'fd00:1::2', 'ipv6'],
     [IPV6, { publicIp: '198.51.100.2' }, 'eth0', '2001:db8::7', ''],
     [DUAL, { publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],
@@ -462,7 +462,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
     expect(DUAL.filter((family) => found.named.address[family]).join(' ')).toBe(named)
   })
 
-  it('takes an address of IPv6 for a name, as ever, where the network has IPv4 alone', async () => {
+  it('takes an IPv6 address for a name in an IPv4 network, as flanneld does', async () => {
     const lines = await chooseOf(['ipv4'], { ifaces: ['fd00:1::2', 'eth0'] })
     expect(lines.lines[0]).toBe(
       'Could not find valid interface matching fd00:1::2: error looking up interface fd00:1::2: route ip+net: no such network interface',
@@ -512,7 +512,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
         message: `invalid public IPv6 address: ${publicIpv6}`,
         remedy: expect.stringMatching(
           /^fe.*[^0]$/.test(publicIpv6) && !publicIpv6.includes('%')
-            ? /link-local one holds on its own/
+            ? /link-local address is valid only on its own link/
             : /--public-ipv6/,
         ),
       })
@@ -527,7 +527,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
       {},
       hostOfBoth('eth0', 'eth1'),
       `${failed}v6 default route interface eth1 must be the same with v4 default route interface eth0`,
-      `lead both default routes by one interface, or name one with --iface: ${ALL('not of both default routes')}`,
+      `let both default routes use one interface, or name one with --iface: ${ALL('not of both default routes')}`,
     ],
     [
       'no default route of IPv6',
@@ -651,7 +651,7 @@ describe('chooseExternalInterface where the network has IPv6', () => {
     expect((error as WeftError).remedy).toContain(remedy)
   })
 
-  it('refuses a target that is none', async () => {
+  it('refuses an invalid target', async () => {
     await expect(chooseOf(DUAL, { canReach: 'fd00::1%eth0' })).rejects.toMatchObject({
       code: 'USAGE',
       message: expect.stringContaining('provided: invalid IP address for --iface-can-reach: fd00::1%eth0'),
@@ -682,9 +682,9 @@ describe('the choice of IPv6 addresses', () => {
     tentative: of.tentative,
   })
 
-  /** The groups in order; the first that has an address decides: its first address that is ready. */
+  /** Returns the first ready address of the first non-empty group; the groups are in order of preference. */
   function model(entries: readonly Entry[]): string | undefined {
-    // `::` to `::1` are nobody's; `::2` to `::9` are as good as any.
+    // `::` and `::1` are not usable; `::2` to `::9` are all equal.
     const usable = entries.filter((of) => !of.deprecated && of.kind !== 'ff02::' && (of.kind !== '::' || of.low > 1))
     const isLocal = (of: Entry): boolean => of.kind === 'fe80::'
     for (const group of [
@@ -720,7 +720,7 @@ describe('the choice of IPv6 addresses', () => {
     )
   })
 
-  it('takes of those that match', () => {
+  it('considers only addresses that match the expression', () => {
     fc.assert(
       fc.property(fc.array(entry, { maxLength: 6 }), fc.constantFrom(...KINDS), (entries, kind) => {
         const fits = (address: string): boolean => address.startsWith(kind) && !/^::$/.test(address)
@@ -734,7 +734,7 @@ describe('the choice of IPv6 addresses', () => {
   const anyLink = fc.record({ ipv4s, entries: fc.array(entry, { maxLength: 4 }), mtu: fc.constantFrom(0, 1500) })
   const someRoutes = fc.array(fc.record({ dev: fc.constantFrom('l0', 'l1'), metric: fc.nat(3) }), { maxLength: 3 })
 
-  it('is of the interface of each default route, or none is', async () => {
+  it('is made on the interface of each default route, or fails', async () => {
     const first = (routes: readonly { dev: string; metric: number }[]): string | undefined =>
       routes.toSorted((a, b) => a.metric - b.metric)[0]?.dev
     let chosen = 0
@@ -805,12 +805,12 @@ describe('currentExternal', () => {
       { address: nine, publicIp: nine },
     ],
     ['no other address than a matching one', { ...before, pattern: '^192' }, eth0(1500, '198.51.100.1'), {}],
-  ])('takes over %s', async (_title, was, run, change) => {
+  ])('follows %s', async (_title, was, run, change) => {
     expect(await currentExternal(run, was)).toEqual({ ...was, ...change })
   })
 })
 
-describe('currentExternal of both families', () => {
+describe('currentExternal with both families', () => {
   const addresses = (...texts: string[]): Addresses => ({
     ipv4: texts.map((each) => parseIpv4(each)).find((address) => address !== undefined),
     ipv6: texts.map((each) => parseIpv6(each)).find((address) => address !== undefined),
@@ -905,7 +905,7 @@ describe('currentExternal of both families', () => {
       eth0('192.0.2.8', 'fd00::9', 'fd00::8'),
       now('192.0.2.8', 'fd00::8'),
     ],
-  ])('takes over %s', async (_what, was, run, change) => {
+  ])('follows %s', async (_what, was, run, change) => {
     expect(await currentExternal(run, was)).toEqual({ ...was, ...change })
   })
 
@@ -917,12 +917,12 @@ describe('currentExternal of both families', () => {
     [of('fd00::7'), of('fd00::8'), 'the address of eth0 changed from fd00::7 to fd00::8'],
     [before, { ...before, mtu: 1400 }, 'the MTU of eth0 changed from 1500 to 1400'],
     [before, { ...before, publicIp: addresses('192.0.2.9', 'fd00::9') }, undefined],
-  ])('changeOf names what is different: case %#', (was, is, change) => {
+  ])('changeOf names the difference: case %#', (was, is, change) => {
     expect(changeOf(was, is)).toBe(change)
   })
 })
 
-/** A host with eth0 and its default route, and these addresses as `ip -j` shows them. */
+/** A host with eth0 and its default route, and these addresses in the form of `ip -j`. */
 const LIFETIME = { dynamic: true, valid_life_time: 3600 }
 const at = (local: string, prefixlen: number, more: object = {}): JsonAddress => ({ local, prefixlen, ...more })
 const only = (...addresses: JsonAddress[]): Run =>
@@ -931,7 +931,7 @@ const only = (...addresses: JsonAddress[]): Run =>
     [{ ...link(2, 'eth0', []), addr_info: addresses.map((each) => ({ family: 'inet', ...each })) }],
   )
 
-describe('of several addresses of the interface', () => {
+describe('one of several addresses of an interface', () => {
   const VIP = '192.0.2.100'
   const takes = async (run: Run, before: readonly string[] = [], asked: Asked = {}): Promise<string> => {
     const known = before.map((each) => parseIpv4(each)!)
@@ -985,11 +985,11 @@ describe('of several addresses of the interface', () => {
       {},
       '192.0.2.7',
     ],
-  ])('takes %s', async (_what, run, before, asked, address) => {
+  ])('is chosen: %s', async (_what, run, before, asked, address) => {
     expect(await takes(run, before, asked)).toBe(address)
   })
 
-  it('takes the source address of the default route', async () => {
+  it('is the source address of the default route', async () => {
     const links = [{ ...link(2, 'eth0', []), addr_info: [at('192.0.2.7', 24), at('192.0.2.8', 24)] }]
     const withFamily = links.map((each) => ({
       ...each,
@@ -1009,7 +1009,7 @@ describe("weft's own devices", () => {
   const find = async (asked: Partial<InterfaceWishes>, run: Run): Promise<string> =>
     (await chooseExternalInterface(run, { ...wishes, ...asked }, ['ipv4'], silent, undefined, earlier)).name
 
-  it('are passed over by a default route, an expression and a target, and taken when they are named', async () => {
+  it('of a device of weft is ignored by a default route, an expression and a target, but used if it is named', async () => {
     const routes = [
       { dst: 'default', dev: 'flannel.1' },
       { dst: 'default', dev: 'eth0', metric: 100 },
@@ -1026,7 +1026,7 @@ describe("weft's own devices", () => {
   })
 })
 
-describe('an address that goes and comes', () => {
+describe('an address that disappears and returns', () => {
   const [own, vip] = [parseIpv4('192.0.2.7')!, parseIpv4('192.0.2.100')!]
   const named = { address: {}, publicIp: {} }
   let there: string[] = []
@@ -1065,7 +1065,7 @@ describe('an address that goes and comes', () => {
   })
   afterEach(() => vi.useRealTimers())
 
-  it('is kept for five seconds, whatever else is there, and left then', async () => {
+  it('is kept for five seconds, even if there are others, and then given up', async () => {
     expect(await look('192.0.2.100/32')).toBe(formatIpv4(own))
     vi.advanceTimersByTime(4_900)
     expect(await look('192.0.2.100/32')).toBe(formatIpv4(own))
@@ -1073,7 +1073,7 @@ describe('an address that goes and comes', () => {
     expect(await look('192.0.2.100/32')).toBe(formatIpv4(vip))
   })
 
-  it('is not left when it is back in between: the time begins again', async () => {
+  it('is kept if it returns in time, and the time starts again', async () => {
     for (let times = 0; times < 3; times++) {
       expect(await look('192.0.2.100/32')).toBe(formatIpv4(own))
       vi.advanceTimersByTime(4_000)
@@ -1081,7 +1081,7 @@ describe('an address that goes and comes', () => {
     }
   })
 
-  it('is returned to when it is back, unless it is a bare one by now', async () => {
+  it('is used again when it returns, unless it is a /32 or /128 then', async () => {
     const leave = async (): Promise<void> => {
       await look('192.0.2.8/24')
       vi.advanceTimersByTime(5_000)
@@ -1094,7 +1094,7 @@ describe('an address that goes and comes', () => {
     expect(await look('192.0.2.7/24')).toBe('192.0.2.7')
   })
 
-  it('of a family that was lacking is taken, but no link-local one', async () => {
+  it('of a family that was missing is used, unless it is link-local', async () => {
     now = { ...now, families: ['ipv4', 'ipv6'] }
     const six = async (...texts: string[]): Promise<string | undefined> => {
       const seen = await seeExternal(async () => JSON.stringify([both(2, 'eth0', texts)]), now)
@@ -1105,7 +1105,7 @@ describe('an address that goes and comes', () => {
     expect(await six('192.0.2.7', 'fd00::9')).toBe('fd00::9')
   })
 
-  it('is known by the interface though that is renamed', async () => {
+  it('is followed when the interface is renamed', async () => {
     const links = JSON.stringify([
       { ifindex: 2, ifname: 'lan0', mtu: 1500, addr_info: [{ local: '192.0.2.7', prefixlen: 24 }] },
     ])
@@ -1118,7 +1118,7 @@ describe('an address that goes and comes', () => {
     expect(nameChange(now, is)).toBe('the interface eth0 is called lan0 now')
   })
 
-  it('is found again in what a process wrote, also by a name that it has since', async () => {
+  it('is found again from a file, also after a rename', async () => {
     const written = readExternalText(JSON.parse(JSON.stringify(externalText(now))))!
     const unnamed = { ipv4: false, ipv6: false }
     const is = { ...now, named: { address: unnamed, publicIp: unnamed }, hold: expect.any(AddressHold) as AddressHold }

@@ -1,4 +1,4 @@
-// iptables.test.ts - what an iptables can do, by what it prints as its version.
+// iptables.test.ts - the abilities of iptables by its version.
 
 import { expect, it } from 'vitest'
 import { isIptables162, isNfTables } from '../../../src/host/iptables.ts'
@@ -22,6 +22,6 @@ it.each([
   ['iptables v1.8.9 (nf_tables)', true],
   ['iptables v1.8.9 (legacy)', false],
   ['iptables v1.6.2', false],
-])('%s has its rules in nf_tables: %s', (text, isNew) => {
+])('%s uses nf_tables: %s', (text, isNew) => {
   expect(isNfTables(text)).toBe(isNew)
 })

@@ -1,4 +1,4 @@
-// links.test.ts - what iproute2 prints, if it prints what is no list.
+// links.test.ts - output of iproute2 that is not a JSON list.
 
 import { expect, it } from 'vitest'
 import type { Run } from '../../../src/host/command.ts'
@@ -31,17 +31,17 @@ it.each(Object.keys(asks).flatMap((name) => JUNK.map((junk) => [name, junk] as c
   async (name, junk) => {
     await expect(asks[name]!(async () => junk)).rejects.toMatchObject({
       code: 'COMMAND',
-      message: expect.stringMatching(/^`ip .*` printed what is no JSON list: "/),
+      message: expect.stringMatching(/^`ip .*` did not print a JSON list, but: "/),
       remedy: expect.stringContaining('by hand'),
     })
   },
 )
 
-it.each(Object.keys(asks))('%s takes nothing for an empty list', async (name) => {
+it.each(Object.keys(asks))('%s treats empty output as an empty list', async (name) => {
   for (const nothing of ['', '\n', '[]']) expect(await asks[name]!(async () => nothing)).not.toBeInstanceOf(Error)
 })
 
-it('costs a check of the firewall one failure, and the daemon nothing', async () => {
+it('fails one check of the firewall, but not the daemon', async () => {
   const { failures } = await ensureEach([() => routesTo(async () => '[{"dst"', 'ipv4').then(() => [])])
   expect(failures).toHaveLength(1)
 })

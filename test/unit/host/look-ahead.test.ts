@@ -1,4 +1,4 @@
-// look-ahead.test.ts - what a start asks `ip`, asked at once: the same answers, and none that is no longer true.
+// look-ahead.test.ts - the queries of a start run in advance: their results are the same, and are discarded when they may be outdated.
 
 import { beforeEach, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
@@ -19,7 +19,7 @@ const toNetwork = [{ dst: '10.5.0.0/16', dev: 'flannel0' }]
 const toDefault6 = [{ dst: 'default', dev: 'eth6', gateway: 'fe80::1', protocol: 'ra' }]
 const toNetwork6 = [{ dst: 'fd00:5::/56', dev: 'flannel-v6.1' }]
 
-/** The commands that were run, and what a batch answers. */
+/** Records the commands, and answers a batch. */
 let ran: string[] = []
 let batch: string | Error = ''
 let batch6: string | Error = ''
@@ -45,7 +45,7 @@ const singly = (look: { run: Run }) =>
     routesTo(look.run, network),
   ])
 
-it('answers from one process what would take four, as often as it is asked', async () => {
+it('answers from one process instead of four', async () => {
   const look = lookAhead(run, { ipv4: network })
   for (let times = 0; times < 2; times++) {
     const [all, eth0, [byDefault], [ours]] = await singly(look)
@@ -57,7 +57,7 @@ it('answers from one process what would take four, as often as it is asked', asy
   expect(ran).toEqual(['-j -d -batch -'])
 })
 
-it('asks for a link that it did not see, which may say why there is none', async () => {
+it('runs `ip` for an unknown link, to get the error message', async () => {
   const look = lookAhead(run, { ipv4: network })
   expect(await findLink(look.run, 'flannel0')).toBeUndefined()
   expect(ran).toEqual(['-j -d -batch -', '-j address show dev flannel0'])
@@ -67,7 +67,7 @@ it.each([
   ['something was changed', (look: ReturnType<typeof lookAhead>) => look.run('ip', ['link', 'del', 'dev', 'flannel0'])],
   ['something else was asked', (look: ReturnType<typeof lookAhead>) => look.run('ip', ['-j', 'rule', 'show'])],
   ['it was told to forget', async (look: ReturnType<typeof lookAhead>) => look.forget()],
-])('believes nothing that it saw after %s', async (_title, happens) => {
+])('discards all results after %s', async (_title, happens) => {
   const look = lookAhead(run, { ipv4: network })
   await routesTo(look.run, network)
   await happens(look)
@@ -79,14 +79,14 @@ it.each([
 it.each([
   ['fails', new WeftError('COMMAND', '`ip -j -d -batch -` failed: unknown')],
   ['says less than it was asked', `${JSON.stringify(links)}\n`],
-])('asks singly where the one process %s', async (_title, said) => {
+])('runs single queries if the batch %s', async (_title, said) => {
   batch = said
   const look = lookAhead(run, { ipv4: network })
   expect(await routesTo(look.run, network)).toEqual([])
   expect(ran).toEqual(['-j -d -batch -', '-j -4 route show exact 10.5.0.0/16'])
 })
 
-it('asks of IPv6 by a second process, and mistakes no family for the other', async () => {
+it('uses a second process for IPv6, and does not mix up the families', async () => {
   const look = lookAhead(run, { ipv4: network, ipv6: network6 })
   for (let times = 0; times < 2; times++) {
     await singly(look)
@@ -97,7 +97,7 @@ it('asks of IPv6 by a second process, and mistakes no family for the other', asy
   expect(ran).toEqual(['-j -d -batch -', '-j -d -6 -batch -'])
 })
 
-it('asks of IPv6 alone where the network has no more', async () => {
+it('queries only IPv6 in an IPv6 network', async () => {
   batch = `${JSON.stringify(links)}\n`
   const look = lookAhead(run, { ipv6: network6 })
   expect((await listLinks(look.run)).map(({ name }) => name)).toEqual(['lo', 'eth0'])
@@ -107,13 +107,13 @@ it('asks of IPv6 alone where the network has no more', async () => {
   expect(ran.at(-1)).toBe('-j -4 route show exact default')
 })
 
-it('has no answer about IPv6 where the network has none', async () => {
+it('has no IPv6 results in an IPv4 network', async () => {
   const look = lookAhead(run, { ipv4: network })
   expect(await routesTo(look.run, 'ipv6')).toEqual([])
   expect(ran).toEqual(['-j -d -batch -', '-j -6 route show exact default'])
 })
 
-it('answers what one of both processes saw where the other fails', async () => {
+it('uses the results of one process if the other fails', async () => {
   batch = new WeftError('COMMAND', '`ip -j -d -batch -` failed: unknown')
   const look = lookAhead(run, { ipv4: network, ipv6: network6 })
   expect(await routesTo(look.run, 'ipv6')).toMatchObject([{ device: 'eth6' }])

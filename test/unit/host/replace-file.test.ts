@@ -1,4 +1,4 @@
-// replace-file.test.ts - a file is replaced whole, with its mode, and nothing but a file is.
+// replace-file.test.ts - files are replaced atomically, with their mode, and only files are replaced.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -24,7 +24,7 @@ beforeEach(() => {
 })
 afterEach(() => rmSync(folder, { recursive: true }))
 
-it('writes a file, and writes over one and over a link to one, with the mode', async () => {
+it('writes a file, and replaces a file or a link, with the mode', async () => {
   const path = join(folder, 'file')
   await replaceFile(path, 'one', 0o640)
   await replaceFile(path, 'two', 0o600)
@@ -36,7 +36,7 @@ it('writes a file, and writes over one and over a link to one, with the mode', a
   expect(readdirSync(folder).toSorted()).toEqual(['file', 'link', 'other'])
 })
 
-it('leaves a pipe, as it would a device, and a folder', async () => {
+it('refuses a pipe, as it would a device, and a folder', async () => {
   const path = join(folder, 'pipe')
   execFileSync('mkfifo', [path])
   await expect(replaceFile(path, 'text', 0o644)).rejects.toThrow(`${path} is a device, a socket or a pipe, not a file`)
@@ -46,7 +46,7 @@ it('leaves a pipe, as it would a device, and a folder', async () => {
   expect(readdirSync(folder)).toEqual(['folder', 'pipe'])
 })
 
-it('of many writes at once leaves the one that was asked for last, whole', async () => {
+it('keeps the content of the last of many simultaneous calls', async () => {
   const path = join(folder, 'file')
   for (let round = 0; round < 20; round++) {
     const texts = Array.from({ length: 5 }, (_, at) => `${round} ${at} ${'x'.repeat(5000 - 900 * at)}`)
@@ -56,7 +56,7 @@ it('of many writes at once leaves the one that was asked for last, whole', async
   expect(readdirSync(folder)).toEqual(['file'])
 })
 
-it('of two processes that write at once, in containers with one id, leaves one text whole', async () => {
+it('keeps one complete content if two processes with one id write simultaneously', async () => {
   const path = join(folder, 'file')
   vi.resetModules()
   const other = await import('../../../src/host/replace-file.ts')
@@ -68,7 +68,7 @@ it('of two processes that write at once, in containers with one id, leaves one t
   }
 })
 
-it('goes on after a write that failed, and removes what one left that was killed, not what another may be writing', async () => {
+it('continues after a failed write, and removes old temporary files, but not those of other writers', async () => {
   const path = join(folder, 'file')
   await expect(replaceFile(join(folder, 'none', 'file'), 'text', 0o644)).rejects.toMatchObject({ code: 'ENOENT' })
   mkdirSync(path)

@@ -1,4 +1,4 @@
-// unix-socket.test.ts - a listener that cannot take a connection now takes it later, and does nothing else meanwhile.
+// unix-socket.test.ts - a listener that cannot accept a connection now tries again later without a busy loop.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -16,12 +16,12 @@ afterEach(() => {
   rmSync(folder, { recursive: true })
 })
 
-/** Lets the event loop go round: a descriptor that is watched and readable is seen in each turn. */
+/** Runs the event loop once, in which a watched readable descriptor is reported. */
 async function turns(count: number): Promise<void> {
   for (let round = 0; round < count; round++) await turn()
 }
 
-it('looks a few times a second for a descriptor while none is free, and then takes who waits', async () => {
+it('retries a few times a second while no descriptor is free, and then accepts', async () => {
   const path = join(folder, 'socket')
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
   const listener = listen(path)
@@ -52,7 +52,7 @@ it('looks a few times a second for a descriptor while none is free, and then tak
   for (const each of [connection, other, listener]) each.close()
 })
 
-it('looks no more once it is closed', async () => {
+it('does not retry after it was closed', async () => {
   const path = join(folder, 'socket')
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
   const listener = listen(path)

@@ -1,4 +1,4 @@
-// xtables-lock.test.ts - who has a lock is told by /proc/locks.
+// xtables-lock.test.ts - finds the process that holds a lock in /proc/locks.
 
 import { spawn } from 'node:child_process'
 import { mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
@@ -11,7 +11,7 @@ let folder: string
 beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-xtables-'))))
 afterEach(() => rmSync(folder, { recursive: true }))
 
-it('names the process that has the lock of a file, and none when it is free', async () => {
+it('names the process that holds the lock, and none if it is free', async () => {
   const file = join(folder, 'xtables.lock')
   expect(await xtablesLockHolder(file)).toBeUndefined()
   const child = spawn('flock', [file, 'sh', '-c', 'echo locked; exec cat'], { stdio: ['pipe', 'pipe', 'inherit'] })
@@ -23,7 +23,7 @@ it('names the process that has the lock of a file, and none when it is free', as
   expect(await xtablesLockHolder(file)).toBeUndefined()
 })
 
-it('knows no process of another pid namespace, nor one that only waits, nor one that has gone', async () => {
+it('ignores processes that only wait or have ended, and does not name one of another PID namespace', async () => {
   const file = join(folder, 'xtables.lock')
   writeFileSync(file, '')
   const line = (how: string): string => `1: ${how} 00:1b:${statSync(file).ino} 0 EOF\n`

@@ -42,7 +42,7 @@ import {
 
 const address = fc.integer({ min: 0, max: 0xffffffff })
 const address6 = fc.bigInt({ min: 0n, max: (1n << 128n) - 1n })
-/** Few bits are set, so that there are runs of zeros, and networks that overlap. */
+/** Numbers with few bits set, so that there are runs of zeros and overlapping networks. */
 const sparse6 = fc
   .array(fc.integer({ min: 0, max: 127 }), { maxLength: 4 })
   .map((bits) => bits.reduce((sum, bit) => sum | (1n << BigInt(bit)), 0n))
@@ -78,12 +78,12 @@ describe('IPv4', () => {
     expect(ipv4NetsOverlap(parse('1.2.3.0/24'), parse('7.2.4.0/22'))).toBe(false)
   })
 
-  it('reads what it writes', () => {
+  it('parses what it formats', () => {
     fc.assert(fc.property(address, (ip) => parseIpv4(formatIpv4(ip)) === ip))
     fc.assert(fc.property(net, (value) => void expect(parseIpv4Net(formatIpv4Net(value))).toEqual(value)))
   })
 
-  it('contains exactly the addresses from its own to its size', () => {
+  it('contains exactly the addresses of its range', () => {
     fc.assert(
       fc.property(net, address, (value, ip) => {
         const inside = ip >= value.address && ip < value.address + sizeOf(value.prefixLength)
@@ -92,7 +92,7 @@ describe('IPv4', () => {
     )
   })
 
-  it('overlaps exactly when the ranges do', () => {
+  it('overlaps exactly if the ranges do', () => {
     fc.assert(
       fc.property(net, net, (a, b) => {
         const apart = a.address + sizeOf(a.prefixLength) <= b.address || b.address + sizeOf(b.prefixLength) <= a.address
@@ -112,7 +112,7 @@ describe('IPv6', () => {
     expect(formatIpv6Net(parseIpv6Net('fc00:0:0:1::7/64')!)).toBe('fc00:0:0:1::/64')
   })
 
-  it('reads what it writes', () => {
+  it('parses what it formats', () => {
     fc.assert(fc.property(fc.oneof(address6, sparse6), (ip) => parseIpv6(formatIpv6(ip)) === ip))
     fc.assert(fc.property(net6, (value) => void expect(parseIpv6Net(formatIpv6Net(value))).toEqual(value)))
   })
@@ -141,7 +141,7 @@ describe('IPv6', () => {
     )
   })
 
-  it('contains exactly the addresses from its own to its size, and overlaps exactly when the ranges do', () => {
+  it('contains exactly the addresses of its range, and overlaps exactly if the ranges do', () => {
     fc.assert(
       fc.property(net6, net6, sparse6, (a, b, ip) => {
         const [endOfA, endOfB] = [a.address + netSize(a), b.address + netSize(b)]
@@ -151,25 +151,25 @@ describe('IPv6', () => {
     )
   })
 
-  it('contains its first and last address and not the next', () => {
+  it('contains its first and last address, but not the next', () => {
     const value = parseIpv6Net('fc00::/48')!
     expect(ipv6NetContains(value, parseIpv6('fc00:0:0:ffff:ffff:ffff:ffff:ffff')!)).toBe(true)
     expect(ipv6NetContains(value, parseIpv6('fc00:0:1::')!)).toBe(false)
   })
 })
 
-describe('either family', () => {
+describe('addresses of both families', () => {
   const anyAddress = fc.oneof(address, address6, sparse6)
   const anyNet = fc.oneof(net, net6)
 
-  it('is told by the value, and reads what it writes', () => {
+  it('are distinguished by their type, and parse what they format', () => {
     fc.assert(fc.property(anyAddress, (ip) => parseAddress(formatAddress(ip)) === ip))
     fc.assert(fc.property(anyNet, (value) => void expect(parseNet(formatNet(value))).toEqual(value)))
     for (const text of ['', 'x', '1.2.3', 'fe80::1%eth0', '10.5.1.0/24']) expect(parseAddress(text)).toBeUndefined()
     for (const text of ['', '1.2.3.4', '1.2.3.4/33', 'fc00::/129']) expect(parseNet(text)).toBeUndefined()
   })
 
-  it('has nothing of the other', () => {
+  it('are never in a network of the other family', () => {
     fc.assert(
       fc.property(anyNet, anyAddress, (value, ip) => {
         if (typeof value.address !== typeof ip) expect(netContains(value, ip)).toBe(false)
@@ -181,7 +181,7 @@ describe('either family', () => {
     )
   })
 
-  it('overlaps where one of the two does', () => {
+  it('overlap if those of one family do', () => {
     fc.assert(
       fc.property(net, net, net6, net6, (a4, b4, a6, b6) => {
         const [four, six] = [ipv4NetsOverlap(a4, b4), ipv6NetsOverlap(a6, b6)]
@@ -192,7 +192,7 @@ describe('either family', () => {
     )
   })
 
-  it('is in the order of the addresses, IPv4 first', () => {
+  it('are sorted with IPv4 first', () => {
     fc.assert(
       fc.property(fc.array(anyAddress), (all) => {
         const sorted = all.toSorted(compareAddresses)
@@ -206,7 +206,7 @@ describe('either family', () => {
     )
   })
 
-  it('is known by IPv4, if it has that, and is 0.0.0.0 for Go where it has neither', () => {
+  it('are formatted as IPv4 if there is one, and as 0.0.0.0 if there is none', () => {
     const [ipv4, ipv6] = [parseIpv4('10.5.1.2')!, parseIpv6('fc00::2')!]
     expect([{ ipv4, ipv6 }, { ipv4 }, { ipv6 }, {}].map(primary)).toEqual([ipv4, ipv4, ipv6, undefined])
     expect([{ ipv4, ipv6 }, { ipv6 }, {}].map(addressText)).toEqual(['10.5.1.2', 'fc00::2', '0.0.0.0'])
@@ -241,7 +241,7 @@ describe('at the limits', () => {
     ['240.0.0.0', true],
     ['255.255.255.254', true],
     ['255.255.255.255', false],
-  ])('%s is an address of one host: %s', (text, expected) => expect(isOneHost(parseIpv4(text)!)).toBe(expected))
+  ])('%s can be the address of a host: %s', (text, expected) => expect(isOneHost(parseIpv4(text)!)).toBe(expected))
 
   it.each([
     ['fc00::1/128', 'fc00::1/128'],
@@ -260,7 +260,7 @@ describe('at the limits', () => {
     '/64',
     'fc00::1/ 64',
     'x/64',
-  ])('no IPv6 network: %j', (text) => expect(parseIpv6Net(text)).toBeUndefined())
+  ])('is not an IPv6 network: %j', (text) => expect(parseIpv6Net(text)).toBeUndefined())
 
   it.each([
     [128, 1n],
@@ -270,7 +270,7 @@ describe('at the limits', () => {
     expect(netSize({ address: 0n, prefixLength: 0 }, length)).toBe(size),
   )
 
-  it('stands in a list, by family, and in words, and has a size', () => {
+  it('are listed by family, formatted, and counted', () => {
     const [v4, v6] = [parseIpv4Net('10.5.0.0/16')!, parseIpv6Net('fd00::/48')!]
     const nets = { ipv4: v4, ipv6: v6 }
     expect([listed(nets), listed({ ipv6: v6 }), listed({})]).toEqual([[v4, v6], [v6], []])
@@ -287,7 +287,7 @@ it.each([
   ['10.5.1.7', 64, '10.5.1.7/32'],
   ['fc00::7', 64, 'fc00::/64'],
   ['fc00::7', 24, 'fc00::/24'],
-])('around %s there is of %i bits the network %s', (text, bits, expected) => {
+])('around %s with %i bits give the network %s', (text, bits, expected) => {
   expect(formatNet(netAround(parseAddress(text)!, bits))).toBe(expected)
 })
 
@@ -300,6 +300,6 @@ it.each([
   [2n, 2n, 0],
   [9, 1n, -1],
   [1n, 9, 1],
-])('%d is before or behind %d: %d', (a, b, expected) => {
+])('sorts %d and %d: %d', (a, b, expected) => {
   expect(compareAddresses(a, b)).toBe(expected)
 })

@@ -137,8 +137,8 @@ const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => 
     'junk',
     /HTTP/,
   ],
-  ['tells junk', (response) => void response.end('junk'), 'junk', /^what it tells is no JSON$/],
-  ['tells too little', (response) => void response.end('{}'), 'junk', /another version/],
+  ['tells junk', (response) => void response.end('junk'), 'junk', /^its view is not JSON$/],
+  ['tells too little', (response) => void response.end('{}'), 'junk', /does not have version/],
   ['fails', (response) => void response.writeHead(500).end(), 'junk', /^it answers 500$/],
   [
     'sends elsewhere',

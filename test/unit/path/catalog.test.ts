@@ -21,6 +21,8 @@ const NAMES = new RegExp(`'(${Object.keys(KINDS).join('|')})'`)
 
 /** Where these words are names of something else. */
 const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
+  ['host/udp-ports.ts', 'a table of the kernel'],
+  ['node/needs.ts', "the kernel's types of devices"],
   ['path/engine/encapsulation.ts', 'encapsulations, of which each stands before a packet in a datagram'],
   ['tool/weft/packet-text.ts', 'a protocol of IP'],
   ['tool/doctor/chain-walk.ts', 'a protocol of IP'],

@@ -1,9 +1,9 @@
-// audience.test.ts - who may hear all of the status: by address, by name, and by what a browser says.
+// audience.test.ts - which requests may read the full status, by address, by host name and by browser headers.
 
 import { describe, expect, it } from 'vitest'
-import { isToldAt, listenAt, refusalOf, type Asking } from '../../../src/report/audience.ts'
+import { isReachableAt, listenAt, refusalOf, type Sender } from '../../../src/report/audience.ts'
 
-const here: Asking = {
+const here: Sender = {
   local: '127.0.0.1',
   remote: '127.0.0.1',
   host: 'localhost:8081',
@@ -11,11 +11,11 @@ const here: Asking = {
   site: undefined,
   dest: undefined,
 }
-const codeFor = (asking: Partial<Asking>, statusIp = '127.0.0.1'): number | undefined =>
+const codeFor = (asking: Partial<Sender>, statusIp = '127.0.0.1'): number | undefined =>
   refusalOf({ ...here, ...asking }, statusIp, 'Node-1.example.net')?.status
-const there = (local: string, remote = '10.5.3.7'): Partial<Asking> => ({ local, remote })
+const there = (local: string, remote = '10.5.3.7'): Partial<Sender> => ({ local, remote })
 
-describe('the status is told', () => {
+describe('the status is served', () => {
   it.each([
     ['127.0.0.1', { local: '127.0.0.1', remote: '127.0.0.1' }],
     ['127.0.0.1', { local: '::1', remote: '::1' }],
@@ -33,7 +33,7 @@ describe('the status is told', () => {
   it.each([
     ['127.0.0.1', there('192.0.2.7')],
     ['127.0.0.1', there('192.0.2.7', '192.0.2.7')],
-    ['127.0.0.1', there('127.0.0.1')], // by net.ipv4.route_localnet
+    ['127.0.0.1', there('127.0.0.1')], // possible with net.ipv4.route_localnet
     ['127.0.0.1', there('::1', 'fd00::8')],
     ['192.0.2.7', there('192.0.2.8')],
     ['192.0.2.7', there('::192.0.2.7')],
@@ -41,12 +41,12 @@ describe('the status is told', () => {
     ['', { local: '127.0.0.1', remote: '127.0.0.1' }],
     ['127.0.0.1', { local: undefined, remote: undefined }],
     ['192.0.2.7', { local: undefined, remote: undefined }],
-  ])('with --status-ip %j not at %j', (statusIp, ends) => {
+  ])('with --status-ip %j, but not at %j', (statusIp, ends) => {
     expect(codeFor(ends, statusIp)).toBe(403)
   })
 })
 
-describe('the host that is asked', () => {
+describe('the host name of a request', () => {
   it.each([
     'localhost',
     'LOCALHOST:1',
@@ -87,19 +87,19 @@ describe('the host that is asked', () => {
   ])('may not be %j', (host) => {
     expect(codeFor({ host })).toBe(421)
   })
-  it('must be said, and a host without a name has none that fits', () => {
+  it('must be present, and an empty host name matches no request', () => {
     expect(codeFor({ host: undefined })).toBe(421)
     expect(refusalOf({ ...here, host: '' }, '127.0.0.1', '')?.status).toBe(421)
   })
 })
 
-describe('a browser', () => {
+describe('a browser request', () => {
   it.each([
     { site: 'same-origin' },
     { site: 'none' },
-    { site: 'cross-site', dest: 'document' }, // a link that was followed
+    { site: 'cross-site', dest: 'document' }, // the user followed a link
     { origin: 'http://localhost:8081' },
-  ])('is answered with %j', (said) => {
+  ])('is answered with the headers %j', (said) => {
     expect(codeFor(said)).toBeUndefined()
   })
   it.each([
@@ -111,7 +111,7 @@ describe('a browser', () => {
     { origin: 'http://localhost:9000' },
     { origin: 'https://evil.example' },
     { origin: 'http://evil.example', site: 'same-origin' },
-  ])('is not with %j', (said) => {
+  ])('is refused with the headers %j', (said) => {
     expect(codeFor(said)).toBe(403)
   })
 })
@@ -128,7 +128,7 @@ it.each([
   ['192.0.2.7', '0.0.0.0', ['0.0.0.0']],
   ['fd00::7', '0.0.0.0', ['fd00::7', '0.0.0.0']],
   ['127.0.0.1', '127.0.0.1', ['127.0.0.1']],
-])('probes at %j and the status at %j listen at %j', (ip, statusIp, at) => {
+])('health checks at %j and the status at %j need sockets at %j', (ip, statusIp, at) => {
   expect(listenAt(ip, statusIp)).toEqual(at)
 })
 
@@ -142,6 +142,6 @@ it.each([
   ['2001:DB8:0::1', true],
   ['192.0.2.2', false],
   ['2001:db8::2', false],
-])('knows whether it can be told at %s', (statusIp, can) => {
-  expect(isToldAt(statusIp, ['192.0.2.1', '2001:db8::1'])).toBe(can)
+])('reports whether the status can be read at %s', (statusIp, can) => {
+  expect(isReachableAt(statusIp, ['192.0.2.1', '2001:db8::1'])).toBe(can)
 })

@@ -1,4 +1,4 @@
-// drops.test.ts - what a request for later drops may say, and what a daemon without a node answers.
+// drops.test.ts - the parameter `after` of /drops.json, and the report of a daemon without a node.
 
 import { expect, it } from 'vitest'
 import { HEADLESS, noDrops, parseAfter } from '../../../src/report/drops.ts'
@@ -20,9 +20,9 @@ it.each([
   ['1.0', undefined],
   ['1e5', undefined],
   [' 1', undefined],
-])('%j is %j', (text, expected) => expect(parseAfter(text)).toEqual(expected))
+])('after=%j is parsed as %j', (text, expected) => expect(parseAfter(text)).toEqual(expected))
 
-it('is nothing yet without a node, and has every field', () => {
+it('is empty without a node, and has every field', () => {
   expect(noDrops('now')).toEqual({
     schema: 1,
     at: 'now',

@@ -1,4 +1,4 @@
-// effects.test.ts - what is said of packets names the peers, and says of the host what is known of it, no more.
+// effects.test.ts - the effect on packets names the affected peers, and the host's problems only if their effect is known.
 
 import { expect, it } from 'vitest'
 import { packetsText } from '../../../src/report/effects.ts'
@@ -14,25 +14,25 @@ const narrow = { path: 'narrow', passesBytes: 1372 } as const
 const byPeers: Impairment = { by: 'peers', what: '1 of 2 peers does not answer' }
 
 it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
-  ['nothing', [], [peer('a')], 'all pass'],
-  ['a silent peer', [byPeers], [peer('a', silent), peer('b')], 'those to a (10.5.2.0/24) are lost'],
+  ['nothing', [], [peer('a')], 'all packets pass'],
+  ['a silent peer', [byPeers], [peer('a', silent), peer('b')], 'packets to a (10.5.2.0/24) are lost'],
   [
     'a peer that only short packets reach',
     [byPeers],
     [peer('a', narrow), peer('b')],
-    'long ones to a (10.5.2.0/24) are lost, and short ones pass',
+    'long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
   [
     'both',
     [byPeers],
     [peer('a', narrow), peer('b', silent)],
-    'those to b (10.5.2.0/24) are lost; long ones to a (10.5.2.0/24) are lost, and short ones pass',
+    'packets to b (10.5.2.0/24) are lost; long packets to a (10.5.2.0/24) are lost, short ones pass',
   ],
   [
     'many',
     [byPeers],
     ['a', 'b', 'c', 'd', 'e'].map((name) => peer(name, silent)),
-    'those to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) and 2 more are lost',
+    'packets to a (10.5.2.0/24), b (10.5.2.0/24), c (10.5.2.0/24) and 2 more are lost',
   ],
   [
     'no forwarding',
@@ -46,23 +46,28 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     [],
     'new containers do not start',
   ],
-  ['a twin', [{ by: 'host', what: 'host9 uses the same public IP' }], [], 'another host gets some of our packets'],
+  [
+    'a duplicate node',
+    [{ by: 'host', what: 'host9 uses the same public IP' }],
+    [],
+    'another host gets some of the packets for this one',
+  ],
   [
     'an address that is gone',
     [{ by: 'host', what: 'IPv6 has no address on the external interface: eth0 has lost 2001:db8::1' }],
     [],
-    'none reach other hosts over IPv6',
+    'no packets reach other hosts over IPv6',
   ],
   [
     'what an older page does not know',
     [{ by: 'host', what: 'something of tomorrow' }],
     [],
-    "containers' packets do not leave this host, new containers do not start, or another host gets our packets",
+    'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
   ],
   [
     'several causes',
     [{ by: 'store', what: 'the etcd store does not answer' }, byPeers],
     [peer('a', silent)],
-    'those to a (10.5.2.0/24) are lost; those to known nodes pass; a new node is not known, and the lease is not renewed',
+    'packets to a (10.5.2.0/24) are lost; packets to known nodes pass; new nodes are not known, and the lease is not renewed',
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))

@@ -1,15 +1,15 @@
-// events.test.ts - the last lines are kept in their order, and what goes on all the time pushes out no trouble.
+// events.test.ts - the most recent lines are kept in their order, and routine lines do not displace warnings.
 
 import { expect, it } from 'vitest'
 import { createLog } from '../../../src/base/log.ts'
 import { createEvents } from '../../../src/report/events.ts'
 
-it('keeps fifty troubles and fifty others, with when they were said', () => {
+it('keeps fifty warnings or errors and fifty other lines, with their times', () => {
   let now = 0
   const events = createEvents(() => now)
-  events.hear('error', 'it broke')
-  for (now = 1_000; now <= 60_000; now += 1_000) events.hear('info', `line ${now}`)
-  events.hear('warn', 'it smells')
+  events.add('error', 'it broke')
+  for (now = 1_000; now <= 60_000; now += 1_000) events.add('info', `line ${now}`)
+  events.add('warn', 'it smells')
   const last = events.last()
   expect(last).toHaveLength(52)
   expect(last[0]).toEqual({ at: '1970-01-01T00:00:00.000Z', level: 'error', text: 'it broke' })
@@ -17,13 +17,13 @@ it('keeps fifty troubles and fifty others, with when they were said', () => {
   expect(last.at(-1)).toMatchObject({ level: 'warn', text: 'it smells' })
 })
 
-it('hears what the log says, in one line each', () => {
+it('gets each message of the log as one line', () => {
   const events = createEvents(() => 0)
   const written: string[] = []
   const log = createLog(
     0,
     (line) => void written.push(line),
-    (level, text) => events.hear(level, text),
+    (level, text) => events.add(level, text),
   )
   log.warn('one\ntwo')
   log.info('three')

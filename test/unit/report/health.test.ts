@@ -1,4 +1,4 @@
-// health.test.ts - flanneld's two probes word for word, /livez, /status.json, a port that is taken, and the socket.
+// health.test.ts - flanneld's two health checks word for word, /livez, /status.json, a port in use, and the socket.
 
 import { once } from 'node:events'
 import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
@@ -39,7 +39,7 @@ async function serve(health = createHealth(), place = HERE) {
 }
 
 describe('health server', () => {
-  it('goes on when the kernel cannot hand a connection over, and when an answer cannot be written', async () => {
+  it('survives an error of accept() and an answer that cannot be written', async () => {
     const listen = vi.spyOn(Server.prototype, 'listen')
     const { health, get } = await serve()
     const [server] = listen.mock.contexts as [Server]
@@ -50,7 +50,7 @@ describe('health server', () => {
     expect(await get('/healthz')).toEqual([200, 'flanneld is running'])
   })
 
-  it("answers /healthz and /readyz in flanneld's words, whatever the method and the query", async () => {
+  it("answers /healthz and /readyz with flanneld's texts, whatever the method and the query", async () => {
     const { health, get } = await serve()
     for (const method of ['GET', 'POST', 'PUT', 'DELETE'])
       expect(await get('/healthz?x=1', method)).toEqual([200, 'flanneld is running'])
@@ -65,7 +65,7 @@ describe('health server', () => {
     expect((await get('/'))[0]).toBe(404)
   })
 
-  it('answers /events.json and /history.json with what the node remembers, and with nothing while there is none', async () => {
+  it('answers /events.json and /history.json with the history of the node, and with empty ones without a node', async () => {
     const { health, get } = await serve()
     const read = async (path: string) => JSON.parse((await get(path))[1]) as Record<string, unknown>
     expect(await read('/events.json')).toEqual({ schema: 1, at: expect.any(String), events: [] })
@@ -87,7 +87,7 @@ describe('health server', () => {
     for (const path of ['/events.json', '/history.json']) expect((await get(path, 'POST'))[0]).toBe(405)
   })
 
-  it('answers /livez with what is wrong, and how the node is', async () => {
+  it('answers /livez with the problems and the details of the node', async () => {
     const { health, get } = await serve()
     expect(await get('/livez')).toEqual([200, 'weftd is alive, starting\nstarting; no lease yet\n'])
     health.beginning = () => beginningWith('waiting for a lease', true)
@@ -128,7 +128,7 @@ describe('health server', () => {
     expect(lines).toEqual([`Start healthz server on ${shown}0`])
   })
 
-  it('says what is in the way of listening, and what to do', async () => {
+  it('reports why it cannot listen, with the remedy', async () => {
     const { server } = await serve()
     const refused = async (ip: string, port: number): Promise<unknown> =>
       serveHealth({ ip, port, statusIp: '' }, createHealth(), silent).catch((error: unknown) => error)
@@ -143,7 +143,7 @@ describe('health server', () => {
   })
 })
 
-/** The answer to these bytes, until the server ends the connection. */
+/** Sends these bytes and returns the answer up to the end of the connection. */
 async function answerTo(port: number, text: string, address = '127.0.0.1'): Promise<string> {
   const socket = connect(port, address)
   const parts: Buffer[] = []
@@ -154,7 +154,7 @@ async function answerTo(port: number, text: string, address = '127.0.0.1'): Prom
 }
 const codeOf = (answer: string): number => Number(/^HTTP\/1\.1 (\d+)/.exec(answer)?.[1])
 
-describe('who is told what', () => {
+describe('access', () => {
   const get = (path: string, ...headers: string[]): string =>
     [`GET ${path} HTTP/1.1`, ...headers, 'Connection: close', '', ''].join('\r\n')
   const FULL = ['/status.json', '/metrics', '/'] as const
@@ -165,8 +165,8 @@ describe('who is told what', () => {
     return health
   }
 
-  it('is the probes for everybody, and all else where --status-ip says', async () => {
-    // 127.0.0.2 stands for this host's address in the network: the kernel has all of 127.0.0.0/8.
+  it('to the health checks is open, and to everything else only at --status-ip', async () => {
+    // 127.0.0.2 acts as this host's address in the network, because the kernel has all of 127.0.0.0/8.
     const { server } = await serve(known(), { ip: '0.0.0.0', port: 0, statusIp: '127.0.0.1' })
     const open = await serve(known(), { ip: '0.0.0.0', port: 0, statusIp: '0.0.0.0' })
     const none = await serve(known(), { ip: '0.0.0.0', port: 0, statusIp: '' })
@@ -185,14 +185,14 @@ describe('who is told what', () => {
     expect(told).not.toContain('10.5.1.0')
   })
 
-  it('is nothing for a name that may be anybody’s, and for another site', async () => {
+  it('is refused for a foreign host name and for another site', async () => {
     const { server } = await serve(known())
     for (const path of FULL) {
       for (const host of ['evil.example', `evil.example:${server.port}`, '127.0.0.1.evil.example', ''])
         expect(codeOf(await answerTo(server.port, get(path, `Host: ${host}`)))).toBe(421)
       expect(codeOf(await answerTo(server.port, get(path, 'Host: localhost', 'Sec-Fetch-Site: cross-site')))).toBe(403)
     }
-    // An absolute target's authority counts, and Host does not.
+    // The authority of an absolute target takes precedence over the Host header.
     const absolute = (host: string): string => get(`http://${host}/status.json?x`, 'Host: localhost')
     expect(codeOf(await answerTo(server.port, absolute('evil.example')))).toBe(421)
     expect(codeOf(await answerTo(server.port, absolute('[::1]:80')))).toBe(200)
@@ -206,12 +206,12 @@ describe('who is told what', () => {
       const log = { info: () => {}, warn: () => {}, error: (line: string) => void errors.push(line) }
       const server = await serveHealth({ ip, port: 0, statusIp: '203.0.113.9' }, known(), log)
       servers.push(server)
-      expect(errors).toEqual([expect.stringMatching(/^This host has no address 203\.0\.113\.9, .*--status-ip/)])
+      expect(errors).toEqual([expect.stringMatching(/^The status is not served at 203\.0\.113\.9, .*--status-ip/)])
       expect(codeOf(await answerTo(server.port, get('/healthz', 'Host: x')))).toBe(200)
     },
   )
 
-  it('is told at a second address beside the probes’, or is not, and the node goes on', async () => {
+  it('to the status at a second address may be impossible, and the node continues', async () => {
     const lines: string[] = []
     const log = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {} }
     const two = await serveHealth({ ip: '127.0.0.2', port: 0, statusIp: '127.0.0.1' }, known(), log)
@@ -230,8 +230,8 @@ describe('who is told what', () => {
   })
 })
 
-describe('who asks too much', () => {
-  it('gets no long header, and no endless target', async () => {
+describe('a client that overloads the server', () => {
+  it('cannot send a long header or an endless target', async () => {
     const { server } = await serve()
     const long = 'x'.repeat(9000)
     expect(codeOf(await answerTo(server.port, `GET /${long} HTTP/1.1\r\nHost: x\r\n\r\n`))).toBe(431)
@@ -240,7 +240,7 @@ describe('who asks too much', () => {
     expect(codeOf(await answerTo(server.port, 'hello\r\n\r\n'))).toBe(400)
   })
 
-  it('keeps nobody else out by many connections, and loses the oldest of its own', async () => {
+  it('does not exclude others with many connections, and loses its own oldest one', async () => {
     const { server } = await serve()
     const open = (localAddress: string): Promise<Socket> =>
       new Promise((resolve) => {
@@ -254,7 +254,7 @@ describe('who asks too much', () => {
     for (let count = 0; count < 3; count++) greedy.push(await open('127.0.0.2'))
     await ended
     expect(greedy.slice(3).filter((socket) => socket.destroyed)).toEqual([])
-    // Who has few is answered on a connection that is older than all of those.
+    // A client with few connections is answered, even on a connection that is older than all of those.
     const parts: Buffer[] = []
     others.on('data', (part) => parts.push(part))
     others.write('GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
@@ -263,7 +263,7 @@ describe('who asks too much', () => {
     for (const socket of greedy) socket.destroy()
   })
 
-  it('is dropped when it asks again before it was answered: what it asks costs no more than one answer', async () => {
+  it('is disconnected if it sends pipelined requests, so that they cost only one answer', async () => {
     const { server, health } = await serve()
     let told = 0
     const status = await health.status()
@@ -274,7 +274,7 @@ describe('who asks too much', () => {
     const ask = 'GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n'
     expect(await answerTo(server.port, ask.repeat(1000))).toBe('')
     expect(told).toBe(1)
-    // One after another they are answered.
+    // Consecutive requests are answered.
     const socket = connect(server.port, '127.0.0.1')
     for (let turn = 0; turn < 3; turn++) {
       socket.write(ask)
@@ -284,7 +284,7 @@ describe('who asks too much', () => {
     socket.destroy()
   })
 
-  it('is dropped when a request never ends, in its header or behind it', async () => {
+  it('is disconnected if its header or its body never ends', async () => {
     const { server } = await serve()
     const began = [
       'GET /healthz HTTP/1.1\r\nHost: x\r\n',
@@ -300,7 +300,7 @@ describe('who asks too much', () => {
 })
 
 describe('/status.json', () => {
-  it('is there before there is a node, and says what is waited for', async () => {
+  it('exists before there is a node, and reports what the daemon waits for', async () => {
     const { get } = await serve()
     const [code, body] = await get('/status.json')
     expect([code, JSON.parse(body)]).toEqual([
@@ -309,7 +309,7 @@ describe('/status.json', () => {
     ])
   })
 
-  it('is made a text once, however often it is asked for while it is the same', async () => {
+  it('is formatted once while the status is the same', async () => {
     const { get, health } = await serve()
     let written = 0
     const status = Object.assign(await health.status(), { toJSON: () => ({ written: ++written }) })
@@ -318,7 +318,7 @@ describe('/status.json', () => {
     expect(await get('/status.json')).toEqual([200, '{"written":1}\n'])
   })
 
-  it('can be read and nothing else', async () => {
+  it('accepts only reading methods', async () => {
     const { get, health } = await serve()
     for (const method of ['POST', 'PUT', 'DELETE', 'PATCH'])
       expect(await get('/status.json', method)).toEqual([405, '405 method not allowed\n'])
@@ -330,7 +330,7 @@ describe('/status.json', () => {
   })
 })
 
-it('tells the status as it was for a while, as long as it takes to tell it', async () => {
+it('caches a slow status for a multiple of the time that it takes', async () => {
   vi.useFakeTimers({ toFake: ['performance'] })
   const health = createHealth()
   const starting = await health.report()
@@ -378,7 +378,7 @@ describe('the status socket', () => {
         .end()
     })
 
-  it("is its user's alone, and goes with the daemon", async () => {
+  it('is accessible only to its user, and is removed with the daemon', async () => {
     const server = await serveSocket(path, createHealth(), log)
     expect(statSync(path).mode & 0o777).toBe(0o600)
     expect(await ask()).toBe(200)
@@ -386,7 +386,7 @@ describe('the status socket', () => {
     expect([existsSync(path), warnings]).toEqual([false, []])
   })
 
-  it('tells there which packets were dropped, and at no port', async () => {
+  it('serves the dropped packets, unlike the port', async () => {
     const health = createHealth()
     const after: (readonly number[])[] = []
     health.drops = (numbers) => {
@@ -405,19 +405,19 @@ describe('the status socket', () => {
     await server!.close()
   })
 
-  it('takes the place of one that nobody answers at, and of no other', async () => {
+  it('replaces a socket at which no process listens, and no other socket', async () => {
     const first = await serveSocket(path, createHealth(), log)
     expect(await serveSocket(path, createHealth(), log)).toBeUndefined()
     expect(warnings).toEqual([expect.stringContaining('another daemon answers there; name another socket')])
     expect(await ask()).toBe(200)
     await first!.close()
-    writeFileSync(path, '') // what a killed daemon leaves can be opened as little as this
+    writeFileSync(path, '') // like the socket of a killed daemon, this file refuses connections
     const second = await serveSocket(path, createHealth(), log)
     expect(await ask()).toBe(200)
     await second!.close()
   })
 
-  it('is none where none is wanted, and a warning where it cannot be', async () => {
+  it('is not created for an empty path, and a failure is a warning', async () => {
     expect(await serveSocket('', createHealth(), log)).toBeUndefined()
     expect(warnings).toEqual([])
     path = join(folder, 'file', 'weftd.sock')

@@ -1,4 +1,4 @@
-// hour.test.ts - the last hour in a fixed room: it wraps around, misses no step, and has room for so many peers.
+// hour.test.ts - the history of the last hour: it wraps around, leaves no stale step, and has a maximum number of peers.
 
 import { expect, it } from 'vitest'
 import {
@@ -25,7 +25,7 @@ const peerSample = (roundTripMs: number | undefined): PeerSample => ({
   lossPercent: 100,
 })
 
-it('has nothing at first, then the newest last', () => {
+it('is empty at first, and then ends with the newest step', () => {
   const hour = createHour()
   expect(hour.node().txBytesPerSecond).toEqual(Array(360).fill(null))
   hour.add(sample(7), 5 * STEP_MS)
@@ -35,7 +35,7 @@ it('has nothing at first, then the newest last', () => {
   expect([rxBytesPerSecond.at(-1), dropsPerSecond.at(-1), roundTripMs.at(-1)]).toEqual([null, 0, 1.5])
 })
 
-it('wraps around, and has of steps that were missed nothing, not what stood there an hour ago', () => {
+it('wraps around, and missed steps are unknown instead of an hour old', () => {
   const hour = createHour()
   for (let step = 0; step < 400; step++) hour.add(sample(step), step * STEP_MS + 3)
   expect(hour.node().txBytesPerSecond).toEqual(Array.from({ length: 360 }, (_, at) => at + 40))
@@ -45,7 +45,7 @@ it('wraps around, and has of steps that were missed nothing, not what stood ther
   expect(hour.node().txBytesPerSecond).toEqual([...Array<null>(359).fill(null), 2])
 })
 
-it('of a peer has what is known of each step, to a thousandth', () => {
+it('keeps the known values of a peer to a thousandth', () => {
   const hour = createHour()
   hour.addPeers(new Map([['a', peerSample(0.25)]]), 0)
   hour.addPeers(new Map([['a', peerSample(undefined)]]), PEER_STEP_MS)
@@ -60,7 +60,7 @@ it('of a peer has what is known of each step, to a thousandth', () => {
   expect(hour.peer('b')).toBeUndefined()
 })
 
-it('gives the room of a peer that went to another, with nothing of the first in it', () => {
+it('reuses the memory of a deleted peer without its values', () => {
   const hour = createHour()
   hour.addPeers(new Map([['a', peerSample(5)]]), 0)
   hour.addPeers(new Map([['b', peerSample(9)]]), PEER_STEP_MS)
@@ -69,7 +69,7 @@ it('gives the room of a peer that went to another, with nothing of the first in 
   expect(known).toEqual([expect.closeTo(9, 1)])
 })
 
-it('takes a quarter of a megabyte for a thousand peers, and no more for ten thousand', () => {
+it('uses a quarter of a megabyte for a thousand peers, and no more for ten thousand', () => {
   const hour = createHour()
   const empty = hour.bytes()
   expect(empty).toBeLessThan(8_000)
@@ -87,7 +87,7 @@ it('takes a quarter of a megabyte for a thousand peers, and no more for ten thou
   ])
 })
 
-it('is told with its steps, of one peer or of none', () => {
+it('is reported with its steps, with or without a peer', () => {
   const hour = createHour()
   hour.addPeers(new Map([['a', peerSample(5)]]), 0)
   const at = '2026-11-23T03:00:00.000Z'

@@ -1,4 +1,4 @@
-// metrics.test.ts - what Prometheus gets of a status; that the page has every metric, and rules and dashboard no other.
+// metrics.test.ts - the metrics of a status; docs/metrics.md has every metric, and rules and dashboards use no other.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -15,12 +15,12 @@ const linesOf = async (status: Status): Promise<string[]> =>
 const read = (path: string): string => readFileSync(join(packageRoot, path), 'utf8')
 const counters = { tx_packets: 7, tx_bytes: 700, rx_packets: 5, rx_bytes: 500, tx_drop_ttl: 0, rx_drop_socket_full: 3 }
 
-it('tells the status in numbers with base units, and each drop by its reason', async () => {
+it('reports the status in base units, and drops by reason', async () => {
   const status = { ...soundStatus, dataPath: { ...soundStatus.dataPath!, counters } }
   const { type, body } = await formatMetrics(status)
   expect(type).toMatch(/^text\/plain; version=0\.0\.4/)
   expect(body).toContain(
-    '# HELP weft_peers_stored Other nodes that have a lease in the store.\n# TYPE weft_peers_stored gauge\n',
+    '# HELP weft_peers_stored The number of other nodes that have a lease in the store.\n# TYPE weft_peers_stored gauge\n',
   )
   expect(await linesOf(status)).toEqual(
     expect.arrayContaining([
@@ -38,7 +38,7 @@ it('tells the status in numbers with base units, and each drop by its reason', a
   )
 })
 
-it('tells when the last handshake with a peer was, and how many were begun since, as far as that is known', async () => {
+it('reports the last handshake with a peer and the number of later attempts, if they are known', async () => {
   const none = { ageSeconds: null, failure: null, stale: 0, unconfirmed: 0, txBytes: 0, rxBytes: 0, publicKey: 'K' }
   const sessions = [
     { ...none, handshakeSecondsAgo: 40, attempts: 3 },
@@ -53,7 +53,7 @@ it('tells when the last handshake with a peer was, and how many were begun since
   ])
 })
 
-it('leaves out what is not known', async () => {
+it('omits unknown values', async () => {
   const daemon = { ...soundStatus.daemon, startedAt: soundStatus.at }
   const lines = await linesOf({
     ...startingReport('etcd', beginningWith('waiting')),
@@ -75,7 +75,7 @@ it('leaves out what is not known', async () => {
   ])
 })
 
-it('tells peers by family where the network has both, and without it by the worse', async () => {
+it('reports peers by family in a dual-stack network, and by their worse family without the label', async () => {
   const list = [dualPeer({}, silentSide), { ...dualPeer({ state: 'stored' }), subnet: '10.5.3.0/24' }]
   const lines = await linesOf({ ...soundDual.status, peers: countPeers(list, 10) })
   expect(lines.filter((line) => /peers?_(family|answering|loss)|family_peers/.test(line))).toEqual([
@@ -107,7 +107,7 @@ it('tells peers by family where the network has both, and without it by the wors
   expect((await linesOf(soundStatus)).filter((line) => /family(?!"} 0)/.test(line))).toEqual([])
 })
 
-it('tells nothing of each peer where they are very many', async () => {
+it('omits the metrics of single peers if there are very many peers', async () => {
   const many = (count: number): Status => ({
     ...soundStatus,
     peers: countPeers(
@@ -121,7 +121,7 @@ it('tells nothing of each peer where they are very many', async () => {
   expect(lines).toContain(`weft_peers_answering ${MOST_PEERS + 1}`)
 })
 
-it('has each metric in docs/metrics.md as it stands in the code', () => {
+it('has each metric in docs/metrics.md with the same text', () => {
   const rows = METRICS.map(({ name, type, help }) => `| \`${name}\` | ${type} | ${help} |`)
   expect(
     read('docs/metrics.md')
@@ -130,7 +130,7 @@ it('has each metric in docs/metrics.md as it stands in the code', () => {
   ).toEqual(rows)
 })
 
-it.each(['deploy/grafana', 'deploy/prometheus'])('names in %s only what there is', (folder) => {
+it.each(['deploy/grafana', 'deploy/prometheus'])('uses only existing metrics in %s', (folder) => {
   const known = new Set(METRICS.map(({ name }) => name))
   for (const file of readdirSync(join(packageRoot, folder))) {
     const named = read(join(folder, file)).match(/\b(weft|process)_[a-z_]+\b/g) ?? []
@@ -138,7 +138,7 @@ it.each(['deploy/grafana', 'deploy/prometheus'])('names in %s only what there is
   }
 })
 
-it('has the name of a peer as a label, as far as it has one, short and escaped', async () => {
+it('has the name of a peer, if known, as a short and escaped label', async () => {
   const names = ['host2', null, `a"b\\\n${'x'.repeat(1000)}`, '\u001B[2J']
   const list = names.map((name, at) => peerWith(at + 2, { name }))
   const { body } = await formatMetrics(statusWith(list))

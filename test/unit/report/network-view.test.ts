@@ -1,26 +1,26 @@
-// network-view.test.ts - the network as its nodes tell of it: each cause once.
+// network-view.test.ts - the report about a network from the views of its nodes, with each cause once.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { isNetworkWell, NETWORK_FINDINGS, type AskedNode } from '../../../src/report/network-findings.ts'
-import { MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
+import { isNetworkWell, NETWORK_FINDINGS, type QueriedNode } from '../../../src/report/network-findings.ts'
+import { lookOf, MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
 import type { NodeView, Sight } from '../../../src/report/view.ts'
 
 const AT = '2026-11-22T10:00:00.000Z'
 const lease = (number: number): string => `10.5.${number}.0-24`
 
-/** What node `from` sees of node `to`; undefined for nothing. */
+/** Returns the result of node `from`'s probes of node `to`; undefined for none. */
 type Seeing = (from: number, to: number) => Partial<Sight> | undefined
 const all: Seeing = () => ({})
 
-/** So many nodes, of which each tells what it sees. */
+/** Makes `count` nodes that all return their views. */
 function nodesOf(
   count: number,
   seeing: Seeing,
-  changed: (number: number) => Partial<Omit<AskedNode, 'view'>> & { readonly view?: object } = () => ({}),
-): AskedNode[] {
+  changed: (number: number) => Partial<Omit<QueriedNode, 'view'>> & { readonly view?: object } = () => ({}),
+): QueriedNode[] {
   return Array.from({ length: count }, (_, at) => {
     const number = at + 1
     const seen = Array.from({ length: count }, (_each, other) => other + 1).flatMap((to): Sight[] => {
@@ -52,17 +52,17 @@ function nodesOf(
       clock: { aheadMs: 0, uncertainMs: 1 },
       ...rest,
       view: rest.kind !== undefined && rest.kind !== 'told' ? undefined : { ...view, ...other },
-    } satisfies AskedNode
+    } satisfies QueriedNode
   })
 }
-const report = (nodes: readonly AskedNode[]) => networkReport(nodes, AT, 5)
-const found = (nodes: readonly AskedNode[]): readonly string[] =>
+const report = (nodes: readonly QueriedNode[]) => networkReport(nodes, AT, 5)
+const found = (nodes: readonly QueriedNode[]): readonly string[] =>
   report(nodes).findings.map(({ name, detail }) => `${name}: ${detail}`)
 const call = (number: number): string => `host${number} (10.5.${number}.0/24 at 192.0.2.${number})`
 const silent = (number: number) =>
   ({ kind: 'silent', why: 'it says nothing for 1.5 s', clock: undefined, name: `host${number}` }) as const
 
-it('of nodes that all reach one another has nothing to find', () => {
+it('has no findings if all nodes reach each other', () => {
   const told = report(nodesOf(3, all))
   expect(told).toMatchObject({ schema: 1, at: AT, tookMs: 5, size: 3, whole: 1, findings: [] })
   expect(isNetworkWell(told)).toBe(true)
@@ -86,7 +86,7 @@ it('of nodes that all reach one another has nothing to find', () => {
   expect(told.matrix![1]).toEqual([['reached', 1, 0, null], null, ['reached', 1, 0, null]])
 })
 
-it('of one node alone, and of none that was probed yet, is whole', () => {
+it('is whole with a single node and without any probe', () => {
   expect(report(nodesOf(1, all))).toMatchObject({ whole: 1, findings: [], matrix: [[null]] })
   const unasked = report(nodesOf(2, () => ({ reach: 'unknown' })))
   expect(unasked).toMatchObject({ whole: 1, findings: [] })
@@ -95,17 +95,17 @@ it('of one node alone, and of none that was probed yet, is whole', () => {
   expect(text(report(nodesOf(2, all)))).toBe('100% of the pairs that were probed reach each other')
 })
 
-describe('while the backend is being changed', () => {
-  /** The first of three runs wireguard already. To the others, which run vxlan, it has no way, nor they to it. */
+describe('during a change of the backend', () => {
+  /** The first of three nodes already runs wireguard. It and the other two, which run vxlan, cannot send packets to each other. */
   const seeing: Seeing = () => ({ reach: 'stored', roundTripMs: null, lossPercent: null })
   const halfWay = nodesOf(3, seeing, (number) => (number === 1 ? {} : { ...silent(number), otherType: 'vxlan' }))
 
-  it('calls no node dead that nobody could probe, and says what each runs', () => {
+  it('does not report an unprobed node as dead, and names the backends', () => {
     expect(found(halfWay)).toEqual([2, 3].map((number) => `backend-differs: ${call(number)} publishes vxlan`))
     expect(isNetworkWell(report(halfWay))).toBe(false)
   })
 
-  it('still finds the dead among those that have changed', () => {
+  it('still finds dead nodes among those that have changed', () => {
     const nodes = nodesOf(
       4,
       (_from, to) => (to === 4 ? { reach: 'stored' } : to === 3 ? { reach: 'silent' } : {}),
@@ -129,7 +129,7 @@ describe('finds', () => {
     expect(isNetworkWell(report(nodes))).toBe(false)
   })
 
-  it('a node that others do not reach once, though it lives', () => {
+  it('a running node that others do not reach, once', () => {
     expect(found(nodesOf(5, (_from, to) => (to === 3 ? { reach: 'silent' } : {})))).toEqual([
       `node-cut-off: ${call(3)}: is not reached by host1, host2, host4, host5`,
     ])
@@ -139,7 +139,7 @@ describe('finds', () => {
     ])
   })
 
-  it('a pair that does not reach each other, beside what else there is', () => {
+  it('a pair that does not reach each other, in addition to other problems', () => {
     const isCut = (from: number, to: number): boolean => [from, to].includes(2) && [from, to].includes(5)
     expect(found(nodesOf(6, (from, to) => (isCut(from, to) ? { reach: 'silent' } : {})))).toEqual([
       `pair-broken: host2 does not reach ${call(5)}`,
@@ -149,12 +149,12 @@ describe('finds', () => {
     expect(found(more).map((line) => line.split(':')[0])).toEqual(['node-cut-off', 'pair-broken', 'pair-broken'])
   })
 
-  it('two halves that do not reach each other by a handful of lines', () => {
+  it('two halves that do not reach each other, in a few lines', () => {
     const lines = found(nodesOf(40, (from, to) => (from <= 20 === to <= 20 ? {} : { reach: 'silent' })))
     expect(lines.length).toBeLessThan(30)
   })
 
-  it('nodes that tell nothing: a note where they are closed, a warning where they refuse, or do not answer though others reach them', () => {
+  it('nodes without a view: a note if their port is closed, a warning if they refuse or are silent though others reach them', () => {
     const kinds = { 2: 'closed', 3: 'refused', 4: 'junk', 5: 'silent' } as const
     const nodes = nodesOf(6, all, (number) => {
       const kind = kinds[number as 2]
@@ -170,12 +170,27 @@ describe('finds', () => {
     expect(report(nodes).matrix!.map((row) => row === null)).toEqual([false, true, true, true, true, false])
   })
 
-  it('what a node calls as every object has it, as of another configuration', () => {
+  it('a differing member whose name every JavaScript object has', () => {
     const nodes = nodesOf(3, all, (number) => (number === 3 ? { view: { config: { constructor: 'x' } } } : {}))
     expect(found(nodes)).toContain('config-differs: constructor: none on host1, host2; x on host3')
   })
 
-  it('a node that is impaired, and other configurations, versions and MTUs', () => {
+  it('the cause if a node is impaired only by its peers, and the node if nothing else explains it', () => {
+    const impaired = { view: { state: 'impaired', trouble: null } }
+    const isCut = (from: number, to: number): boolean => from === 4 || to === 4
+    const cut = nodesOf(
+      4,
+      (from, to) => (isCut(from, to) ? { reach: 'silent' } : {}),
+      () => impaired,
+    )
+    expect(found(cut).filter((each) => each.startsWith('node-impaired'))).toEqual([])
+    expect(found(cut)).not.toEqual([])
+    expect(report(cut).nodes.map((node) => lookOf(node))).toEqual([1, 2, 3, 4].map(() => ['bad', 'impaired']))
+    const odd = nodesOf(3, all, (number) => (number === 3 ? impaired : {}))
+    expect(found(odd)).toEqual([`node-impaired: ${call(3)}: it gives no reason`])
+  })
+
+  it('an impaired node, and different configurations, versions and MTUs', () => {
     const nodes = nodesOf(4, all, (number) =>
       number === 4
         ? {
@@ -196,29 +211,29 @@ describe('finds', () => {
       'version-differs: 1.0: host1, host2, host3; 1.1: host4',
       'mtu-differs: 1472: host1, host2, host3; 1400: host4',
     ])
-    // Who waits for its configuration has no other.
+    // A node that waits for its configuration does not count as different.
     expect(found(nodesOf(2, all, (number) => (number === 2 ? { view: { config: {} } } : {})))).toEqual([])
   })
 
   it.each([
     [[0, 0, 5_000], [`${call(3)}: 5.0 s ahead of the others`]],
     [[0, 0, -90_000], [`${call(3)}: 90.0 s behind the others`]],
-    // All others are off: it is this node's clock.
+    // All others differ, so this node's clock is wrong.
     [[0, 5_000, 5_010, 4_990], [`${call(1)}: 5.0 s behind the others`]],
     [[0, 0, 1_000], []],
     [[0, 0, 1_002], [`${call(3)}: 1.0 s ahead of the others`]],
-  ])('of clocks %j those that are off', (clocks, details) => {
+  ])('the wrong ones of the clocks %j', (clocks, details) => {
     const nodes = nodesOf(clocks.length, all, (number) => ({ clock: { aheadMs: clocks[number - 1]!, uncertainMs: 1 } }))
     expect(found(nodes)).toEqual(details.map((detail) => `clock-off: ${detail}`))
   })
 
-  it('no clock off that is only asked slowly', () => {
+  it('no wrong clock if only the query was slow', () => {
     const clocks = [0, 0, 2_000]
     const nodes = nodesOf(3, all, (number) => ({ clock: { aheadMs: clocks[number - 1]!, uncertainMs: 1_200 } }))
     expect(found(nodes)).toEqual([])
   })
 
-  it('loss and narrow paths, where they are', () => {
+  it('loss and narrow paths', () => {
     expect(
       found(nodesOf(4, (from, to) => (to === 2 && from !== 2 ? { lossPercent: 30 } : { lossPercent: 10 }))),
     ).toEqual([`node-lossy: ${call(2)}: loses up to 30% of the probes from host1, host3, host4`])
@@ -231,7 +246,7 @@ describe('finds', () => {
   })
 })
 
-it('has no matrix of too many nodes, and forgets what is told of none of them', () => {
+it('has no matrix for too many nodes, and ignores views of unknown nodes', () => {
   expect(report(nodesOf(MOST_IN_MATRIX + 1, () => undefined)).matrix).toBeNull()
   const view = {
     seen: [
@@ -242,7 +257,7 @@ it('has no matrix of too many nodes, and forgets what is told of none of them', 
   expect(report(nodesOf(1, all, () => ({ view })))).toMatchObject({ whole: 1, findings: [] })
 })
 
-it('has each finding in docs/weft-network.md, and there no other', () => {
+it('has the same findings as docs/weft-network.md', () => {
   const page = readFileSync(join(packageRoot, 'docs/weft-network.md'), 'utf8')
   const rows = [...page.matchAll(/^\| `([a-z-]+)` \| (\w+) \| (.*?) \| (.*) \|$/gm)].map(([, ...cells]) => cells)
   expect(rows).toEqual(

@@ -1,4 +1,4 @@
-// notify.test.ts - what the service manager is sent and when, and what a wrong environment does.
+// notify.test.ts - the messages to the service manager, and the effect of an invalid environment.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { takeNotifier, type Notifier } from '../../../src/report/notify.ts'
@@ -26,13 +26,13 @@ const take = (environment: NodeJS.ProcessEnv): Promise<Notifier | undefined> =>
 const refusal = (code: string): Error => Object.assign(new Error(`sendto: ${code}`), { code })
 
 describe('the notifier', () => {
-  it('says what is new, once', async () => {
+  it('sends each change once', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
-    notifier.tell({ ready: false, status: 'waiting' })
-    notifier.tell({ ready: false, status: 'waiting' })
-    notifier.tell({ ready: true, status: '3 peers' })
-    notifier.tell({ ready: true, status: '3 peers' })
-    notifier.tell({ ready: true, status: '4 peers\nREADY=0' })
+    notifier.report({ ready: false, status: 'waiting' })
+    notifier.report({ ready: false, status: 'waiting' })
+    notifier.report({ ready: true, status: '3 peers' })
+    notifier.report({ ready: true, status: '3 peers' })
+    notifier.report({ ready: true, status: '4 peers\nREADY=0' })
     notifier.alive()
     notifier.stopping()
     expect(new Set(sent.map(([socket]) => socket))).toEqual(new Set(['/run/manager']))
@@ -46,7 +46,7 @@ describe('the notifier', () => {
     expect(lines).toEqual([])
   })
 
-  it('gives descriptors away, each under its name, and lets go of them', async () => {
+  it('hands over descriptors by name, and makes the manager forget them', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '/run/manager' }))!
     await notifier.keep([
       { fd: 7, name: 'weft-0' },
@@ -61,32 +61,32 @@ describe('the notifier', () => {
     expect(given).toEqual([[7], [9], []])
   })
 
-  it('says later what a manager that is behind did not take', async () => {
+  it('repeats later the changes that a busy manager did not receive', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '@manager' }))!
     failure = refusal('EAGAIN')
-    notifier.tell({ ready: true, status: 'fine' })
+    notifier.report({ ready: true, status: 'fine' })
     failure = undefined
-    notifier.tell({ ready: true, status: 'fine' })
+    notifier.report({ ready: true, status: 'fine' })
     expect(sent).toEqual([['@manager', 'READY=1\nSTATUS=fine']])
     expect(lines).toEqual([])
   })
 
-  it('logs one line about a socket that is not there, and goes on', async () => {
+  it('logs one line about a missing socket, and continues', async () => {
     const notifier = (await take({ NOTIFY_SOCKET: '/run/nobody' }))!
     failure = refusal('ENOENT')
-    notifier.tell({ ready: true, status: 'fine' })
+    notifier.report({ ready: true, status: 'fine' })
     notifier.alive()
     notifier.stopping()
-    expect(lines).toEqual(['Cannot tell the service manager at /run/nobody: sendto: ENOENT'])
+    expect(lines).toEqual(['Cannot notify the service manager at /run/nobody: sendto: ENOENT'])
   })
 
-  it('takes its variables out of the environment, so that no child speaks for the daemon', async () => {
+  it('removes its variables from the environment, so that no child can send messages for the daemon', async () => {
     const environment = { NOTIFY_SOCKET: '/run/manager', WATCHDOG_USEC: '1000000', WATCHDOG_PID: '77', PATH: '/bin' }
     await take(environment)
     expect(environment).toEqual({ PATH: '/bin' })
   })
 
-  it.each([undefined, ''])('is not there when NOTIFY_SOCKET is %j', async (socket) => {
+  it.each([undefined, ''])('does not exist if NOTIFY_SOCKET is %j', async (socket) => {
     const unused = async (): Promise<never> => {
       throw new Error('the addon was loaded for nothing')
     }
@@ -95,7 +95,7 @@ describe('the notifier', () => {
     expect(lines).toEqual([])
   })
 
-  it.each(['run/manager', 'vsock:2:1234', '/', '@'])('is not there, and says why, for %s', async (socket) => {
+  it.each(['run/manager', 'vsock:2:1234', '/', '@'])('does not exist, and logs why, for %s', async (socket) => {
     expect(await take({ NOTIFY_SOCKET: socket })).toBeUndefined()
     expect(lines).toEqual([expect.stringMatching(/^NOTIFY_SOCKET is /)])
   })
@@ -107,7 +107,7 @@ describe('the notifier', () => {
     [{ WATCHDOG_USEC: '0' }, undefined, 1],
     [{ WATCHDOG_USEC: '30s' }, undefined, 1],
     [{}, undefined, 0],
-  ])('is asked by %j to be alive every %j ms', async (variables, aliveMs, complaints) => {
+  ])('sends, for %j, a keep-alive message every %j ms', async (variables, aliveMs, complaints) => {
     const notifier = (await take({ NOTIFY_SOCKET: '/run/manager', ...variables }))!
     expect(notifier.aliveMs).toBe(aliveMs)
     expect(lines).toHaveLength(complaints)

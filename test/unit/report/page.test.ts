@@ -1,4 +1,4 @@
-// page.test.ts - the page as it is served: what its headers allow, what it holds, and that it can be turned off.
+// page.test.ts - the page as it is served: its headers, its contents, and that it can be turned off.
 
 import { createHash } from 'node:crypto'
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
@@ -38,7 +38,7 @@ async function serve(health: Health): Promise<(path: string, more?: RequestInit)
 }
 
 describe('the page', () => {
-  it('is served with a policy that lets in its own script and style alone', async () => {
+  it('is served with a policy that allows only its own script and style', async () => {
     const get = await serve(createHealth({ ...about, page: () => readPage(async () => PAGE) }))
     const answer = await get('/')
     expect([answer.status, await answer.text()]).toEqual([200, PAGE])
@@ -53,7 +53,7 @@ describe('the page', () => {
     expect(policy.join(' ')).not.toMatch(/unsafe|https?:|\*/)
   })
 
-  it('is not sent again to whoever has it, and changes nothing', async () => {
+  it('is not sent again to a client that has it, and accepts only reading methods', async () => {
     const get = await serve(createHealth({ ...about, page: () => readPage(async () => PAGE) }))
     const tag = (await get('/')).headers.get('etag')!
     const again = await get('/', { headers: { 'If-None-Match': tag } })
@@ -64,7 +64,7 @@ describe('the page', () => {
     expect((await get('/status.json')).headers.get('cache-control')).toBe('no-store')
   })
 
-  it('is not there when it is turned off or was not built, and everything else is', async () => {
+  it('is missing if it is turned off or was not built, unlike everything else', async () => {
     for (const health of [
       createHealth(about),
       createHealth({ ...about, page: () => readPage(async () => undefined) }),
@@ -76,7 +76,7 @@ describe('the page', () => {
     }
   })
 
-  it('is at the socket too', async () => {
+  it('is also served at the socket', async () => {
     const path = join(folder, 'socket')
     closing.push(
       (await serveSocket(path, createHealth({ ...about, page: () => readPage(async () => PAGE) }), {
@@ -98,17 +98,17 @@ describe('the page', () => {
 describe('the page that was built', () => {
   const built = (): string => readFileSync(join(packageRoot, 'dist/src/report/page/page.html'), 'utf8')
 
-  it('is one file that loads nothing, and says whose uPlot is', () => {
+  it('is one file that loads nothing else and has the license of uPlot', () => {
     const html = built()
     expect(html).not.toMatch(/<(link|script|img|iframe)[^>]*(src|href)="(?!data:)/)
     expect(html).not.toMatch(/url\((?!"?data:)|@import/)
     expect(html).not.toMatch(/ style="| on\w+="/)
     expect(html).toMatch(/uPlot[^]*Permission is hereby granted/)
-    // A third is uPlot; what the doctor finds, in words, is there too, so that nothing else need be asked. 55 kB compressed.
+    // uPlot is a third of the page. The texts of the doctor's findings are in the page too. Compressed it has 55 kB.
     expect(html.length).toBeLessThan(155_000)
   })
 
-  it('has each element that its scripts ask for, and no id twice', () => {
+  it('has each element that its scripts use, and no id twice', () => {
     const html = built()
     const ids = [...html.matchAll(/ id="([^"]+)"/g)].map(([, id]) => id!)
     expect(new Set(ids).size).toBe(ids.length)
@@ -118,7 +118,7 @@ describe('the page that was built', () => {
   })
 })
 
-it('no script of the page makes markup of text', () => {
+it('no script of the page interprets text as markup', () => {
   const sources = join(packageRoot, 'src/report/page')
   const scripts = readdirSync(sources).filter((name) => name.endsWith('.ts'))
   expect(scripts).toContain('network.ts')

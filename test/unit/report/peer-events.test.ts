@@ -1,4 +1,4 @@
-// peer-events.test.ts - what befell the peers is kept in a fixed number, and read again from whatever stands in a file.
+// peer-events.test.ts - the events of peers: their maximum number, and reading any file.
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
@@ -26,7 +26,7 @@ const event = (known: Partial<PeerEvent> = {}): PeerEvent => ({
   ...known,
 })
 
-it('keeps the order in which they came, and counts each kind', () => {
+it('keeps the events in their order, and counts each kind', () => {
   const events = createPeerEvents()
   const list = [event(), event({ what: 'back', at: '2026-11-23T02:00:00.000Z' }), event({ what: 'silent' })]
   for (const each of list) events.add(each)
@@ -44,7 +44,7 @@ it('keeps the order in which they came, and counts each kind', () => {
   })
 })
 
-it('drops the oldest of the peer that has most: one that comes and goes pushes no other out', () => {
+it('deletes the oldest event of the peer that has most, so that an unstable peer displaces no other', () => {
   const events = createPeerEvents(10)
   events.add(event({ peer: 'calm' }))
   events.add(event({ peer: 'calm', family: 'ipv6' }))
@@ -59,12 +59,12 @@ it('drops the oldest of the peer that has most: one that comes and goes pushes n
   expect(events.counts().silent).toBe(102)
 })
 
-it('puts those of a process before this one first, once, and counts none of them', () => {
+it('puts the events of an earlier process first, once, and does not count them', () => {
   const events = createPeerEvents(4)
   const older = [event({ peer: 'a' }), event({ peer: 'b' })]
   events.adopt(older)
   events.add(event({ peer: 'c' }))
-  // It wrote one more before it ended.
+  // The earlier process wrote one more event before it ended.
   events.adopt([...older, event({ peer: 'b', what: 'back' })])
   expect(events.list().map(({ peer, what }) => `${peer} ${what}`)).toEqual([
     'a silent',
@@ -86,7 +86,7 @@ it('puts those of a process before this one first, once, and counts none of them
   expect(events.last({ peer: 'b', family: 'ipv4' }, PEER_EVENTS)!.what).toBe('moved')
 })
 
-it('is read as it was written', () => {
+it('reads the events that it wrote', () => {
   const list = PEER_EVENTS.map((what) =>
     event({ what, afterSeconds: 3, bytes: 1372, roundTripMs: 2.5, usualMs: 1, movedFrom: '192.0.2.1' }),
   )
@@ -94,7 +94,7 @@ it('is read as it was written', () => {
   expect(parseEvents(eventsText([]))).toEqual([])
 })
 
-it('reads of a file that was cut short, or has junk, the lines that are events', () => {
+it('reads the valid lines of a truncated file and of one with junk', () => {
   const text = eventsText([event(), event({ what: 'back', afterSeconds: 3 })])
   expect(parseEvents(text.slice(0, -20))).toEqual([event()])
   const lines = [
@@ -113,7 +113,7 @@ it('reads of a file that was cut short, or has junk, the lines that are events',
   expect(parseEvents(lines.map((line) => JSON.stringify(line)).join('\n'))).toEqual([event()])
 })
 
-it('is not read where it is of another version, or no such file at all', () => {
+it('does not read a file of another version or format', () => {
   for (const text of ['', '\n', '{}', 'junk', '{"version":2}\n', '\0\0\0', '[1]'])
     expect(() => parseEvents(text), text).toThrow('its version is')
   fc.assert(
@@ -124,7 +124,7 @@ it('is not read where it is of another version, or no such file at all', () => {
   )
 })
 
-it('reads no more than are kept', () => {
+it('reads at most the maximum number of events', () => {
   const list = Array.from({ length: MOST_EVENTS + 5 }, (_, at) => event({ afterSeconds: at }))
   expect(parseEvents(eventsText(list)).map(({ afterSeconds }) => afterSeconds)[0]).toBe(5)
   const events = createPeerEvents()
@@ -132,22 +132,22 @@ it('reads no more than are kept', () => {
   expect(events.list()).toHaveLength(MOST_EVENTS)
 })
 
-it('is told in words', () => {
+it('is described in words', () => {
   const words = (known: Partial<PeerEvent>): string => peerEventText(event(known), (seconds) => `${seconds} s`)
-  expect(words({})).toBe('does not answer any more')
-  expect(words({ family: 'ipv6' })).toBe('does not answer by IPv6 any more')
-  expect(words({ what: 'one-way' })).toBe('sends, but what is sent to it is lost')
+  expect(words({})).toBe('no longer answers')
+  expect(words({ family: 'ipv6' })).toBe('no longer answers over IPv6')
+  expect(words({ what: 'one-way' })).toBe('sends packets, but packets to it are lost')
   expect([words({ what: 'back', afterSeconds: 9 }), words({ what: 'back' })]).toEqual([
     'answers again, after 9 s',
     'answers again',
   ])
   expect(words({ what: 'moved', movedFrom: '192.0.2.9' })).toBe('moved from 192.0.2.9 to 192.0.2.2')
-  expect(words({ what: 'narrow', bytes: 1372 })).toBe('packets of more than 1372 bytes do not come back')
+  expect(words({ what: 'narrow', bytes: 1372 })).toBe('packets longer than 1372 bytes do not come back')
   expect(words({ what: 'whole', afterSeconds: 60 })).toBe('long packets come back again, after 60 s')
   expect(words({ what: 'rerouted', publicIp: '192.0.2.2', movedFrom: 'fd77::2' })).toBe(
-    'is reached at 192.0.2.2 now, and no more at fd77::2',
+    'is now reached at 192.0.2.2 instead of fd77::2',
   )
-  expect(words({ what: 'slow', roundTripMs: 40, usualMs: 10 })).toBe('round trip 40 ms, usually 10 ms')
+  expect(words({ what: 'slow', roundTripMs: 40, usualMs: 10 })).toBe('round trip of 40 ms, usually 10 ms')
   expect(words({ what: 'usual', roundTripMs: 10, afterSeconds: 60 })).toBe(
     'round trip as usual again, 10 ms, after 60 s',
   )

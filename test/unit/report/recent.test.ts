@@ -1,11 +1,11 @@
-// recent.test.ts - what was counted lately is what came in the last minute, whatever was counted before.
+// recent.test.ts - the recent increase covers the last minute, independently of earlier counts.
 
 import { expect, it } from 'vitest'
 import { createRecent, RECENT_MS } from '../../../src/report/recent.ts'
 
 const STEP = 10_000
 
-it('knows nothing before the counters were kept, and from then on what came since', () => {
+it('is undefined before the first record, and then the increase since that record', () => {
   const recent = createRecent()
   expect(recent.until({ tx_packets: 7 }, 5)).toBeUndefined()
   recent.keep({ tx_packets: 7, rx_packets: 1, tx_drop_refused: 100, rx_drop_ttl: 3 }, 1_000)
@@ -16,9 +16,9 @@ it('knows nothing before the counters were kept, and from then on what came sinc
   })
 })
 
-it('forgets what is older than a minute, and compares with no older step than it must', () => {
+it('ignores increases older than a minute, and compares with the newest possible record', () => {
   const recent = createRecent()
-  // One packet is dropped in each step.
+  // Each step drops one packet.
   for (let step = 0; step < 100; step++) recent.keep({ tx_drop_refused: step }, step * STEP)
   const now = 99 * STEP
   expect(recent.until({ tx_drop_refused: 99 }, now)).toMatchObject({ seconds: 60, drops: { tx_drop_refused: 6 } })
@@ -27,7 +27,7 @@ it('forgets what is older than a minute, and compares with no older step than it
   expect(recent.until({ tx_drop_refused: 99 }, now + RECENT_MS)!.drops).toEqual({})
 })
 
-it('takes a counter that went back for one that began anew', () => {
+it('treats a counter that decreased as reset', () => {
   const recent = createRecent()
   recent.keep({ tx_drop_refused: 50 }, 0)
   expect(recent.until({ tx_drop_refused: 3, tx_drop_ttl: 2 }, STEP)!.drops).toEqual({

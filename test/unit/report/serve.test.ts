@@ -1,4 +1,4 @@
-// serve.test.ts - a health port that is taken at the start: by the weftd that is to be succeeded, by one that is just ending, by others.
+// serve.test.ts - a health port that is in use at the start: by the predecessor, by a predecessor that is ending, or by another process.
 
 import { once } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createHealth } from '../../../src/report/health.ts'
-import { serveStatus, type DaemonBefore, type ServedPlaces } from '../../../src/report/serve.ts'
+import { serveStatus, type PredecessorState, type ServedPlaces } from '../../../src/report/serve.ts'
 
 let taken: Server
 let port: number
@@ -18,28 +18,28 @@ beforeEach(async () => {
 })
 afterEach(() => void taken.close())
 
-const serve = (before: Partial<DaemonBefore>, more: Partial<ServedPlaces> = {}) => {
+const serve = (before: Partial<PredecessorState>, more: Partial<ServedPlaces> = {}) => {
   const lines: string[] = []
   const say = (line: string): void => void lines.push(line)
   const address = { 'healthz-ip': '127.0.0.1', 'healthz-port': port, 'status-ip': '127.0.0.1' }
   const places = { ...address, 'status-socket': '', ...more }
   const log = { info: say, warn: say, error: say, v: () => false }
-  const alone: DaemonBefore = { isSuccessor: false, predecessor: async () => undefined, free: Promise.resolve() }
+  const alone: PredecessorState = { isSuccessor: false, predecessor: async () => undefined, free: Promise.resolve() }
   return { lines, serving: serveStatus(places, createHealth(), { ...alone, ...before }, log, new AbortController()) }
 }
 const answersAt = (healthPort: number) => async () => ({ healthPort })
 
-it.each<[string, () => Partial<DaemonBefore>]>([
-  ['nobody is to be succeeded', () => ({})],
-  ['the one before answers at another', () => ({ isSuccessor: true, predecessor: answersAt(1) })],
-])('is an error where %s', async (_who, before) => {
+it.each<[string, () => Partial<PredecessorState>]>([
+  ['there is no predecessor', () => ({})],
+  ['the predecessor uses another port', () => ({ isSuccessor: true, predecessor: answersAt(1) })],
+])('a port in use is an error if %s', async (_who, before) => {
   await expect(serve(before()).serving).rejects.toMatchObject({ code: 'PORT_IN_USE' })
 })
 
-it.each<[string, () => Partial<DaemonBefore>]>([
-  ['the one before answers there', () => ({ isSuccessor: true, predecessor: answersAt(port) })],
-  ['the one before has just gone', () => ({ isSuccessor: true })],
-])('is answered at as soon as it is free where %s', async (_who, before) => {
+it.each<[string, () => Partial<PredecessorState>]>([
+  ['the predecessor uses it', () => ({ isSuccessor: true, predecessor: answersAt(port) })],
+  ['the predecessor has just ended', () => ({ isSuccessor: true })],
+])('a port in use is served as soon as it is free if %s', async (_who, before) => {
   const { serving, lines } = serve(before())
   const health = await serving
   await expect.poll(() => lines.some((line) => line.includes('Start healthz server error.'))).toBe(true)
@@ -55,7 +55,7 @@ const isAnswered = (path: string): Promise<boolean> =>
     socket.once('connect', () => socket.destroy())
   })
 
-it('a socket of its own is served at once, one that the daemon before has when that one is gone', async () => {
+it('its own socket is served immediately, the socket of the predecessor when that one has ended', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-serve-'))
   const place = { 'healthz-port': 0, 'status-socket': join(folder, 'weftd.sock') }
   let setFree!: () => void

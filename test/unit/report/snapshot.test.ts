@@ -1,4 +1,4 @@
-// snapshot.test.ts - what is told of a node, word for word.
+// snapshot.test.ts - the texts about a node, word for word.
 
 import { expect, it } from 'vitest'
 import {
@@ -17,11 +17,11 @@ const hung = [0, 1, 2, 3, 4, 5].reduce<Threads>(
   new Map(),
 )
 
-/** What a summary says beside the state; `TROUBLE` stands for what is wrong. */
+/** The rest of a summary after the state. `TROUBLE` stands for the problem. */
 const OF_ALL = 'TROUBLE; subnet 10.5.1.0/24, 2 peers, etcd store reachable'
 
 it.each<[string, Partial<Snapshot>, string | undefined, string]>([
-  ['that is well', {}, undefined, 'subnet 10.5.1.0/24, 2 peers, etcd store reachable'],
+  ['without problems', {}, undefined, 'subnet 10.5.1.0/24, 2 peers, etcd store reachable'],
   ['with one peer', { peers: 1 }, undefined, 'subnet 10.5.1.0/24, 1 peer, etcd store reachable'],
   ['whose data path is down', { isOpen: false }, 'the data path is down', `impaired by its data path: ${OF_ALL}`],
   [
@@ -62,7 +62,7 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
     'the network configuration is gone from the store',
     `impaired by its store: ${OF_ALL}`,
   ],
-  ['that keeps peers', { held: 2 }, '2 peers kept though the store lacks them', `impaired by its store: ${OF_ALL}`],
+  ['that keeps peers', { held: 2 }, '2 peers kept although the store lacks them', `impaired by its store: ${OF_ALL}`],
   [
     'without subnet.env',
     { isReady: false, isPublished: false },
@@ -78,12 +78,12 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
   [
     'whose rules fail',
     { rules: 'iptables: secret' },
-    'the firewall rules cannot be kept right',
+    'the firewall rules cannot be set or repaired',
     `impaired by its firewall rules: ${OF_ALL}`,
   ],
   ['one of whose peers is silent', { silent: 1 }, '1 of 2 peers does not answer', `impaired by its peers: ${OF_ALL}`],
   [
-    'whose peers are silent, or of no use',
+    'whose peers are silent or unusable',
     { peers: 5, silent: 2, unusable: 2 },
     '2 of 5 peers do not answer; the leases of 2 of 5 peers cannot be used',
     `impaired by its peers: ${OF_ALL.replace('2 peers', '5 peers')}`,
@@ -101,7 +101,7 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
   expect(summaryOf(node)).toBe(summary.replace('TROUBLE', trouble ?? ''))
 })
 
-it('says why a family is not carried to whoever may know, and nothing of it of another trouble', () => {
+it('gives the reason why a family is not carried only to readers of the full status, and only for that problem', () => {
   const lacking = { ipv6: 'no device' }
   expect(troubleInFull({ ...well, lacking })).toBe('IPv6 is not carried: no device')
   expect(troubleInFull({ ...well, lacking, isOpen: false })).toBe('the data path is down')
@@ -111,22 +111,22 @@ it('says why a family is not carried to whoever may know, and nothing of it of a
   )
   expect(troubleInFull(well)).toBeUndefined()
   expect([well, { ...well, lacking }, { ...well, isReady: false }].map(isReadyNow)).toEqual([true, false, false])
-  // Another rollout does not bring an address back.
+  // Starting weftd again would not restore an address.
   expect(isReadyNow({ ...well, gone })).toBe(true)
 })
 
-it('tells in detail what changes all the time', () => {
+it('adds details that change all the time', () => {
   expect(detailsOf({ ...well, repaired: 1 })).toBe(
     'subnet 10.5.1.0/24, 2 peers, etcd store reachable; leases compared 10 s ago; 1 repair since the start',
   )
   expect(detailsOf({ ...well, comparedAt: undefined })).toMatch(/; leases not yet compared; 0 repairs since the start$/)
 })
 
-it('has trouble after three minutes without a comparison, and not before', () => {
+it('reports a problem after three minutes without a comparison, and not earlier', () => {
   const since = (comparedAt: number | undefined, followedSince = 0) => troubleOf({ ...well, comparedAt, followedSince })
   expect([since(20_000), since(19_001), since(19_000)]).toEqual([undefined, undefined, 'the leases may be out of date'])
   expect([since(undefined, 20_000), since(undefined, 19_000)]).toEqual([undefined, 'the leases may be out of date'])
-  // The path that is down is told before the thread that hangs in it, and that before the store.
+  // A closed data path comes before a thread that hangs in it, and both come before the store.
   expect(troubleOf({ ...well, isOpen: false, threads: hung, comparedAt: 0 })).toMatch(
     /^the data path is down; the leases/,
   )

@@ -1,4 +1,4 @@
-// states.test.ts - the table of states: docs/status.md has the same, and every reader says what it has.
+// states.test.ts - the table of states: docs/status.md has the same rows, and all outputs agree with it.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -18,7 +18,7 @@ import { isWell } from '../../../src/tool/weft/status.ts'
 import { sound, soundPeer, soundStatus } from '../../support/facts.ts'
 import { beginningWith, wellNode } from '../../support/snapshot.ts'
 
-/** Every state, and the one that is impaired once by each cause. */
+/** Every state; `impaired` once for each cause. */
 const STATES: readonly State[] = STATE_NAMES.flatMap((state): State[] =>
   state === 'impaired'
     ? CAUSES.map((by) => ({ state, impairments: [{ by, what: `the ${by}` }] }))
@@ -48,7 +48,7 @@ describe.each(STATES.map((state) => [nameOf(state), state] as const))('%s', (_na
   const reading = readingOf(state)
   const status: Status = { ...soundStatus, ...state, trouble: 'why' }
 
-  it('is told alike by weft status, the page and the metrics', async () => {
+  it('is the same in weft status, the page and the metrics', async () => {
     expect(isWell(status)).toBe(reading.exit === 0)
     expect(verdictOf({ ...status, ...peersOf(state) }).tone).toBe(reading.tone)
     const { body } = await formatMetrics(status)
@@ -61,7 +61,7 @@ describe.each(STATES.map((state) => [nameOf(state), state] as const))('%s', (_na
       )
   })
 
-  it('is found by the doctor, by a name that it knows', () => {
+  it('has findings that the doctor knows', () => {
     for (const name of reading.findings) expect(FINDINGS).toHaveProperty(name)
     const facts: Facts = { ...sound, ...factsOf(state), status: { ...status, ...peersOf(state), ...partsOf(state) } }
     const found = diagnose(facts).flatMap(({ findings = [] }) => findings.map(({ name }) => name as string))
@@ -71,7 +71,7 @@ describe.each(STATES.map((state) => [nameOf(state), state] as const))('%s', (_na
   })
 })
 
-/** What such a status has beside its state. */
+/** Returns the other fields of a status with this state. */
 const is = (state: State, by: Cause): boolean => state.impairments.some((each) => each.by === by)
 const peersOf = (state: State): Pick<Status, 'peers'> => ({
   peers: is(state, 'peers')
@@ -113,35 +113,35 @@ it.each<[Cause, Partial<Snapshot>]>([
   ['store', { isFailing: true }],
   ['store', { comparedAt: 10_000 }],
   ['store', { held: 1 }],
-])('a node is impaired by %s, and no less ready than the table has it: %o', (by, differs) => {
+])('a node is impaired by %s, and as ready as the table says: %o', (by, differs) => {
   const state = stateOf({ ...wellNode, ...differs })
   expect([state.state, state.impairments.map((each) => each.by)]).toEqual(['impaired', [by]])
   expect(isReadyNow({ ...wellNode, ...differs })).toBe(readingOf(state).readyz === 'written')
   expect(isReadyNow({ ...wellNode, ...differs, isReady: false })).toBe(false)
 })
 
-it('of several causes has the worst answer of each', () => {
+it('combines several causes to their worst values', () => {
   const by = (...causes: Cause[]) => readingOf({ state: 'impaired', impairments: causes.map((each) => ({ by: each })) })
   expect(by('store', 'peers', 'store').words).toBe('impaired by its peers and its store')
   expect(by('store', 'thread')).toMatchObject({ livez: 503, readyz: 'written', working: 0 })
   expect(by('store', 'family', 'peers')).toMatchObject({ livez: 200, readyz: 503, working: 0 })
   expect(by('store', 'peers')).toMatchObject({ livez: 200, readyz: 'written', working: 1 })
-  expect(by('store', 'peers').packets).toMatch(/^those to the peers .*; those to known nodes pass/)
+  expect(by('store', 'peers').packets).toMatch(/^packets to the peers .*; packets to known nodes pass/)
 })
 
-it('before there is a node is by what forwards, unless it goes', () => {
+it('before there is a node depends on forwarding, unless the daemon leaves', () => {
   expect(stateBefore(beginningWith('a lease')).state).toBe('starting')
   expect(stateBefore(beginningWith('a lease', true)).state).toBe('forwarding')
   expect(stateBefore({ ...beginningWith('a lease', true), leaving: 'it stops' }).state).toBe('leaving')
   expect(stateOf({ ...wellNode, leaving: 'it stops', isOpen: false })).toEqual({ state: 'leaving', impairments: [] })
 })
 
-it('ends no weftd that forwards: whoever restarts by /livez does so for a thread that hangs alone', () => {
+it('never lets /livez restart a weftd that forwards: only a thread that hangs gives 503', () => {
   const restarts = STATES.filter((state) => readingOf(state).livez === 503)
   expect(restarts.map(nameOf)).toEqual(['`impaired` by `thread`'])
 })
 
-it('is found by the page too, where the daemon itself is what is wrong', () => {
+it('has findings on the page too if the problem is in the daemon itself', () => {
   const found = (state: State): string[] => diagnoseStatus({ ...soundStatus, ...state }).map(({ name }) => name)
   expect(STATES.filter(({ state }) => state !== 'impaired').flatMap(found)).toEqual([
     'daemon-waits',

@@ -1,4 +1,4 @@
-// view.test.ts - what a node tells the others of itself, and what is believed of what they tell.
+// view.test.ts - the view that a node serves to the others, and parsing the views of others.
 
 import { describe, expect, it } from 'vitest'
 import { Secret } from '../../../src/base/secret.ts'
@@ -10,7 +10,7 @@ import { peerWith, statusWith } from '../../support/page-status.ts'
 const AT = '2026-11-22T10:00:00.000Z'
 const reread = (view: object): NodeView => readView(JSON.stringify(view))
 
-it('is the node, its configuration and how it sees each peer, and comes back as it was told', () => {
+it('has the node, its configuration and its results for each peer, and survives a round trip', () => {
   const list = [
     peerWith(2, { roundTripMs: 1.5, lossPercent: 10 }),
     peerWith(3, { state: 'programmed' }),
@@ -24,7 +24,8 @@ it('is the node, its configuration and how it sees each peer, and comes back as 
     version: soundStatus.daemon.version,
     hostname: 'a',
     lease: '10.5.1.0-24',
-    state: 'working',
+    // As `weft status` says; what is wrong with the peers is in `seen`.
+    state: 'impaired',
     trouble: null,
     mtu: soundStatus.dataPath!.mtu,
     peers: 4,
@@ -47,7 +48,7 @@ it('is the node, its configuration and how it sees each peer, and comes back as 
   expect(reread(view)).toEqual(view)
 })
 
-it('has nothing of the log, the store and the lease, and no secret', () => {
+it('has no lines of the log, nothing about store and lease, and no secret', () => {
   const config = { ...soundStatus.config!, backend: { Type: 'wireguard', PSK: new Secret('sesame') } }
   const events = [{ at: AT, level: 'warn', text: 'it rains' } as const]
   const text = JSON.stringify(viewOf({ ...soundStatus, config, events }, AT))
@@ -55,14 +56,14 @@ it('has nothing of the log, the store and the lease, and no secret', () => {
   expect(text).toContain('"backend.PSK":"<hidden>"')
 })
 
-it('of very many peers has those with a problem', () => {
+it('prefers peers with problems if there are very many', () => {
   const list = Array.from({ length: MOST_SEEN + 5 }, (_, at) => peerWith(2, { lease: `k${at}` }))
   list[MOST_SEEN + 4] = peerWith(3, { state: 'programmed' })
   const { peers, seen } = viewOf(statusWith(list), AT)
   expect([peers, seen.length, seen[0]!.reach]).toEqual([MOST_SEEN + 5, MOST_SEEN, 'silent'])
 })
 
-it('of a daemon that waits has what it waits for', () => {
+it('of a waiting daemon has the reason', () => {
   const waiting: Status = {
     ...soundStatus,
     state: 'starting',
@@ -82,21 +83,21 @@ it('of a daemon that waits has what it waits for', () => {
   })
 })
 
-describe('what another node tells', () => {
+describe('the view of another node', () => {
   it.each([
-    ['', 'no JSON'],
-    ['{', 'no JSON'],
-    ['[]', 'no view of a node'],
-    ['null', 'no view of a node'],
-    ['"text"', 'no view of a node'],
-    ['{}', 'another version than 1'],
-    ['{"schema":2}', 'another version than 1'],
-    ['{"schema":1}', 'no time'],
-    ['{"schema":1,"at":"soon"}', 'no time'],
-    ['['.repeat(500_000), 'no JSON'],
+    ['', 'its view is not JSON'],
+    ['{', 'its view is not JSON'],
+    ['[]', 'its answer is not a view of a node'],
+    ['null', 'its answer is not a view of a node'],
+    ['"text"', 'its answer is not a view of a node'],
+    ['{}', 'its view does not have version 1'],
+    ['{"schema":2}', 'its view does not have version 1'],
+    ['{"schema":1}', 'its view has no valid time'],
+    ['{"schema":1,"at":"soon"}', 'its view has no valid time'],
+    ['['.repeat(500_000), 'its view is not JSON'],
   ])('is refused as %.20s', (text, why) => expect(() => readView(text)).toThrow(why))
 
-  it('is as much of it as can be', () => {
+  it('is limited in every dimension', () => {
     const long = 'x'.repeat(60_000)
     const junk = {
       schema: 1,

@@ -1,4 +1,4 @@
-// embed.test.ts - what is put into a Node.js program is where Node.js looks for it, and what is left of the program is mapped where it was.
+// embed.test.ts - embedding weft into Node.js: Node.js finds the application, and the rest of the program keeps its addresses.
 
 import { describe, expect, it } from 'vitest'
 import { embed, english } from '../../../scripts/release/embed.mjs'
@@ -6,7 +6,7 @@ import { embed, english } from '../../../scripts/release/embed.mjs'
 const PAGE = 0x10000
 const HEADER = 32
 
-/** ICU's tables, by their names. */
+/** Makes ICU's tables from their names and contents. */
 function tablesOf(all: Readonly<Record<string, string>>): Buffer {
   const entries = Object.entries(all)
   const parts: Buffer[] = []
@@ -47,7 +47,7 @@ const FOREIGN = {
 const sorted = (all: object): Record<string, string> =>
   Object.fromEntries(Object.entries(all).toSorted(([a], [b]) => (a < b ? -1 : 1)))
 
-it("ICU's tables keep English, and what all languages share", () => {
+it("ICU's tables keep English and the tables that all languages share", () => {
   expect(read(english(tablesOf(sorted({ ...KEPT, ...FOREIGN }))))).toEqual(KEPT)
   expect(() => english(Buffer.alloc(64))).toThrow("not ICU's tables")
 })
@@ -60,7 +60,7 @@ interface Segment {
 }
 const [LOAD, NOTE, TABLE] = [1, 4, 6]
 const BASE = 0x400000
-/** A fuse, tables of ICU in the middle of what is mapped, and `last` behind them, in a second segment `data`. */
+/** Makes a program with a fuse, with ICU's tables inside a segment, and with `last` behind them in a second segment `data`. */
 const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2:'
 const ICU = { address: BASE + 0x2340, size: 10 * PAGE }
 
@@ -97,7 +97,7 @@ const segmentsIn = (bytes: Buffer): Segment[] =>
     const [offset, address, size] = [8, 16, 32].map((at) => Number(bytes.readBigUInt64LE(64 + index * 56 + at)))
     return { type: bytes.readUInt32LE(64 + index * 56), offset: offset!, address: address!, size: size! }
   })
-/** What a process finds in its memory. */
+/** Returns the bytes that a process finds at an address. */
 function mapped(bytes: Buffer, address: number, length: number): string {
   const segment = segmentsIn(bytes).find(
     (each) => each.type === LOAD && each.address <= address && address + length <= each.address + each.size,
@@ -109,7 +109,7 @@ function mapped(bytes: Buffer, address: number, length: number): string {
 describe('a program', () => {
   const blob = Buffer.from('the application')
 
-  it('has the application as its note, its fuse says so, and all else is mapped where it was', () => {
+  it('has the application as a note, a set fuse, and everything else at its old address', () => {
     const made = embed(program(SEGMENTS), ICU, blob)
     const note = segmentsIn(made).find(({ type }) => type === NOTE)!
     expect(mapped(made, note.address, note.size).slice(12)).toBe(`NODE_SEA_BLOB\0\0\0${blob.toString()}`)
@@ -122,21 +122,21 @@ describe('a program', () => {
     expect(made.length).toBe(3 * PAGE)
   })
 
-  it('has segments in the order of their addresses, each on a page of the file as in memory', () => {
+  it('has segments in the order of their addresses, each with the same page offset in the file and in memory', () => {
     const loads = segmentsIn(embed(program(SEGMENTS), ICU, blob)).filter(({ type }) => type === LOAD)
     expect(loads).toHaveLength(3)
     expect(loads).toEqual(loads.toSorted((a, b) => a.address - b.address))
     for (const { address, offset } of loads) expect(address % PAGE).toBe(offset % PAGE)
   })
 
-  it('is refused where it is not made as Node.js is', () => {
+  it('is refused if its structure differs from that of Node.js', () => {
     const without = (type: number) => SEGMENTS.filter((each) => each.type !== type)
-    expect(() => embed(Buffer.alloc(PAGE), ICU, blob)).toThrow('no ELF program')
+    expect(() => embed(Buffer.alloc(PAGE), ICU, blob)).toThrow('not a 64-bit ELF program')
     expect(() => embed(program(without(NOTE)), ICU, blob)).toThrow('0 segments of type 4')
-    expect(() => embed(program(without(LOAD)), ICU, blob)).toThrow("no segment has all of ICU's tables")
+    expect(() => embed(program(without(LOAD)), ICU, blob)).toThrow("no segment contains all of ICU's tables")
     expect(() => embed(program(SEGMENTS), ICU, Buffer.alloc(10 * PAGE))).toThrow('does not fit')
     const used = program(SEGMENTS)
     used.write('1', 0x1000 + FUSE.length)
-    expect(() => embed(used, ICU, blob)).toThrow('no fuse')
+    expect(() => embed(used, ICU, blob)).toThrow('exactly one fuse')
   })
 })

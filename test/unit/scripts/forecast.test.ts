@@ -24,7 +24,7 @@ describe('the forecast', () => {
     expect(line(machine)).toContain(about)
   })
 
-  it('names the set-up if it is still to be done', () => {
+  it('names the set-up if it has not been done yet', () => {
     expect(line({ isSetUp: false })).toContain(
       'about 2 minutes on this machine, with about 35 seconds of set-up before.',
     )

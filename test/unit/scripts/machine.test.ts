@@ -1,4 +1,4 @@
-// machine.test.ts - what keeps the demo from running is said before anything is built.
+// machine.test.ts - the reasons why the demo cannot run, which are reported before anything is built.
 
 import { describe, expect, it } from 'vitest'
 import { whyNoDemo } from '../../../scripts/machine.mjs'
@@ -16,7 +16,7 @@ const machine: NonNullable<Parameters<typeof whyNoDemo>[0]> = {
 }
 
 describe('the demo', () => {
-  it('runs as root, and as a user whom the kernel gives namespaces', () => {
+  it('runs as root, and as a user for whom the kernel makes namespaces', () => {
     expect(whyNoDemo(machine)).toBeUndefined()
     const commands: string[][] = []
     const unshare = (command: string[]): undefined => void commands.push(command)
@@ -44,7 +44,7 @@ describe('the demo', () => {
       { isRoot: false, unshare: (): string => 'no' },
       /lets this user make no namespaces \(no\); run it as root/,
     ],
-  ])('says what is in the way: %s', (_what, lack, why) => {
+  ])('says why it cannot run: %s', (_what, lack, why) => {
     expect(whyNoDemo({ ...machine, ...lack })).toMatch(why)
   })
 })

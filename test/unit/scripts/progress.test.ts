@@ -1,4 +1,4 @@
-// progress.test.ts - the bar as text, and on a terminal: what is written beside it stays whole, and nothing of it is left at the end.
+// progress.test.ts - the progress bar as text and on a terminal: other output stays intact, and nothing of the bar is left at the end.
 
 import { spawnSync } from 'node:child_process'
 import { constants } from 'node:os'
@@ -15,7 +15,7 @@ import ProgressReporter from '../../support/progress-reporter.ts'
 const state = { title: 'bench', step: 'tcp by native', done: 40, total: 100, counted: false, elapsedMs: 12_000 }
 const bar = (more: object = {}, columns = 80, colour = false): string => barLine({ ...state, ...more }, columns, colour)
 
-describe('the line', () => {
+describe('the bar', () => {
   it.each([
     [{}, 'bench [########............] 40%, 12 s: tcp by native'],
     [{ leftMs: 300 }, 'bench [########............] 40%, 12 s, about 1 s left: tcp by native'],
@@ -29,7 +29,7 @@ describe('the line', () => {
     [{ done: 0, total: 0 }, 'bench [....................] 0%, 12 s: tcp by native'],
     [{ done: 130 }, 'bench [####################] 100%, 12 s: tcp by native'],
     [{ step: 'a\r\nb\u001B[2J' }, 'bench [########............] 40%, 12 s: a  b [2J'],
-  ])('says %j', (more, expected) => expect(bar(more)).toBe(expected))
+  ])('is formatted from %j', (more, expected) => expect(bar(more)).toBe(expected))
 
   it.each([
     [50, 'bench [####........] 40%, 12 s: tcp by native'],
@@ -40,7 +40,7 @@ describe('the line', () => {
     [0, ''],
   ])('fits into %i columns', (columns, expected) => expect(bar({}, columns)).toBe(expected))
 
-  it('is never as wide as the terminal, which would begin another line', () => {
+  it('is narrower than the terminal, which would otherwise wrap', () => {
     fc.assert(
       fc.property(fc.nat(300), fc.string(), fc.nat(100), (columns, step, done) => {
         expect(bar({ step, done }, columns).length).toBeLessThan(Math.max(1, columns))
@@ -48,13 +48,13 @@ describe('the line', () => {
     )
   })
 
-  it('is coloured when that is wanted, which takes no room', () => {
+  it('can be colored without becoming wider', () => {
     expect(stripVTControlCharacters(bar({}, 50, true))).toBe(bar({}, 50))
     expect(bar({}, 50, true)).toContain(' [\u001B[32m####\u001B[39m.')
   })
 })
 
-describe('what is left', () => {
+describe('the remaining time', () => {
   const work = { done: 0, size: 10, total: 100, pace: 'seconds', beforeMs: 0, withinMs: 0 } as const
 
   it.each([
@@ -80,7 +80,7 @@ it.each([
   expect(canShowBar({ ...stream, write: () => true }, environment)).toBe(expected),
 )
 
-it('writes lines alone where there is no terminal', () => {
+it('writes only lines without a terminal', () => {
   let said = ''
   const stream = { write: (text: string) => ((said += text), true) }
   const progress = createProgress('bench', { total: 2, stream, environment: { TERM: 'xterm' } })
@@ -96,11 +96,11 @@ it.each([
   ['step: first\nfound it\n', 'first', false],
   ['one step: none\n', undefined, false],
   ['\n', undefined, false],
-])('of %j shows the step %s, and takes it off the screen: %s', (content, step, isAlone) => {
+])('of %j shows the step %s, and removes it from the output: %s', (content, step, isAlone) => {
   expect([stepIn(content), isStepAlone(content)]).toEqual([step, isAlone])
 })
 
-it('tells the steps of a long test where there is no terminal, each once', () => {
+it('writes each step of a long test once without a terminal', () => {
   const said = vi.spyOn(process.stderr, 'write').mockReturnValue(true)
   const reporter = new ProgressReporter()
   const module = { id: '1', relativeModuleId: 'test/netns/soak.test.ts', children: { allTests: () => [1] } }
@@ -118,7 +118,7 @@ it('tells the steps of a long test where there is no terminal, each once', () =>
   expect(lines).toEqual(['netns/soak.test.ts: 35%, a link is down\n'])
 })
 
-/** Long work, with lines of its own, a child's that come in pieces (when it is slow, a bar is drawn between), and a result. */
+/** Long work with its own lines, partial lines of a child (if the child is slow, a bar is drawn between them), and a result. */
 const WORK = `
 import { spawn } from 'node:child_process'
 import { createProgress } from ${JSON.stringify(join(packageRoot, 'scripts/progress.mjs'))}
@@ -153,7 +153,7 @@ const work = (...args: string[]): string[] => [
 ]
 const quoted = (word: string): string => `'${word.replaceAll("'", String.raw`'\''`)}'`
 
-/** What a command writes on a terminal of 70 columns: util-linux's `script` makes one. */
+/** Returns the output of a command on a terminal of 70 columns, which util-linux's `script` creates. */
 const onTerminal = (...args: Parameters<typeof endOnTerminal>): string => endOnTerminal(...args).stdout
 function endOnTerminal(command: readonly string[], environment: Record<string, string> = { NO_COLOR: '1' }) {
   const line = `stty cols 70 rows 24; exec ${command.map(quoted).join(' ')}`
@@ -166,7 +166,7 @@ function endOnTerminal(command: readonly string[], environment: Record<string, s
   })
 }
 
-/** What a terminal shows in the end of this: it knows a line's begin, the erasing of what follows, and the next line. */
+/** Returns the final screen after this output. Understands carriage return, erasing to the end of the line, and newline. */
 function screen(text: string): string[] {
   const lines = ['']
   let column = 0
@@ -187,7 +187,7 @@ function screen(text: string): string[] {
 describe('on a terminal', () => {
   const hasScript = spawnSync('script', ['--version']).status === 0
 
-  it('stands below what is written, and is gone at the end', ({ skip }) => {
+  it('is below the other output, and is gone at the end', ({ skip }) => {
     if (!hasScript) skip('this machine lacks script, of util-linux')
     const text = onTerminal(work('slow'))
     expect(screen(text)).toEqual(['ok the first', 'half a line', 'oops', '3 passed, 0 failed, 0 skipped', ''])
@@ -195,25 +195,25 @@ describe('on a terminal', () => {
     expect(bars[0]).toMatch(/^work \[\.{17}\] 1 of 3, \d s: the first of three steps, whose$/)
     expect(bars).toContainEqual(expect.stringMatching(/^work \[#{5}\.{12}\] 2 of 3, \d s: a child$/))
     expect(bars.at(-1)).toMatch(/^work \[#{11}\.{6}\] 3 of 3, \d s: the last$/)
-    // No colour, since NO_COLOR says so.
+    // NO_COLOR is set, so there is no color.
     expect(text).not.toMatch(/\p{Cc}\[\d*m/u)
   })
 
-  it('is gone before an error is told', ({ skip }) => {
+  it('is gone before an error is written', ({ skip }) => {
     if (!hasScript) skip('this machine lacks script, of util-linux')
     const shown = screen(onTerminal(work('fail')))
     expect(shown).toContain('Error: it failed')
     expect(shown.join('\n')).not.toMatch(/work .*3 of 3/)
   })
 
-  it('is gone when Ctrl-C ends it all', ({ skip }) => {
+  it('is gone after Ctrl-C', ({ skip }) => {
     if (!hasScript) skip('this machine lacks script, of util-linux')
     const { stdout, status } = endOnTerminal(work('interrupt'))
     expect(screen(stdout)).toEqual(['ok the first', 'half a line', 'oops', ''])
     expect(status).toBe(128 + constants.signals.SIGINT)
   })
 
-  it('is none on a terminal that cannot be written over, nor elsewhere: a line a step', ({ skip }) => {
+  it('is replaced by one line per step on a dumb terminal and without a terminal', ({ skip }) => {
     const lines = [
       'ok the first',
       'the first is done',
@@ -233,7 +233,7 @@ describe('on a terminal', () => {
     expect(onTerminal(work(), { TERM: 'dumb' }).split('\r\n')).toEqual(lines)
   })
 
-  it('stands below a long run of tests, whose last line is as ever', ({ skip }) => {
+  it('is below a long run of tests, whose last line stays the same', ({ skip }) => {
     if (!hasScript) skip('this machine lacks script, of util-linux')
     const vitest = [process.execPath, 'node_modules/vitest/vitest.mjs', 'run', 'test/unit/net/nets.test.ts']
     const text = onTerminal(vitest, { NO_COLOR: '1', WEFT_LONG: '1', npm_lifecycle_event: 'test:long' })

@@ -1,5 +1,4 @@
-// release.test.ts - `npm run release` refuses where it cannot tell of which time the files are to be, leaves release/ as it was where it
-// fails, and says what is inside.
+// release.test.ts - `npm run release` fails if it does not know the time for its files, keeps release/ on failure, and lists its components.
 
 import {
   chmodSync,
@@ -46,11 +45,11 @@ describe('a release', () => {
     [
       'without git and a time',
       '',
-      /^release: git tells no commit \(.*not a git repository.*\); set SOURCE_DATE_EPOCH, /,
+      /^release: git shows no commit \(.*not a git repository.*\); set SOURCE_DATE_EPOCH to /,
     ],
     ['of a time that is none', 'yesterday', /^release: SOURCE_DATE_EPOCH is not seconds since 1970: yesterday\n$/],
     ['of a clone that does not compile', '1', /^release: Command failed: .*tsc -p tsconfig\.json/],
-  ])('is refused, and what was there stays, %s', async (_, time, line) => {
+  ])('fails, and the existing release stays, %s', async (_, time, line) => {
     const { code, stderr } = await execute([
       'env',
       `SOURCE_DATE_EPOCH=${time}`,
@@ -69,30 +68,30 @@ describe('a release', () => {
   })
 })
 
-describe('a release that somebody makes', () => {
+describe('the release of another publisher', () => {
   const main = (...words: readonly string[]) =>
     execute([...words, process.execPath, join(folder, 'scripts/release/main.mjs')])
 
   it.each(['0.2.0-rc.1', '0.2', '01.0.0', '99999999999.0.0', 'v1.0.0', '1.0.0\n%(id)', ''])(
-    'is refused where its version is none that all packages have: %j',
+    'is refused for a version that some packages do not allow: %j',
     async (version) => {
       const manifest = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8')) as object
       writeFileSync(join(folder, 'package.json'), JSON.stringify({ ...manifest, version }))
       const { code, stderr } = await main('env', 'SOURCE_DATE_EPOCH=1')
       expect([code, stderr]).toEqual([
         1,
-        expect.stringMatching(/release: package\.json: ".*" is no version, such as 0\.2\.0\n/),
+        expect.stringMatching(/release: package\.json: ".*" is not a version such as 0\.2\.0\n/),
       ])
     },
   )
 
   it.each([
-    ['weft', 'is no name of an image'],
-    ['ghcr.io/Somebody/weft', 'is no name of an image'],
-    ['ghcr.io/somebody/weft:1', 'is no name of an image'],
-    ['docker://ghcr.io/somebody/weft', 'is no name of an image'],
-    ['', 'is no name of an image'],
-  ])('is refused where its image cannot be one, before anything is built: %j', async (image, why) => {
+    ['weft', 'is not the name of an image'],
+    ['ghcr.io/Somebody/weft', 'is not the name of an image'],
+    ['ghcr.io/somebody/weft:1', 'is not the name of an image'],
+    ['docker://ghcr.io/somebody/weft', 'is not the name of an image'],
+    ['', 'is not the name of an image'],
+  ])('is refused for an invalid image name, before anything is built: %j', async (image, why) => {
     const { code, stderr } = await execute([
       process.execPath,
       join(folder, 'scripts/release/main.mjs'),
@@ -115,14 +114,11 @@ describe('a release that somebody makes', () => {
     expect([code, stderr]).toEqual([1, expect.stringContaining('SOURCE_DATE_EPOCH is not seconds')])
   })
 
-  it('in a folder of somebody else says who has to remove what', async ({ skip }) => {
+  it('in a folder of another user says who has to remove it', async ({ skip }) => {
     if (process.getuid?.() !== 0) skip('only root makes a folder of somebody else')
     chmodSync(folder, 0o755)
     const { code, stderr } = await main('setpriv', '--reuid=65534', '--clear-groups', 'env', 'SOURCE_DATE_EPOCH=1')
-    expect([code, stderr]).toEqual([
-      1,
-      expect.stringMatching(/release: EACCES: .*; whoever made it, root perhaps, has to/),
-    ])
+    expect([code, stderr]).toEqual([1, expect.stringMatching(/release: EACCES: .*; its owner, perhaps root, has to/)])
   })
 
   it('says why a Node.js cannot be fetched', async () => {
@@ -160,10 +156,10 @@ describe('release:cut', () => {
   it.each([
     ['2.0.0', 'cut'],
     ['1.10.0', 'cut'],
-    ['1.9.0', 'release: 1.9.0 is released already: 1.9.0 does not come after it\n'],
-    ['1.2.0', 'release: 1.9.0 is released already: 1.2.0 does not come after it\n'],
-    ['v2.0.0', 'release: "v2.0.0" is no version, such as 0.2.0\n'],
-  ])('writes what comes after all that was released, and nothing else: %s', async (version, told) => {
+    ['1.9.0', 'release: 1.9.0 must be later than 1.9.0, which is already released\n'],
+    ['1.2.0', 'release: 1.2.0 must be later than 1.9.0, which is already released\n'],
+    ['v2.0.0', 'release: "v2.0.0" is not a version such as 0.2.0\n'],
+  ])('accepts only versions later than all released ones: %s', async (version, told) => {
     writeFileSync(join(folder, 'CHANGELOG.md'), '# C\n\n## 2.0.0 (unreleased)\n\na\n\n## 1.9.0 (2026-01-01)\n\nb\n')
     expect(await cut(version)).toBe(told)
     const { version: now } = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8')) as { version: string }
@@ -181,10 +177,10 @@ describe('a package', () => {
     executable: join(folder, 'package.json'),
     texts: { 'usr/share/doc/weft/copyright': 'a', ...documents(packageRoot) },
   })
-  beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01: the clock is behind
+  beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01, so that the clock is behind
   afterEach(() => vi.unstubAllEnvs())
 
-  it('has the time that it is to have, by a clock that is behind too: Debian', async ({ skip }) => {
+  it('has the given time even if the clock is behind: Debian', async ({ skip }) => {
     const why = lackOf('dpkg-deb')
     skip(why !== undefined, why)
     const target = join(folder, 'weft.deb')
@@ -198,7 +194,9 @@ describe('a package', () => {
     expect((await output(['dpkg-deb', '--field', target, 'Homepage'])).trim()).toBe('')
   })
 
-  it('and RPM, with nothing of whoever builds it', async ({ skip }) => {
+  it('has the given time even if the clock is behind: RPM, which also has no traces of its builder', async ({
+    skip,
+  }) => {
     const why = lackOf('rpmbuild')
     skip(why !== undefined, why)
     writeFileSync(join(folder, '.rpmmacros'), '%vendor Somebody\n')
@@ -213,26 +211,26 @@ describe('a package', () => {
 })
 
 describe('the bundle', () => {
-  it('is of ASCII, and the same program', () => {
+  it('is ASCII and the same program', () => {
     const code = inAscii('`…${"é😀"}` + "é".match(/[à-ý]/)[0] + "😀".match(/[😀]/u)[0]')
     expect(code).toMatch(/^[\0-\x7f]*$/)
     expect(runInNewContext(code)).toBe('…é😀é😀')
-    expect(() => inAscii('String.raw`…`')).toThrow(/by its number/)
+    expect(() => inAscii('String.raw`…`')).toThrow(/as an escape/)
   })
 })
 
-describe('what is said to be inside', () => {
+describe('the list of components', () => {
   it.each([
     ['MIT', { license: { id: 'MIT' } }],
     ['BlueOak-1.0.0', { license: { id: 'BlueOak-1.0.0' } }],
     ['(MIT OR CC0-1.0)', { expression: '(MIT OR CC0-1.0)' }],
     ['Apache-2.0 WITH LLVM-exception', { expression: 'Apache-2.0 WITH LLVM-exception' }],
-  ])('has the licence as SPDX writes it: %s', (license, told) => {
+  ])('has the license in the format of SPDX: %s', (license, told) => {
     const purl = 'pkg:npm/%40a/b@1.0.0'
     expect(library({ name: '@a/b', version: '1.0.0', license })).toMatchObject({ purl, licenses: [told] })
   })
 
-  it('has every package of Debian, whatever its name', () => {
+  it('has every Debian package, whatever its name', () => {
     const status = join(folder, 'var/lib/dpkg/status.d')
     mkdirSync(status, { recursive: true })
     for (const name of ['libdb5.3t64', 'libc6'])

@@ -1,7 +1,6 @@
-// run.test.ts - what was asked for by name fails, in a line with the remedy, where the machine lacks what it is for.
+// run.test.ts - a task that the user names fails with one line and the remedy if the machine lacks a prerequisite.
 //
-// Machines that lack something: a PATH of links to all programs but some, a user who is not root, a root without /dev/net/tun,
-// a registry that is not there, programs that fail.
+// The machines in the tests lack something: some programs in PATH, root's rights, /dev/net/tun, or the registry; or their programs fail.
 
 import {
   accessSync,
@@ -29,14 +28,13 @@ const NODE = process.execPath
 const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as {
   scripts: Record<string, string>
 }
-/** What of a clone needs nothing once it is built, and the tests that skip what they cannot run. */
+/** The tasks that need nothing after the build, and the tests that skip what they cannot run. */
 const CONTENT = new Set(['build', 'build:native', 'test', 'test:whole'])
-/** Which of the others make hosts, where they cannot be skipped. */
+/** The other tasks that make hosts and are not skipped. */
 const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:kubelet', 'test:page', 'image:test']
-const ASKED = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
+const STRICT = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
 
 let folder: string
-/** Where tasks are run. */
 let clone: string
 beforeAll(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-run-'))
@@ -44,7 +42,7 @@ beforeAll(() => {
 })
 afterAll(() => rmSync(folder, { recursive: true }))
 
-/** A clone where all is set up, and none of it is that of this one: setup may install, which empties node_modules first. */
+/** A complete copy of this clone. It shares nothing with this clone, because setup may empty node_modules. */
 function newClone(): string {
   const place = mkdtempSync(join(folder, 'clone-'))
   for (const [from, to] of [
@@ -61,7 +59,7 @@ function newClone(): string {
   return place
 }
 
-/** A PATH with all of this machine's programs but some, and with others in their place, which are shell scripts. */
+/** Makes a PATH with this machine's programs except some, and with shell scripts in place of others. */
 function pathWithout(missing: readonly string[], instead: Readonly<Record<string, string>> = {}): string {
   const place = mkdtempSync(join(folder, 'path-'))
   for (const [name, text] of Object.entries(instead)) {
@@ -74,7 +72,7 @@ function pathWithout(missing: readonly string[], instead: Readonly<Record<string
   return place
 }
 
-/** Runs with nothing of this run's own environment but what is given. */
+/** Runs a task with only the given environment. */
 const runIn = (environment: Readonly<Record<string, string>>, ...command: readonly string[]): Promise<Finished> =>
   execute([
     '/usr/bin/env',
@@ -90,10 +88,9 @@ const task = (name: string, ...words: readonly string[]): string[] => [
   name,
   ...words,
 ]
-/** What a task runs once all is set up. */
 const commandOf = (name: string): string[] => [NODE, join(packageRoot, TASKS[name]!.commands[0]![1]!)]
 const PATH = process.env['PATH'] ?? ''
-/** Root of a user namespace of its own, for whom a script prepares the mounts. */
+/** Runs as root of a new user namespace, in which a script first prepares the mounts. */
 const asRootAfter = (script: string, ...command: readonly string[]): string[] => [
   'unshare',
   '--user',
@@ -118,14 +115,14 @@ const namespaces = async (): Promise<string | undefined> =>
   (await execute(asRootAfter('', 'true')).catch(() => ({ code: 1 }))).code === 0 ? undefined : 'no user namespaces here'
 
 describe('npm run', () => {
-  it('has every task', () => {
+  it('offers every task', () => {
     for (const name of Object.keys(TASKS)) expect(scripts[name]).toBe(`node scripts/run.mjs ${name}`)
     for (const { setup } of Object.values(TASKS)) expect(KINDS).toEqual(expect.arrayContaining([...setup]))
-    // What npm hands to a shell goes on after a $(...) that failed.
+    // A script that npm passes to a shell would continue after a failed $(...).
     expect(Object.values(scripts).filter((script) => /[$`;|]/.test(script))).toEqual([])
   })
 
-  it('knows of each test that it runs by name what that needs', () => {
+  it('knows the prerequisites of each test that it names', () => {
     const lines = (path: string): string[] =>
       path.endsWith('.ts')
         ? readFileSync(join(packageRoot, path), 'utf8').split('\n')
@@ -152,7 +149,7 @@ describe('npm run', () => {
     expect(count).toBeGreaterThan(30)
   })
 
-  it('refuses a task and a test file that are not there', async () => {
+  it('refuses a missing task and a missing test file', async () => {
     expect(await runIn({ PATH }, ...task('test:everything'))).toMatchObject({
       code: 2,
       stderr: expect.stringContaining('no such task'),
@@ -168,7 +165,7 @@ describe('npm run', () => {
 describe('the words of a task', () => {
   const OWN = Object.entries(TASKS).flatMap(([name, { usage }]) => (usage === undefined ? [] : [name]))
 
-  it.concurrent.each(OWN)('%s --help says them, and nothing is set up or run', async (name) => {
+  it.concurrent.each(OWN)('%s --help lists them, and nothing is set up or run', async (name) => {
     const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name, '--help'))
     expect({ code, stderr }).toEqual({ code: 0, stderr: '' })
     expect(stdout.split('\n')[0]).toMatch(new RegExp(`^Usage: npm run ${name}( -- \\S.*)?$`))
@@ -208,19 +205,19 @@ describe('the words of a task', () => {
   })
 })
 
-describe('where there is no program', () => {
-  it.concurrent.each(ASKED)('%s ends with 1 and names what is missing, and its packages', async (name) => {
+describe('without the programs', () => {
+  it.concurrent.each(STRICT)('%s ends with 1 and names the missing programs and their packages', async (name) => {
     const { code, stdout, stderr } = await runIn({ PATH: folder }, ...task(name))
     expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
-    // A task that makes hosts says first what forbids them.
+    // A task that makes hosts first reports why they cannot be made.
     if (TASKS[name]!.makesHosts && stderr.startsWith(`${name}: `))
       expect(stderr).toMatch(/: network namespaces .*cannot be made: .*\n$/)
     else expect(stderr).toMatch(/^setup: this machine lacks .+: install the packages that Debian calls \S.*\n$/)
   })
 })
 
-describe('without the right', () => {
-  it.concurrent.for(HOSTED)('%s ends with 1 and says that it is for root', async (name, { skip }) => {
+describe('without the rights', () => {
+  it.concurrent.for(HOSTED)('%s ends with 1 and says that it needs root', async (name, { skip }) => {
     const why = await namespaces()
     skip(why !== undefined, why)
     const { code, stdout, stderr } = await runIn({ PATH }, 'unshare', '--user', ...task(name))
@@ -231,7 +228,7 @@ describe('without the right', () => {
   it.concurrent.for([
     ...HOSTED.map((name) => [name, task] as const),
     ...['demo', 'bench'].map((name) => [name, commandOf] as const),
-  ])('%s without /dev/net/tun ends with 1 and says how it is had', async ([name, commandFor], { skip }) => {
+  ])('%s without /dev/net/tun ends with 1 and gives the remedy', async ([name, commandFor], { skip }) => {
     const why = await namespaces()
     skip(why !== undefined, why)
     const { code, stdout, stderr } = await runIn(
@@ -247,7 +244,7 @@ describe('a test that cannot be run', () => {
   const files = ['test/unit/net/nets.test.ts', 'test/native/core.test.ts']
   const vitest = [NODE, join(packageRoot, 'node_modules/vitest/vitest.mjs'), 'run', '--root', packageRoot, ...files]
 
-  it('is a skip of npm test, with the remedy, and a failure of what was asked for by name', async () => {
+  it('is skipped by npm test, with the remedy, and fails in a task that names it', async () => {
     const path = pathWithout(['g++', 'apt-get'])
     const lack = 'test/native/core.test.ts: this machine lacks g++: install the packages that Debian calls g++'
     const all = await runIn({ PATH: path }, ...vitest)
@@ -261,11 +258,11 @@ describe('a test that cannot be run', () => {
   })
 })
 
-describe('what is made or fetched first', () => {
+describe('a program that is made or fetched first', () => {
   const cache = (): string => mkdtempSync(join(folder, 'cache-'))
   const offline = { npm_config_registry: 'http://127.0.0.1:9', npm_config_fetch_retries: '0' }
   const script = (name: string): string => join(packageRoot, 'scripts', name)
-  /** A source tree as `apt-get source` leaves it, and what make makes of it: with links to itself, which a search follows for ever. */
+  /** A source tree like that of `apt-get source`, and the output of make. It has links to itself, which a search would follow forever. */
   const apt =
     'case "$*" in *source*) mkdir -p kubernetes-1/vendor/github.com/modern-go/reflect2 kubernetes-1/vendor/github.com/json-iterator/go;; esac'
   const make = [
@@ -280,7 +277,7 @@ describe('what is made or fetched first', () => {
     'mkdir -p /usr/share/gocode/src/github.com/modern-go/reflect2 /usr/share/gocode/src/github.com/json-iterator/go',
   ].join('\n')
 
-  it('is a kube-apiserver, out of a tree with a circle of links', async ({ skip }) => {
+  it('can be kube-apiserver, from a tree with circular links', async ({ skip }) => {
     const why = await namespaces()
     skip(why !== undefined, why)
     const place = cache()
@@ -293,7 +290,7 @@ describe('what is made or fetched first', () => {
     expect(readdirSync(join(place, 'weft'))).toEqual(['kube-apiserver-1.20'])
   })
 
-  it('ends test:kube with 1, before any test, where the server cannot be built', async ({ skip }) => {
+  it('ends test:kube with 1, before any test, if it cannot be built', async ({ skip }) => {
     const why = (await namespaces()) ?? (mayOpenTun() ? undefined : 'this user may not open /dev/net/tun')
     skip(why !== undefined, why)
     const programs = NEEDS.filter(
@@ -310,14 +307,16 @@ describe('what is made or fetched first', () => {
     expect(last).toMatch(/^kube-apiserver cannot be built: .* failed: exit code 3; set WEFT_KUBE_APISERVER to the path/)
   })
 
-  it('is Helm, or an exit code', async () => {
+  it('can be Helm, or the task fails', async () => {
     const environment = { PATH, XDG_CACHE_HOME: cache(), npm_config_cache: cache(), ...offline }
     const { code, stdout, stderr } = await runIn(environment, NODE, script('helm.mjs'))
     expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
-    expect(stderr.trimEnd().split('\n').at(-1)).toMatch(/^Helm cannot be had: .*; set WEFT_HELM to the path of one$/)
+    expect(stderr.trimEnd().split('\n').at(-1)).toMatch(
+      /^Helm cannot be fetched: .*; set WEFT_HELM to the path of a Helm program$/,
+    )
   })
 
-  it('are the npm packages, or an exit code', async () => {
+  it('can be the npm packages, or the task fails', async () => {
     const fresh = newClone()
     rmSync(join(fresh, 'node_modules'), { recursive: true })
     const { code, stderr } = await runIn(

@@ -1,4 +1,4 @@
-// test-all.test.ts - `npm run test:all` runs every test script once, goes on where it was interrupted, and leaves none out.
+// test-all.test.ts - `npm run test:all` runs every test script once, and continues after an interruption.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -55,7 +55,7 @@ it('runs test:whole first and then every other test script, also one that it doe
   )
 })
 
-it('goes on after a failure, says which failed, and runs only that one again', async () => {
+it('continues after a failure, names the failed script, and runs only that one again', async () => {
   write({ 'test:whole': 'echo whole; test -e build/mended', 'test:page': 'echo page' })
   const first = await testAll()
   expect(first.code).toBe(1)
@@ -66,7 +66,7 @@ it('goes on after a failure, says which failed, and runs only that one again', a
   expect(runs()).toEqual(['test:whole', 'test:page', 'test:whole'])
 })
 
-it('goes on where it was interrupted, and ends what it had started', async () => {
+it('ends its scripts when it is interrupted, and continues there', async () => {
   write({ 'test:whole': 'true', 'test:page': 'echo $$ > build/pid; test -e build/quick || exec sleep 1000' })
   child = spawn(command[0]!, [command[1]!], { cwd: folder, stdio: 'ignore' })
   const pid = await eventually(() => readFileSync(join(folder, 'build/pid'), 'utf8').trim())

@@ -105,7 +105,7 @@ export interface HandshakeMemory {
   /** The same in ms since 1970. */
   readonly at: number | undefined
   /** When it was sent an initiation that it has not answered yet. */
-  readonly askedAt: number | undefined
+  readonly requestedAt: number | undefined
 }
 
 export interface HandshakeState {
@@ -560,7 +560,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       if (!peer) return undefined
       const { greatest, low, at, pending } = peer
       const completedAt = peer.completedAt === -Infinity ? undefined : peer.completedAt
-      return { greatest, low, completedAt, at, askedAt: pending?.at }
+      return { greatest, low, completedAt, at, requestedAt: pending?.at }
     },
     resume(secret, all, key) {
       indices = createIndices(secret, key)
@@ -568,11 +568,11 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       for (const { number, memory } of all) {
         const peer = peers.get(number)
         if (!peer) continue
-        const { greatest, low, completedAt = -Infinity, at, askedAt } = memory
+        const { greatest, low, completedAt = -Infinity, at, requestedAt } = memory
         Object.assign(peer, { greatest, low, completedAt, at })
-        if (askedAt === undefined) continue
+        if (requestedAt === undefined) continue
         // It is asked again as soon as it listens: what opens its answer has gone with the other process.
-        peer.dueAt = askedAt + 2 * ACCEPT_EVERY_MS
+        peer.dueAt = requestedAt + 2 * ACCEPT_EVERY_MS
         deadlines.add(peer, peer.dueAt)
       }
     },

@@ -4,7 +4,7 @@
 // disturbs nothing. The number is nobody's for a while then: what lanes and mail still say of it is said of nobody else.
 // An engine that takes the place of another goes on with its sessions, or has none: peers that wait for none find that out as they send.
 // In a planned restart the next process is such an engine with a keeper of its own, which goes on by what `pause` gave this one: numbers,
-// places, timestamps. The keys go from engine to engine, and one of them gets them (native/io/bequest.h). What was asked of a peer and
+// places, timestamps. The keys go from engine to engine, and one of them gets them (native/io/handover_state.h). What was asked of a peer and
 // not answered is asked again.
 //
 // What comes is work by whoever sends it. For messages that may be anybody's, and for peers that go from place to place, there is a pause
@@ -207,12 +207,12 @@ export function createKeeper(options: KeeperOptions): Keeper {
       handshakes.moved(session, to)
       move(byNumber.get(session), to)
     }
-    for (const { bytes, ...from } of mail.letters) {
+    for (const { bytes, ...from } of mail.controlMessages) {
       if (bytes[0] === TYPE_DATA) renew(from.address, ({ at, anyPort }) => anyPort || at.port === from.port, now)
       else handshakes.message(from, bytes, now)
     }
     for (const number of mail.wanted) handshakes.wanted(number, now)
-    const count = mail.letters.length + mail.moved.length
+    const count = mail.controlMessages.length + mail.moved.length
     const tookMs = performance.now() - now
     const pause = Math.min(Math.max(REST.times * tookMs, count * REST.leastMs), count * REST.mostMs, LONGEST_REST_MS)
     if (pause > 0) restsUntil = now + tookMs + pause
@@ -427,10 +427,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
 const clockOffset = (): number => Number(process.hrtime.bigint() / 1_000n) / 1_000 - performance.now()
 
 /** A memory by another clock. */
-const shifted = <M extends Pick<HandshakeMemory, 'completedAt' | 'askedAt'>>(memory: M, byMs: number): M => ({
+const shifted = <M extends Pick<HandshakeMemory, 'completedAt' | 'requestedAt'>>(memory: M, byMs: number): M => ({
   ...memory,
   completedAt: memory.completedAt === undefined ? undefined : memory.completedAt + byMs,
-  askedAt: memory.askedAt === undefined ? undefined : memory.askedAt + byMs,
+  requestedAt: memory.requestedAt === undefined ? undefined : memory.requestedAt + byMs,
 })
 
 const textOf = ({ address, port }: UdpEndpoint): [string, number] => [formatAddress(address), port]

@@ -4,6 +4,8 @@
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { OwnLease, Lease } from '../../../control/lease/lease.ts'
+import type { Run } from '../../../host/command.ts'
+import { findLink, ipJson } from '../../../host/links.ts'
 import type { Family } from '../../../net/address.ts'
 import { overheadBy } from '../../catalog.ts'
 import type { DataPath } from '../../contract.ts'
@@ -41,6 +43,15 @@ const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathM
 
 const overheadOf = (outer: Family): number => overheadBy('wireguard', outer)
 
+/** Removes the kernel's device of this name, which flanneld or another `DataPath` left and of which a TUN cannot be made. */
+async function removeKernelDevice(name: string, run: Run, log: Log): Promise<void> {
+  if (!(await findLink(run, name))) return
+  const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])
+  if (link?.linkinfo?.info_kind !== 'wireguard') return
+  log.info(`Deleting the kernel's device ${name}, whose place weftd takes`)
+  await run('ip', ['link', 'del', name])
+}
+
 export function openUserspace(
   options: UserspaceOptions,
   lease: OwnLease,
@@ -61,6 +72,7 @@ export function openUserspace(
       port,
       mtu,
       tunName: name,
+      clear: () => removeKernelDevice(name, parts.run, log),
       scope: 'link',
       filter,
       look,

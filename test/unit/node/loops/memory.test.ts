@@ -134,7 +134,7 @@ it('goes on where the file cannot be written, and says so', async () => {
 })
 
 it.each([
-  ['a folder', (path: string) => mkdirSync(path), /: it is no file; the list starts empty$/],
+  ['a folder', (path: string) => mkdirSync(path), /: it is not a regular file; the list starts empty$/],
   ['a megabyte', (path: string) => writeFileSync(path, 'x'.repeat(1_000_001)), /: it has 1000001 bytes; the list/],
   ['of another version', (path: string) => writeFileSync(path, '{"version":9}\n'), /: its version is 9, and this weft/],
 ] as const)('begins anew where what stands there is %s', async (_what, make, said) => {

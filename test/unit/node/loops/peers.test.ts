@@ -104,7 +104,7 @@ it('keeps its peers when most of them vanish at once, until a listing 30 s later
   await until(() => logged(/E 4 of 4 leases vanished from the store at once/))
   await vi.advanceTimersByTimeAsync(29_000)
   expect(applied()).toBe(4)
-  expect(told.at(-1)).toContain('4 peers kept though the store lacks them; ')
+  expect(told.at(-1)).toContain('4 peers kept although the store lacks them; ')
   expect(details()).toMatch(/4 peers kept .*; leases compared \d+ s ago; 0 repairs since the start$/)
   await until(() => logged(/W The store still lacks 4 leases; they are removed now/), 5_000)
   await until(() => applied() === 0)

@@ -279,13 +279,13 @@ it('has a peer asked at once that is doubted by other means, but for one that is
 describe('a peer that stays silent', () => {
   const none = (): boolean => false
   /** The seconds at which it is asked. */
-  const askedAt = (probes: Probes, fromS: number, toS: number, answers = none): number[] =>
+  const requestedAt = (probes: Probes, fromS: number, toS: number, answers = none): number[] =>
     pass(probes, fromS, toS, answers).flatMap((each, at) => each.map(() => fromS + at))
   const gapsOf = (seconds: readonly number[]): number[] => seconds.slice(1).map((second, at) => second - seconds[at]!)
   const silent = (): { readonly probes: Probes; readonly gaps: readonly number[] } => {
     const probes = createProbes(10_000, () => 0)
     probes.keep([target(1)], 0)
-    return { probes, gaps: gapsOf(askedAt(probes, 0, 2_000)) }
+    return { probes, gaps: gapsOf(requestedAt(probes, 0, 2_000)) }
   }
 
   it('is asked ten times at the usual interval, then after 20, 40, 80, 160 s, and every 300 s from there', () => {
@@ -302,32 +302,32 @@ describe('a peer that stays silent', () => {
   it('of a longer interval than that is asked no more often, and of a limit as often as that says', () => {
     const rare = createProbes(400_000, () => 0)
     rare.keep([target(1)], 0)
-    expect(new Set(gapsOf(askedAt(rare, 0, 8_000)).slice(2))).toEqual(new Set([400]))
+    expect(new Set(gapsOf(requestedAt(rare, 0, 8_000)).slice(2))).toEqual(new Set([400]))
     const limited = createProbes(
       10_000,
       () => 0,
       () => 60_000,
     )
     limited.keep([target(1)], 0)
-    expect(gapsOf(askedAt(limited, 0, 600)).slice(9)).toEqual([20, 40, 60, 60, 60, 60, 60, 60, 60])
+    expect(gapsOf(requestedAt(limited, 0, 600)).slice(9)).toEqual([20, 40, 60, 60, 60, 60, 60, 60, 60])
   })
 
   it('costs a link few broadcasts: a day of one that is gone is fewer than 300 requests', () => {
     const probes = createProbes(10_000, () => 0)
     probes.keep([target(1)], 0)
-    expect(askedAt(probes, 0, 86_400).length).toBeLessThan(310)
+    expect(requestedAt(probes, 0, 86_400).length).toBeLessThan(310)
   })
 
   it('is asked at once when it is heard after it was asked last, and not for what was heard before', () => {
     const { probes } = silent()
-    const before = askedAt(probes, 2_000, 2_400).at(-1)!
+    const before = requestedAt(probes, 2_000, 2_400).at(-1)!
     probes.wake('peer 1', 2_400_000, (before - 1) * 1000)
-    expect(askedAt(probes, 2_400, 2_405)).toEqual([])
+    expect(requestedAt(probes, 2_400, 2_405)).toEqual([])
     probes.wake('peer 1', 2_405_000, 2_404_000)
-    expect(askedAt(probes, 2_405, 2_406, all)).toEqual([2_405])
+    expect(requestedAt(probes, 2_405, 2_406, all)).toEqual([2_405])
     expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 0 })
     // From there on as ever.
-    expect(gapsOf(askedAt(probes, 2_406, 2_500, all)).every((gap) => gap === 10)).toBe(true)
+    expect(gapsOf(requestedAt(probes, 2_406, 2_500, all)).every((gap) => gap === 10)).toBe(true)
     expect(probes.resting()).toEqual([])
   })
 
@@ -335,7 +335,7 @@ describe('a peer that stays silent', () => {
     const { probes } = silent()
     probes.wake('peer 1', 2_000_000)
     expect(probes.results().get('peer 1')!.isAnswering).toBe(false)
-    const gaps = gapsOf(askedAt(probes, 2_000, 2_400))
+    const gaps = gapsOf(requestedAt(probes, 2_000, 2_400))
     expect(gaps).toEqual([10, 10, 10, 10, 10, 10, 10, 10, 10, 20, 40, 80, 160])
   })
 
@@ -343,13 +343,13 @@ describe('a peer that stays silent', () => {
     const { probes } = silent()
     probes.look('peer 1', 77, 2_000_000)
     expect(probes.resting()).toEqual([])
-    expect(askedAt(probes, 2_000, 2_002)).toHaveLength(2)
+    expect(requestedAt(probes, 2_000, 2_002)).toHaveLength(2)
     const { probes: other } = silent()
     other.keep([], 2_000_000)
     expect(other.resting()).toEqual([])
-    expect(askedAt(other, 2_000, 2_400)).toEqual([])
+    expect(requestedAt(other, 2_000, 2_400)).toEqual([])
     other.wake('peer 1', 2_400_000)
-    expect(askedAt(other, 2_400, 2_402)).toEqual([])
+    expect(requestedAt(other, 2_400, 2_402)).toEqual([])
   })
 
   it('is asked when one that fell silent with it is back: a network that was cut in two is whole soon', () => {
@@ -375,8 +375,8 @@ describe('a peer that stays silent', () => {
 
   it('is asked at once for another family that is doubted', () => {
     const { probes } = silent()
-    expect(askedAt(probes, 2_000, 2_003)).toEqual([])
+    expect(requestedAt(probes, 2_000, 2_003)).toEqual([])
     probes.soon('peer 1', 2_003_000)
-    expect(askedAt(probes, 2_003, 2_005, all)).toEqual([2_003])
+    expect(requestedAt(probes, 2_003, 2_005, all)).toEqual([2_003])
   })
 })

@@ -93,7 +93,7 @@ describe('subnet.env', () => {
     const log = createLog(
       0,
       (line) => void lines.push(line),
-      (level, text) => events.hear(level, text),
+      (level, text) => events.add(level, text),
     )
     const path = join(folder, 'subnet.env')
     await readPreviousNets(path, log)

@@ -1,4 +1,4 @@
-// format.test.ts - figures of the page in a person's units.
+// format.test.ts - the formats of numbers on the page.
 
 import { expect, it } from 'vitest'
 import {

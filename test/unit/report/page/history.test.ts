@@ -1,4 +1,4 @@
-// history.test.ts - rates from counts that grow, begin anew, or are not there.
+// history.test.ts - rates from counters that grow, are reset or are missing.
 
 import { expect, it } from 'vitest'
 import { createHistory, totalsOf } from '../../../../src/report/page/history.ts'
@@ -12,18 +12,18 @@ function statusAt(second: number, tx: number, rx: number, drops: number): Status
   return { ...status, dataPath: { ...status.dataPath!, counters, drops: { rx_drop_ttl: drops } } }
 }
 
-it('tells what passed in a second, in all and for each peer', () => {
+it('computes rates per second, in total and for each peer', () => {
   const history = createHistory()
   history.add(statusAt(0, 1000, 0, 5))
   expect(history.samples()).toEqual([])
   history.add(statusAt(2, 5000, 200, 7))
-  history.add(statusAt(2, 5000, 200, 7)) // the same answer again
+  history.add(statusAt(2, 5000, 200, 7)) // the same status again
   expect(history.samples()).toEqual([{ at: Date.parse(at(2)) / 1000, tx: 2000, rx: 100, drops: 1 }])
   expect(history.ratesOf('10.5.1.0-24')).toEqual({ tx: 1000, rx: undefined })
   expect(history.ratesOf('10.5.9.0-24')).toEqual({ tx: undefined, rx: undefined })
 })
 
-it('leaves a gap where counts began anew', () => {
+it('leaves a gap if counters were reset', () => {
   const history = createHistory()
   for (const [second, tx] of [
     [0, 9000],
@@ -34,7 +34,7 @@ it('leaves a gap where counts began anew', () => {
   expect(history.samples().map(({ tx }) => tx)).toEqual([undefined, 300])
 })
 
-it('tells of a link without traffic that nothing passed, and of one moment only what was said first', () => {
+it('reports zero without traffic, and ignores a second status of the same time', () => {
   const history = createHistory()
   for (const status of [statusAt(0, 1000, 0, 0), statusAt(0, 9000, 0, 0), statusAt(1, 9000, 0, 0)]) history.add(status)
   history.add(statusAt(2, 9000, 0, 0))
@@ -44,7 +44,7 @@ it('tells of a link without traffic that nothing passed, and of one moment only 
   ])
 })
 
-it('goes on from a clock that was set back, and over a status without peers', () => {
+it('continues after the clock was set back, and after a status without peers', () => {
   const history = createHistory()
   const away: Status = { ...statusAt(5, 0, 0, 0), peers: null }
   for (const status of [statusAt(9, 1000, 0, 0), statusAt(3, 1500, 0, 0), statusAt(4, 1600, 0, 0), away])
@@ -53,7 +53,7 @@ it('goes on from a clock that was set back, and over a status without peers', ()
   expect(history.ratesOf('10.5.1.0-24')).toStrictEqual({ tx: undefined, rx: undefined })
 })
 
-it('tells of a peer each way', () => {
+it('reports both directions of a peer', () => {
   const history = createHistory()
   const counted = (second: number, txBytes: number, rxBytes: number): Status => ({
     ...statusWith([peerWith(1, { txBytes, rxBytes })]),
@@ -64,13 +64,13 @@ it('tells of a peer each way', () => {
   expect(history.ratesOf('10.5.1.0-24')).toEqual({ tx: 200, rx: 10 })
 })
 
-it('keeps so many and no more', () => {
+it('keeps a maximum number of samples', () => {
   const history = createHistory(3)
   for (let second = 0; second < 9; second++) history.add(statusAt(second, second, 0, 0))
   expect(history.samples().map((sample) => sample.at - Date.parse(at(0)) / 1000)).toEqual([6, 7, 8])
 })
 
-it("takes the peers' bytes where the engine counts none, and knows nothing where nobody counts", () => {
+it("uses the peers' bytes if the engine counts none, and is undefined without any counter", () => {
   const status = statusWith([peerWith(1), peerWith(2, { txBytes: null, rxBytes: null }), peerWith(3)])
   const kernel: Status = { ...status, dataPath: { ...status.dataPath!, counters: { peers_unusable: 0 }, drops: {} } }
   expect(totalsOf(kernel)).toEqual({ tx: 2000, rx: 4000, drops: undefined })
@@ -83,10 +83,10 @@ it("takes the peers' bytes where the engine counts none, and knows nothing where
   })
 })
 
-it('puts what the daemon remembers before what was seen here, from where something is known of it on', () => {
+it('puts the history of the daemon, from its first known value on, before the samples of the page', () => {
   const history = createHistory()
   const known = (...values: (number | null)[]): (number | null)[] => [null, null, ...values]
-  history.remember({
+  history.setHour({
     schema: 1,
     at: at(100),
     stepSeconds: 10,

@@ -1,4 +1,4 @@
-// model.test.ts - what the page tells of a status: how each peer is, the verdict, what changed, the map's places.
+// model.test.ts - the content of the page from a status: peers, verdict, changes, and places of the map.
 
 import { describe, expect, it } from 'vitest'
 import { formatIpv4 } from '../../../../src/net/ipv4.ts'
@@ -41,7 +41,7 @@ describe('a peer', () => {
     [{ path: 'whole', passesBytes: 1472 }, 'answering'],
     [{ path: 'narrow', passesBytes: 1252 }, 'narrow'],
     [{ path: 'narrow', passesBytes: null }, 'narrow'],
-    // Those who send more are told.
+    // Senders of longer packets get an ICMP error.
     [{ path: 'narrow', passesBytes: 1372, pathMtu: 1372 }, 'answering'],
     [{ path: 'narrow', passesBytes: 1252, pathMtu: 1372 }, 'narrow'],
     [{ state: 'programmed', lossPercent: 100, path: 'narrow', passesBytes: 1252 }, 'silent'],
@@ -49,7 +49,7 @@ describe('a peer', () => {
     expect(conditionOf(peerWith(1, known))).toBe(condition)
   })
 
-  it('stands in the order of its subnet, in the list the worst first', () => {
+  it('is sorted by its subnet, and in the list by its condition, the worst first', () => {
     const status = statusWith([peerWith(10), peerWith(9, { state: 'stored' }), peerWith(2, { state: 'programmed' })])
     const all = peersOf(status)
     expect(all.map(({ subnet }) => subnet)).toEqual(['10.5.2.0/24', '10.5.9.0/24', '10.5.10.0/24'])
@@ -57,13 +57,13 @@ describe('a peer', () => {
     expect(countsText(countsOf(all))).toBe('1 not answering, 1 only stored, 1 answering')
   })
 
-  it('without a subnet stands first, and nobody is there of a node that has no list', () => {
+  it('without a subnet comes first, and a node without a list has no peers', () => {
     const all = peersOf(statusWith([peerWith(1), peerWith(9, { subnet: 'junk' }), peerWith(0)]))
     expect(all.map(({ subnet }) => subnet)).toEqual(['junk', '10.5.0.0/24', '10.5.1.0/24'])
     expect(peersOf(statusWith([], { peers: null }))).toEqual([])
   })
 
-  it('looks otherwise in each condition, and each has its name and what it means', () => {
+  it('has a different sign, name and meaning in each condition', () => {
     for (const part of ['sign', 'name', 'means'] as const)
       expect(new Set(CONDITIONS.map((condition) => LOOKS[condition][part]).filter(Boolean)).size, part).toBe(5)
     expect(countsText({ silent: 2, stored: 0, narrow: 0, programmed: 1_000, answering: 1 })).toBe(
@@ -71,7 +71,7 @@ describe('a peer', () => {
     )
   })
 
-  it('is found by a part of an address, by a subnet that has it, by its condition', () => {
+  it('is found by a part of an address, by a larger subnet, and by its condition', () => {
     const all = peersOf(statusWith([peerWith(1), peerWith(2, { state: 'programmed' }), peerWith(200)]))
     const found = (text: string, condition: Condition | '' = ''): string[] =>
       matching(all, text, condition).map(({ subnet }) => subnet)
@@ -105,7 +105,7 @@ describe('the verdict', () => {
       statusWith([], { state: 'forwarding', trouble: 'waiting for a lease' }),
       'doubtful',
       'Forwarding as last known',
-      /^waiting for a lease\. Packets: .* last known pass/,
+      /^waiting for a lease\. Effect: .* last known nodes pass/,
     ],
     [
       statusWith([peerWith(1)], {
@@ -115,43 +115,43 @@ describe('the verdict', () => {
       }),
       'bad',
       'Impaired by its data path',
-      /^the data path is down\. Packets: none pass/,
+      /^the data path is down\. Effect: no packets pass/,
     ],
     [
       statusWith([peerWith(1), peerWith(2, { state: 'programmed' })]),
       'bad',
       '1 of 2 peers does not answer',
-      'The network is 50% whole.',
+      'This node reaches 50% of the network.',
     ],
     [
       statusWith([peerWith(1), peerWith(2, { state: 'programmed' }), peerWith(3, { state: 'programmed' })]),
       'bad',
       '2 of 3 peers do not answer',
-      'The network is 33.3% whole.',
+      'This node reaches 33.3% of the network.',
     ],
     [statusWith([], { peers: null }), 'doubtful', 'No other nodes', /lease/],
-    [statusWith([peerWith(2, { state: 'programmed' })]), 'bad', 'The only peer does not answer', /0% whole/],
+    [statusWith([peerWith(2, { state: 'programmed' })]), 'bad', 'The only peer does not answer', /reaches 0% of/],
     [statusWith([peerWith(1), peerWith(2, { state: 'stored' })]), 'bad', '1 peer cannot be reached', /data path/],
     [statusWith([]), 'doubtful', 'No other nodes', /lease/],
-    [statusWith([peerWith(1), peerWith(2)]), 'good', 'The network is whole', 'All 2 peers answer.'],
-    [statusWith([peerWith(1)]), 'good', 'The network is whole', 'The only peer answers.'],
+    [statusWith([peerWith(1), peerWith(2)]), 'good', 'The network works', 'All 2 peers answer.'],
+    [statusWith([peerWith(1)]), 'good', 'The network works', 'The only peer answers.'],
     [
       statusWith([peerWith(1), peerWith(2, { state: 'programmed', lossPercent: null, probedSecondsAgo: null })]),
       'good',
-      'The network is whole',
-      '1 peer not asked yet.',
+      'The network works',
+      '1 peer not probed yet.',
     ],
     [
       statusWith([peerWith(1, { state: 'programmed', lossPercent: null, probedSecondsAgo: null })]),
       'doubtful',
       'Not known yet',
-      'No peer has been asked yet whether it answers.',
+      'No peer has been probed yet.',
     ],
     [
       statusWith([peerWith(1, { state: 'programmed', lossPercent: null })], {}, false),
       'doubtful',
       'All peers are programmed',
-      /not asked/,
+      /does not probe/,
     ],
   ] as const)('%#: %o', (status, tone, title, detail) => {
     const verdict = verdictOf(status)
@@ -160,7 +160,7 @@ describe('the verdict', () => {
     expect(verdict.detail).toMatch(detail)
   })
 
-  it('says that long packets do not reach a peer that answers, and how long one may be', () => {
+  it('says that long packets do not reach an answering peer, and which length does', () => {
     const narrow = { path: 'narrow', passesBytes: 1252 } as const
     expect(verdictOf(statusWith([peerWith(1), peerWith(2, narrow)]))).toEqual({
       tone: 'bad',
@@ -176,7 +176,7 @@ describe('the verdict', () => {
     ])
   })
 
-  it('tells of its session, where packets are encrypted', () => {
+  it('lists the facts of its session if packets are encrypted', () => {
     const keys = { publicKey: 'K=', attempts: 0, stale: 0, unconfirmed: 0, txBytes: 0, rxBytes: 0 }
     const told = (session: SessionStatus): readonly string[] =>
       factsOf(peersOf(statusWith([peerWith(1, { session })]))[0]!)
@@ -195,7 +195,7 @@ describe('the verdict', () => {
     expect(factsOf(peersOf(statusWith([peerWith(1)]))[0]!).map(([name]) => name)).not.toContain('Keys')
   })
 
-  it('says that the store is away while all peers answer', () => {
+  it('says that the store does not answer while all peers do', () => {
     const status = statusWith([peerWith(1)])
     const impairments = [{ by: 'store', what: 'the etcd store does not answer' }] as const
     expect(verdictOf({ ...status, state: 'impaired', impairments })).toMatchObject({
@@ -219,13 +219,13 @@ it.each([
   )
 })
 
-describe('what changed', () => {
+describe('the changes', () => {
   const before = statusWith([peerWith(1), peerWith(2)])
-  it('is nothing between two that are alike', () => {
+  it('are empty between two equal statuses', () => {
     expect(changesOf(peers(before), peers(statusWith([peerWith(1, { txBytes: 99 }), peerWith(2)])))).toEqual([])
   })
 
-  it('names peers that came, went, or are otherwise, and the node', () => {
+  it('name new, removed and changed peers, and the node', () => {
     const after = statusWith([peerWith(2, { state: 'programmed' }), peerWith(3)], {
       state: 'impaired',
       impairments: [{ by: 'path', what: 'why' }],
@@ -239,7 +239,7 @@ describe('what changed', () => {
     ])
   })
 
-  it('is the node alone where nothing troubles it', () => {
+  it('name the node without a reason if it has no problem', () => {
     const impaired = { state: 'impaired', impairments: [{ by: 'path', what: 'why' }] } as const
     expect(changesOf(peers(statusWith([], impaired)), peers(statusWith([], { trouble: null })))).toEqual([
       `This node is ${before.state}`,
@@ -250,7 +250,7 @@ describe('what changed', () => {
     [3, '10.5.0.0/24, 10.5.1.0/24, 10.5.2.0/24: not answering'],
     [4, '4 peers: not answering'],
     [9, '9 peers: not answering'],
-  ])('of %i peers is told as %s', (number, told) => {
+  ])('of %i peers are described as %s', (number, told) => {
     const many = (state: 'answering' | 'programmed') =>
       statusWith(Array.from({ length: number }, (_, at) => peerWith(at, { state })))
     expect(changesOf(peers(many('answering')), peers(many('programmed')))).toEqual([told])
@@ -258,7 +258,7 @@ describe('what changed', () => {
 })
 
 describe('the map', () => {
-  it('has a place for each peer, while there is room', () => {
+  it('has a place for each peer, up to the maximum', () => {
     const all = peersOf(statusWith([peerWith(1), peerWith(2, { state: 'stored' })]))
     expect(placesOf(all)).toMatchObject([
       { name: '10.5.1.0/24', condition: 'answering' },
@@ -266,7 +266,7 @@ describe('the map', () => {
     ])
   })
 
-  it('has places of single peers as long as there is room, and no larger subnets than that takes', () => {
+  it('has single peers up to the maximum, and beyond it the smallest sufficient subnets', () => {
     const all = peersOf(statusWith([0, 1, 2, 3].map((number) => peerWith(number))))
     expect(placesOf(all, 4)).toEqual(
       all.map((peer) => ({
@@ -291,7 +291,7 @@ describe('the map', () => {
     expect(told(1)).toEqual([[true, '10.5.0.0/22', 4]])
   })
 
-  it('has a place for those too whose subnet is none', () => {
+  it('has a place also for peers with an invalid subnet', () => {
     const all = peersOf(statusWith([peerWith(0), peerWith(1), peerWith(2, { subnet: 'junk' })]))
     const told = (most: number) => placesOf(all, most).map(({ name, peers: members }) => [name, members.length])
     expect(told(2)).toEqual([
@@ -301,7 +301,7 @@ describe('the map', () => {
     expect(told(1)).toEqual([['0.0.0.0/4', 3]])
   })
 
-  it('joins ten thousand into larger subnets, each as the worst of its peers', () => {
+  it('groups ten thousand peers into larger subnets, each with its worst condition', () => {
     const list = Array.from({ length: 10_000 }, (_, at) =>
       peerWith(at, {
         subnet: `${formatIpv4(0x0a000000 + at * 256)}/24`,
@@ -316,10 +316,10 @@ describe('the map', () => {
     expect(places[0]!.name).toBe('10.0.0.0/18')
   })
 
-  it('sets peers around the node, within the map, and two across from each other', () => {
+  it('places peers around the node, inside the map, and two peers opposite each other', () => {
     expect(around(0, 2).x).toBeLessThan(0.2)
     expect(around(1, 2).x).toBeGreaterThan(0.8)
-    // Clockwise, as the hands go: from the left over the top.
+    // Clockwise, from the left over the top.
     const quarters = [0, 1, 2, 3].map((at) => around(at, 4))
     expect(quarters.map(({ x }) => Math.round(x * 100))).toEqual([11, 50, 89, 50])
     expect(quarters.map(({ y }) => Math.round(y * 100))).toEqual([50, 14, 50, 86])
@@ -331,11 +331,11 @@ describe('the map', () => {
   })
 })
 
-it('asks once a second, and less often where that takes long', () => {
+it('fetches the status once a second, and less often if that takes long', () => {
   expect([0, 20, 500].map(pauseAfter)).toEqual([1000, 980, 9500])
 })
 
-describe('of both families', () => {
+describe('with both families', () => {
   const statusOf = (...list: PeerStatus[]): Status => ({ ...soundDual.status, peers: countPeers(list, 10) })
   const stored = { state: 'stored', endpoint: null, way: null } as const
   const other = (number: number, peer: PeerStatus): PeerStatus => ({
@@ -346,24 +346,24 @@ describe('of both families', () => {
   })
 
   it.each([
-    ['alike', dualPeer(), 'answering', 'The network is whole'],
+    ['equal families', dualPeer(), 'answering', 'The network works'],
     ['both silent', dualPeer(silentSide, silentSide), 'not answering', 'The only peer does not answer'],
-    ['IPv6 silent', dualPeer({}, silentSide), 'IPv6 not answering', 'The only peer does not answer by IPv6'],
-    ['IPv4 silent', dualPeer(silentSide), 'IPv4 not answering', 'The only peer does not answer by IPv4'],
-    ['IPv6 not set', dualPeer({}, stored), 'IPv6 only stored', '1 peer cannot be reached by IPv6'],
+    ['IPv6 silent', dualPeer({}, silentSide), 'IPv6 not answering', 'The only peer does not answer over IPv6'],
+    ['IPv4 silent', dualPeer(silentSide), 'IPv4 not answering', 'The only peer does not answer over IPv4'],
+    ['IPv6 not set', dualPeer({}, stored), 'IPv6 only stored', '1 peer cannot be reached over IPv6'],
     [
-      'IPv6 not asked',
+      'IPv6 not probed',
       dualPeer({}, { state: 'programmed', lossPercent: null, probedSecondsAgo: null }),
       'IPv6 programmed',
       'Not known yet',
     ],
-    ['of IPv6 alone', peerOfIpv6(silentSide), 'not answering', 'The only peer does not answer'],
-  ])('%s: the peer and the verdict say which', (_name, peer, words, title) => {
+    ['IPv6 only', peerOfIpv6(silentSide), 'not answering', 'The only peer does not answer'],
+  ])('%s: the peer and the verdict name the family', (_name, peer, words, title) => {
     const status = statusOf(peer)
     expect([peersOf(status)[0]!.words, verdictOf(status).title]).toEqual([words, title])
   })
 
-  it('the verdict names a family only where it is that of all', () => {
+  it('the verdict names a family only if all peers have the same', () => {
     const [six, four, none] = [dualPeer({}, silentSide), dualPeer(silentSide), dualPeer(silentSide, silentSide)]
     const titles = [
       [six, other(3, six)],
@@ -372,26 +372,26 @@ describe('of both families', () => {
       [other(3, dualPeer()), six],
     ].map((list) => verdictOf(statusOf(...list)).title)
     expect(titles).toEqual([
-      '2 of 2 peers do not answer by IPv6',
+      '2 of 2 peers do not answer over IPv6',
       '2 of 2 peers do not answer',
       '2 of 2 peers do not answer',
-      '1 of 2 peers does not answer by IPv6',
+      '1 of 2 peers does not answer over IPv6',
     ])
   })
 
-  it('a family that breaks is a change, and so is the other one after it', () => {
+  it('the failure of a family is a change, and so is that of the other family later', () => {
     const told = (before: PeerStatus, after: PeerStatus) => changesOf(peers(statusOf(before)), peers(statusOf(after)))
     expect(told(dualPeer(), dualPeer({}, silentSide))).toEqual(['10.5.2.0/24: IPv6 not answering'])
     expect(told(dualPeer({}, silentSide), dualPeer(silentSide, silentSide))).toEqual(['10.5.2.0/24: not answering'])
   })
 
-  it('the facts of a peer are told once where both are alike, and by family where not', () => {
+  it('a fact of a peer is listed once if both families agree, and else for each family', () => {
     const [peer] = peersOf(statusOf(dualPeer({ roundTripMs: 2 })))
     expect(factsOf(peer!)).toEqual([
       ['State', 'answering'],
       ['Packets go to, IPv4', '192.0.2.2:8472'],
       ['Packets go to, IPv6', '[2001:db8::2]:8472'],
-      ['By way of', 'a tunnel of the kernel'],
+      ['Packets go through', 'a tunnel of the kernel'],
       ['Round trip, IPv4', '2.0 ms'],
       ['Round trip, IPv6', '1.0 ms'],
       ['Loss of the last probes', '0%'],
@@ -403,17 +403,17 @@ describe('of both families', () => {
     expect(broken).toEqual(
       expect.arrayContaining([
         ['State, IPv6', 'only stored'],
-        ['By way of, IPv6', '–'],
+        ['Packets go through, IPv6', '–'],
       ]),
     )
     const one = factsOf(peersOf(statusWith([peerWith(1)]))[0]!)
     expect(one.slice(0, 2)).toEqual([
       ['Packets go to', '192.168.77.1:8285'],
-      ['By way of', 'the tunnel of weftd'],
+      ['Packets go through', 'the tunnel of weftd'],
     ])
   })
 
-  it('a peer is found by what it has of IPv6', () => {
+  it('a peer is found by its IPv6 subnet and address', () => {
     const all = peersOf(statusOf(dualPeer(), other(3, dualPeer())))
     const found = (text: string) => matching(all, text, '').map(({ subnet }) => subnet)
     expect(found('fd00:5:0:3::/64')).toEqual(['10.5.3.0/24'])

@@ -1,4 +1,4 @@
-// device-remains.test.ts - which devices are flannel's, as `ip -d -j link show` tells of them.
+// device-remains.test.ts - recognizes the devices of flannel in the output of `ip -d -j link show`.
 
 import { expect, it } from 'vitest'
 import { findDevices } from '../../../../src/path/device/flannel-devices.ts'

@@ -1,4 +1,4 @@
-// leave.test.ts - `weftd --leave` of a daemon that cannot be asked: an error with a remedy, and nothing is removed.
+// leave.test.ts - `weftd --leave` with a daemon that does not respond: an error with a remedy, and nothing is removed.
 
 import { closeSync, existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -10,7 +10,7 @@ import { leave } from '../../../../src/tool/cleanup/leave.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-it('one that listens and takes no connection is not taken for one that is not there', async () => {
+it('refuses if a daemon listens but accepts no connection', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-leave-'))
   const fds: number[] = []
   try {
@@ -23,8 +23,8 @@ it('one that listens and takes no connection is not taken for one that is not th
     expect(fill).toThrow(expect.objectContaining({ code: 'EAGAIN' }))
     await expect(leave({ 'subnet-file': subnetFile } as DaemonOptions, log)).rejects.toMatchObject({
       code: 'DEVICE',
-      message: expect.stringContaining('cannot ask the weftd that runs on this host: ') as string,
-      remedy: 'run this as the user that runs it; or kill it, if it hangs',
+      message: expect.stringContaining('cannot connect to the weftd that runs on this host: ') as string,
+      remedy: 'run this as the user of that weftd; if it hangs, kill it',
     })
     expect(existsSync(path)).toBe(true)
   } finally {

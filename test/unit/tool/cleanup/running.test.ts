@@ -1,4 +1,4 @@
-// running.test.ts - whether a daemon of flannel's kind runs in this network namespace, as procfs tells.
+// running.test.ts - finds running weftd and flanneld processes of this network namespace in procfs.
 
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -13,7 +13,7 @@ beforeEach(() => {
 })
 afterEach(() => rmSync(proc, { recursive: true }))
 
-/** A process in a network namespace; without one it has ended, and only its command line was still read. */
+/** A process in a network namespace. Without a namespace it has just ended, and only its command line could be read. */
 function addProcess(pid: string, command: string, namespace?: string): void {
   const folder = join(proc, pid)
   mkdirSync(join(folder, 'ns'), { recursive: true })
@@ -24,7 +24,7 @@ function addProcess(pid: string, command: string, namespace?: string): void {
 const noDevices = async (): Promise<string> => '[]'
 const running = (): Promise<string[]> => findRunning(noDevices, proc)
 
-it('tells those that run here, by their pids', async () => {
+it('lists the daemons of this namespace with their pids', async () => {
   addProcess('12', '/opt/bin/flanneld --iface eth0', 'here')
   addProcess('13', '/usr/bin/node /usr/bin/weftd', 'here')
   addProcess('14', '/opt/bin/flanneld', 'elsewhere')
@@ -39,7 +39,7 @@ it('tells those that run here, by their pids', async () => {
   ])
 })
 
-it('does not tell one that ends while it is looked at', async () => {
+it('ignores a process that ends during the search', async () => {
   addProcess('12', '/usr/bin/node /usr/bin/weftd')
   expect(await running()).toEqual([])
 })

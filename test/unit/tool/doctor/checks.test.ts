@@ -1,5 +1,4 @@
-// checks.test.ts - what each check makes of what was seen: a sound host is accused of nothing, a broken one of what is broken; and
-// docs/doctor.md has every finding.
+// checks.test.ts - each check finds exactly the faults of a host: none on a sound host. docs/findings-*.md have every finding.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -31,17 +30,17 @@ import {
   soundPeer,
   soundStatus,
 } from '../../../support/facts.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
-import { waysBy } from '../../../support/ways.ts'
 
 const NOW = soundNow
 const peer = soundPeer
 const status = soundStatus
 const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...status, ...part } })
-/** A data path that dropped this lately, of so many packets. */
+/** A data path that dropped these packets in the last minute, of this number of packets. */
 const losing = (drops: Readonly<Record<string, number>>, packets = 18): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, drops, recent: { seconds: 64.3, packets, drops } } })
-/** As `nft list ruleset` prints it. */
+/** A ruleset in the format of `nft list ruleset`. */
 const nft = (hook: string, rule: string): string =>
   `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
 const withPeers = (...list: Partial<PeerStatus>[]): Partial<Facts> => ({
@@ -71,7 +70,7 @@ const ofIpv6 = (name: string, mtu: number, address: string) => ({
 const found = (part: Partial<Facts>): FindingName[] =>
   diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) => findings.map(({ name }) => name))
 
-/** A peer with whom there are no keys, and of whom nothing is known but that. */
+/** A peer that has a WireGuard session without keys, and no other known state. */
 const withSession = (known: Partial<SessionStatus>, side: Partial<PeerStatus> = {}): Partial<Facts> =>
   withPeers({ state: 'programmed', lossPercent: null, session: { ...noKeys, ...known }, ...side })
 const noKeys: SessionStatus = {
@@ -88,11 +87,11 @@ const noKeys: SessionStatus = {
 const withUnknown = (endpoint: string, secondsAgo: number): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, unknownKeys: [{ publicKey: 'of-nobody', endpoint, secondsAgo }] } })
 
-/** A peer whose path takes less than containers send. */
+/** A path that carries only shorter packets than containers send. */
 const narrow = { path: 'narrow', passesBytes: 1252, pathSince: '2026-11-22T09:00:00Z' } as const
 
 describe('the doctor', () => {
-  it('accuses a sound host of nothing, and knows all of it', () => {
+  it('finds nothing on a sound host, and can make all checks', () => {
     for (const facts of [sound, soundDual, soundIpv6])
       expect(diagnose(facts)).toEqual(CHECKS.map(({ name }) => ({ check: name, findings: [] })))
   })
@@ -190,7 +189,7 @@ describe('the doctor', () => {
       "iptables' own tables in nft",
       { nft: 'table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n' },
     ],
-  ])('has nothing against %s', (_name, part) => {
+  ])('finds nothing wrong with %s', (_name, part) => {
     expect(found(part)).toEqual([])
   })
 
@@ -311,9 +310,9 @@ describe('the doctor', () => {
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
     [
       'policy-route',
-      { kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
+      { kernelRoutes: routesBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }) },
     ],
-    ['route-refused', { kernelWays: waysBy({ out: 'Permission denied' }) }],
+    ['route-refused', { kernelRoutes: routesBy({ out: 'Permission denied' }) }],
     ['neighbours-full', { neighbours: [{ family: 'ipv4', entries: 1000, thresholds: [128, 512, 1024] }] }],
     ['neighbours-many', { neighbours: [{ family: 'ipv6', entries: 600, thresholds: [128, 512, 1024] }] }],
     [
@@ -336,7 +335,7 @@ describe('the doctor', () => {
         links: [link('eth0', 1600, '192.0.2.1'), link('cni0', 1472, '10.5.1.1')],
       },
     ],
-    ['marked-route', { kernelWays: waysBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
+    ['marked-route', { kernelRoutes: routesBy({ marked: { device: 'eth0', gateway: '192.0.2.9', table: '100' } }) }],
     ['store-away', withStatus({ store: { ...status.store, reachable: false } })],
     ['store-stale', withStatus({ store: { ...status.store, comparedSecondsAgo: 200 } })],
     ['peers-held', withStatus({ store: { ...status.store, held: 3 } })],
@@ -365,7 +364,7 @@ describe('the doctor', () => {
       {
         ...withStatus({ peers: countPeers([{ ...peer, state: 'programmed', lossPercent: null }], null) }),
         answers: new Map(),
-        unasked: 'not allowed',
+        whyUnprobed: 'not allowed',
       },
     ],
     ['path-mtu', { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) }],
@@ -384,11 +383,11 @@ describe('the doctor', () => {
     ['clock-behind', withSession({ attempts: 9, failure: 'no-answer', stale: 2 })],
     ['key-unusable', withSession({ failure: 'bad-key' })],
     ['key-unknown', withUnknown('192.0.2.77:51820', 3)],
-  ])('names %s and nothing else', (name, part) => {
+  ])('finds %s and nothing else', (name, part) => {
     expect(found(part)).toEqual([name])
   })
 
-  it('says which subnet is missing in subnet.env', () => {
+  it('names the subnet that subnet.env lacks', () => {
     const details = (part: Partial<Facts>) =>
       diagnose({ ...soundDual, ...part }).flatMap(({ findings = [] }) =>
         findings.map(({ name, detail }) => `${name}: ${detail}`),
@@ -397,52 +396,52 @@ describe('the doctor', () => {
       details({ subnetEnv: { ...soundDual.subnetEnv, [name]: undefined } }),
     )
     expect([four, six]).toEqual([
-      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, and this node has 10.5.1.0/24'],
-      ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, and this node has fd00:5:0:1::/64'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, but this node has 10.5.1.0/24'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says no IPv6 subnet, but this node has fd00:5:0:1::/64'],
     ])
   })
 
-  it('says which family is broken, and where both are, the peer once', () => {
+  it('names the broken family, and reports a peer once if both families are broken', () => {
     const details = (...list: PeerStatus[]) =>
       diagnose({ ...sound, ...withDual(...list) }).flatMap(({ findings = [] }) => findings.map(({ detail }) => detail))
     expect(details(dualPeer({}, silentSide))).toEqual([
-      'fd00:5:0:2::/64 at [2001:db8::2]:8472: by IPv6 it does not answer',
+      'fd00:5:0:2::/64 at [2001:db8::2]:8472: over IPv6 it does not answer',
     ])
     expect(details(dualPeer({ ...silentSide, state: 'stored', endpoint: null }))).toEqual([
-      '10.5.2.0/24 at 192.0.2.2: by IPv4 this node cannot use its lease',
+      '10.5.2.0/24 at 192.0.2.2: over IPv4 this node cannot use its lease',
     ])
     expect(details(dualPeer(silentSide, silentSide))).toEqual([
-      expect.stringMatching(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8472: last heard 3 s ago/),
+      expect.stringMatching(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8472: its last packet came 3 s ago/),
     ])
   })
 
-  it('names a firewall of nftables beside the peer that does not answer', () => {
+  it('finds the nftables rule and the silent peer', () => {
     const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
     expect(found({ nft: nft('input', 'tcp dport 22 accept'), answers })).toEqual(['port-dropped', 'peer-silent'])
   })
 
   it.each([
     ['heard since it was first asked in vain', { heardSecondsAgo: 8, unansweredSeconds: 12 }, true],
-    // The last of a host that was killed just before it was asked.
+    // The last status of a host that was killed shortly before.
     ['heard for the last time before that', { heardSecondsAgo: 15, unansweredSeconds: 12, lossPercent: 50 }, false],
     ['answering when the status was taken', { state: 'answering', heardSecondsAgo: 2, unansweredSeconds: 8 }, false],
     ['never heard', { heardSecondsAgo: null, unansweredSeconds: 4, lossPercent: 100 }, false],
-  ] as const)('says of a silent peer that was %s whether it sends', (_, changes, sends) => {
+  ] as const)('says whether a silent peer that was %s still sends', (_, changes, sends) => {
     const answers = new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]])
     const facts = { ...sound, ...withPeers({ state: 'programmed', ...changes }), answers }
     const check = diagnose(facts).find((each) => each.check === 'peers')
-    expect(check!.findings!.map(({ detail }) => /; it sends,/.test(detail))).toEqual([sends])
+    expect(check!.findings!.map(({ detail }) => /; packets from it arrive,/.test(detail))).toEqual([sends])
   })
 
   it.each([
     [3_600_000, "3600 s behind the store's"],
     [-3_600_000, "3600 s ahead of the store's"],
-  ])('says of a clock that the store is %d ms ahead of: %s', (storeAheadMs, detail) => {
+  ])('reports a clock that the store is %d ms ahead of as: %s', (storeAheadMs, detail) => {
     const check = diagnose({ ...sound, storeAheadMs }).find((each) => each.check === 'clock')
     expect(check!.findings).toEqual([{ name: 'clock-off', detail }])
   })
 
-  it('allows a lease its day and a minute, which clocks may differ by', () => {
+  it('accepts a lease that ends in a day and a minute, because clocks may differ by a minute', () => {
     const ends = Date.parse(status.lease!.expiresAt!)
     const at = (leftMs: number): FindingName[] => found({ now: ends - leftMs })
     expect([at(86_400_000 + 60_000), at(86_400_000 + 60_001)]).toEqual([[], ['clock-off']])
@@ -453,11 +452,11 @@ describe('the doctor', () => {
     [10, []],
     [20, ['peer-lossy']],
     [30, ['peer-lossy']],
-  ])('takes a peer that loses %d percent of the probes for %j', (lossPercent, names) => {
+  ])('reports a peer that loses %d percent of the probes as %j', (lossPercent, names) => {
     expect(found(withPeers({ lossPercent }))).toEqual(names)
   })
 
-  // What stands before a packet: of IPv4 20, UDP 8, VXLAN 8 and Ethernet 14, IPIP an IPv4 header, WireGuard 16 and its tag 16.
+  // The overhead is 20 (IPv4), 8 (UDP), 8 (VXLAN) and 14 (Ethernet); one IPv4 header for IPIP; 16 and a tag of 16 for WireGuard.
   it.each([
     ['udp', 28],
     ['vxlan', 50],
@@ -465,7 +464,7 @@ describe('the doctor', () => {
     ['wireguard', 60],
     ['host-gw', 0],
     ['alloc', 0],
-  ])('knows that %s takes %d bytes of what the interface carries', (backendType, bytes) => {
+  ])('counts an overhead of %s of %d bytes', (backendType, bytes) => {
     const names = (mtu: number): readonly string[] | undefined =>
       diagnose({
         ...sound,
@@ -484,31 +483,30 @@ describe('the doctor', () => {
 
   it.each<[Partial<Reach>, string]>([
     [{ port: 'refused' }, 'its host is up and refuses UDP port 8285: weftd does not run there'],
-    [
-      { port: 'prohibited' },
-      'a firewall, on its host or on the way, says that it lets nothing through to UDP port 8285',
-    ],
-    [{ port: 'own-firewall' }, "this host's own firewall does not let packets out to UDP port 8285"],
+    [{ port: 'prohibited' }, 'a firewall on its host, or between, rejects packets to UDP port 8285'],
+    [{ port: 'own-firewall' }, "this host's own firewall rejects packets to UDP port 8285"],
     [{ port: 'no-route' }, 'this host has no route to its address'],
     [
       { isPinged: true },
-      'nothing refuses UDP port 8285: a firewall drops what is sent there or back, or weftd there hangs',
+      'UDP port 8285 is not refused: a firewall drops packets to it or its answers, or weftd there hangs',
     ],
     [{ isPinged: true, portNumber: undefined }, "its host is up and answers a ping: the backend's packets are lost"],
-    [{ isPinged: false, isOffLink: true }, 'nobody on the link answers for its address: the host is off'],
+    [{ isPinged: false, isOffLink: true }, 'no host on the link answers for its address: the host is off'],
     [
       { isPinged: false },
-      'nothing comes back from its host, to a ping neither: it is off or cut off, or a firewall drops',
+      'no answer comes from its host, not even to a ping: it is off or cut off, or a firewall drops',
     ],
-    [{}, '; nothing comes back from its host'],
-  ])('says why a peer is silent: %j', (reach, says) => {
+    [{}, '; no answer comes from its host'],
+  ])('explains why a peer is silent: %j', (reach, says) => {
     const nothing = { port: undefined, portNumber: 8285, isPinged: undefined, isOffLink: false }
     const facts = {
       ...withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo: 400, probedSecondsAgo: 3 }),
       reaches: new Map([['10.5.2.0-24', { ...nothing, ...reach }]]),
     }
     expect(detailsOf(facts, 'peer-silent')).toEqual([expect.stringContaining(says)])
-    expect(detailsOf(facts, 'peer-silent')[0]).toMatch(/^10\.5\.2\.0\/24 at 192\.0\.2\.2:8285: last heard 7 min ago; /)
+    expect(detailsOf(facts, 'peer-silent')[0]).toMatch(
+      /^10\.5\.2\.0\/24 at 192\.0\.2\.2:8285: its last packet came 7 min ago; /,
+    )
   })
   it.each([
     [0, '0 s'],
@@ -516,27 +514,27 @@ describe('the doctor', () => {
     [120, '2 min'],
     [7_199, '120 min'],
     [7_200, '2 h'],
-  ])('says of %i s that it was %s ago', (heardSecondsAgo, ago) => {
+  ])('formats %i s as %s ago', (heardSecondsAgo, ago) => {
     const facts = withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo, probedSecondsAgo: 0 })
-    expect(detailsOf(facts, 'peer-silent')[0]).toContain(`: last heard ${ago} ago`)
+    expect(detailsOf(facts, 'peer-silent')[0]).toContain(`: its last packet came ${ago} ago`)
   })
 
-  it('names who runs by another configuration than the store has', () => {
+  it('names the nodes that run with another configuration than the store', () => {
     const old = (of: string) => ({ lease: of, subnet: of, type: '' }) as const
     const facts = {
       ...withPeers(old('10.5.2.0/24'), { ...old('10.5.3.0/24'), type: 'vxlan' }),
       store: { config: { ...status.config!, backendType: 'vxlan' } },
     }
     expect(detailsOf(facts, 'config-differs')).toEqual([
-      'this node runs udp, and the store says vxlan',
-      '10.5.2.0/24 at 192.0.2.2 runs udp or alloc, and the store says vxlan',
+      'this node runs udp, but the configuration in the store says vxlan',
+      '10.5.2.0/24 at 192.0.2.2 runs udp or alloc, but the configuration in the store says vxlan',
     ])
     const backend = { port: 1, vni: 2 }
     const turned = { config: { ...status.config!, backend: { vni: 2, port: 1 } } }
     expect(found({ ...withStatus({ config: { ...status.config!, backend } }), store: turned })).toEqual([])
   })
 
-  describe('where weftd is dead', () => {
+  describe('a host whose weftd does not run', () => {
     const dead = (path: object, facts: Partial<Facts> = {}): Partial<Facts> => ({
       silence: 'no weftd answers',
       ...withStatus({ state: 'starting', lease: null, dataPath: { ...status.dataPath!, ...path } }),
@@ -548,8 +546,8 @@ describe('the doctor', () => {
       Object.fromEntries(
         diagnose({ ...sound, ...facts }).map(({ check, findings }) => [check, findings?.map(({ name }) => name)]),
       )
-    it('looks at all that it left, and says who still forwards', () => {
-      const states = statesOf(dead(ours, { unit: 'systemd has it failed since Mon', answers: new Map() }))
+    it('checks everything that weftd left, and says whether the kernel still forwards', () => {
+      const states = statesOf(dead(ours, { unit: 'systemd says: failed since Mon', answers: new Map() }))
       expect(states).toMatchObject({
         daemon: Array(3).fill('daemon-silent'),
         routes: [],
@@ -562,17 +560,17 @@ describe('the doctor', () => {
         'handshakes',
         'drops',
       ])
-      expect(detailsOf(dead(ours, { unit: 'systemd has it failed since Mon' }), 'daemon-silent')).toEqual([
+      expect(detailsOf(dead(ours, { unit: 'systemd says: failed since Mon' }), 'daemon-silent')).toEqual([
         'no weftd answers',
-        'systemd has it failed since Mon',
-        'nobody carries the packets of this node',
+        'systemd says: failed since Mon',
+        'the packets of this node are not forwarded',
       ])
       expect(detailsOf(dead(kernel), 'daemon-silent')).toEqual([
         'no weftd answers',
-        'the kernel goes on forwarding by what weftd set up last',
+        'the kernel still forwards packets with the devices and routes that weftd made',
       ])
     })
-    it('finds what is broken besides', () => {
+    it('finds other faults too', () => {
       expect(found(dead(ours, { routes: [] }))).toContain('no-route')
       expect(
         found(dead(kernel, { answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]) })),
@@ -581,7 +579,7 @@ describe('the doctor', () => {
       expect(found(dead(ours, { subnetEnv: undefined }))).toContain('subnet-env-wrong')
       expect(found(dead(ours, { iptables: '-P INPUT ACCEPT\n-P FORWARD DROP' }))).toContain('forward-dropped')
     })
-    it('asks for any address of the network where the others are not known', () => {
+    it('walks a packet to any address of the network if no peer is known', () => {
       const part = { peers: null, node: status.node, config: status.config, dataPath: { ...status.dataPath!, ...ours } }
       const dropping = (rule: string): FindingName[] =>
         found({
@@ -601,7 +599,7 @@ describe('the doctor', () => {
         'forward-dropped',
       )
     })
-    it('accuses nobody of what it cannot see', () => {
+    it('reports only what it can see', () => {
       const blind = dead(ours, { store: undefined, storeAheadMs: undefined, answers: new Map() })
       expect(statesOf(blind)).toMatchObject({
         store: undefined,
@@ -609,13 +607,13 @@ describe('the doctor', () => {
         config: undefined,
         peers: undefined,
       })
-      // What a dead weftd would have renewed has ended, and the clock is right.
+      // The lease of a dead weftd has ended, but the clock is right.
       const ended = withStatus({ lease: { ...status.lease!, expiresAt: '2020-01-01T00:00:00Z' } })
       expect(found({ ...ended, silence: 'dead' })).toEqual(['daemon-silent', 'daemon-silent'])
     })
   })
 
-  it('names each of many, and shows a person the first few', () => {
+  it('reports all places, and shows the first few as text', () => {
     const many = Array.from({ length: 9 }, (_, at) => ({ subnet: `10.5.${at + 2}.0/24`, state: 'stored' as const }))
     const { findings = [] } = diagnose({ ...sound, ...withPeers(...many) }).find((each) => each.check === 'peers')!
     expect(findings).toHaveLength(9)
@@ -628,25 +626,36 @@ describe('the doctor', () => {
     ])
   })
 
-  it('has each finding tried here, and in docs/doctor.md as it stands in the code', () => {
-    const page = readFileSync(join(packageRoot, 'docs/doctor.md'), 'utf8')
+  it('tries each finding here, and documents each with the words of the code', () => {
+    const read = (page: string): string => readFileSync(join(packageRoot, 'docs', page), 'utf8')
+    const pages = ['findings-host.md', 'findings-network.md']
+    const documented = pages.flatMap((page) =>
+      read(page)
+        .split('\n')
+        .filter((line) => line.startsWith('| <a id=')),
+    )
     const rows = Object.entries(FINDINGS).map(
       ([name, { check, level, means, fix }]) =>
         `| <a id="${name}"></a>\`${name}\` | ${check} | ${level} | ${means} | ${fix} |`,
     )
-    expect(page.split('\n').filter((line) => line.startsWith('| <a id='))).toEqual(rows)
+    expect(documented.toSorted()).toEqual(rows.toSorted())
+    // Runbooks and messages name docs/doctor.md, which leads to the page of each finding.
+    const index = read('doctor.md')
+    for (const page of pages)
+      for (const [, name = ''] of read(page).matchAll(/<a id="([^"]+)"/g))
+        expect(index).toContain(`<a id="${name}"></a>[\`${name}\`](${page}#${name})`)
     const source = readFileSync(import.meta.filename, 'utf8')
     expect(Object.keys(FINDINGS).filter((name) => !source.includes(`'${name}',`))).toEqual([])
     expect(Object.values(FINDINGS).filter(({ check }) => !CHECKS.some(({ name }) => name === check))).toEqual([])
   })
 })
 
-describe('the doctor, by the status alone', () => {
-  it('finds nothing on a sound node, though it knows nothing of the host', () => {
+describe('the findings of a status alone', () => {
+  it('are none on a sound node, although nothing is known of the host', () => {
     expect(diagnoseStatus(soundStatus)).toEqual([])
   })
 
-  it('finds what the status has, as weft doctor does', () => {
+  it('equal those of weft doctor', () => {
     const silent: PeerStatus = { ...soundPeer, state: 'programmed', lossPercent: 100 }
     const sick: Status = {
       ...soundStatus,
@@ -659,7 +668,7 @@ describe('the doctor, by the status alone', () => {
   })
 })
 
-describe('at its limits, the doctor', () => {
+describe('the limits of findings', () => {
   const said = (part: Partial<Facts>): string[] =>
     diagnose({ ...sound, ...part }).flatMap(({ findings = [] }) =>
       findings.map(({ name, detail }) => `${name}: ${detail}`),
@@ -705,7 +714,7 @@ describe('at its limits, the doctor', () => {
         }),
         tunProblem: 'EPERM',
       },
-      ['no-route: 10.5.2.0/24'], // which each peer has, then
+      ['no-route: 10.5.2.0/24'], // each peer has such a route
     ],
     [
       'no TUN is needed, with nothing',
@@ -716,14 +725,17 @@ describe('at its limits, the doctor', () => {
     ['its clock is more ahead', { storeAheadMs: -60_001 }, ["clock-off: 60 s ahead of the store's"]],
     ['its clock is a minute behind', { storeAheadMs: 60_000 }, []],
     ['its clock is more behind', { storeAheadMs: 3_600_000 }, ["clock-off: 3600 s behind the store's"]],
-    // The lease ends 23 hours from now.
     ['the lease ends in a day and a minute', { now: NOW - 3_600_000 - 60_000 }, []],
-    ['the lease ends later', { now: NOW - 3_600_000 - 60_001 }, ['clock-off: the lease of a day ends in 24 h']],
+    [
+      'the lease ends later',
+      { now: NOW - 3_600_000 - 60_001 },
+      ["clock-off: the lease is valid for one day, but ends in 24 h by this host's clock"],
+    ],
     ['the lease ended a minute ago', { now: NOW + 23 * 3_600_000 + 60_000 }, []],
     [
       'the lease ended before',
       { now: NOW + 23 * 3_600_000 + 120_000 },
-      ['clock-off: the lease that is held ended 2 min ago'],
+      ["clock-off: the lease that this node renews ended 2 min ago by this host's clock"],
     ],
     ['all was compared three minutes ago', withStatus({ store: { ...status.store, comparedSecondsAgo: 180 } }), []],
     [
@@ -739,11 +751,15 @@ describe('at its limits, the doctor', () => {
     ],
     ['one peer is held', withStatus({ store: { ...status.store, held: 1 } }), ['peers-held: 1 peers']],
     ['19% are lost', withPeers({ lossPercent: 19 }), []],
-    ['20% are lost', withPeers({ lossPercent: 20 }), ['peer-lossy: 10.5.2.0/24 at 192.0.2.2:8285: 20%']],
+    [
+      '20% are lost',
+      withPeers({ lossPercent: 20 }),
+      ['peer-lossy: 10.5.2.0/24 at 192.0.2.2:8285: 20% of the probes lost'],
+    ],
     [
       'a peer is silent',
       withPeers({ state: 'programmed', lossPercent: 100, heardSecondsAgo: null, endpoint: null }),
-      ['peer-silent: 10.5.2.0/24 at 192.0.2.2: nothing was ever heard from it'],
+      ['peer-silent: 10.5.2.0/24 at 192.0.2.2: no packet ever came from it'],
     ],
     [
       'a peer has another type',
@@ -752,7 +768,11 @@ describe('at its limits, the doctor', () => {
     ],
     [
       'nobody may ask peers',
-      { ...withStatus({ peers: countPeers([{ ...peer, ...notAsked }], null) }), answers: new Map(), unasked: 'EPERM' },
+      {
+        ...withStatus({ peers: countPeers([{ ...peer, ...notAsked }], null) }),
+        answers: new Map(),
+        whyUnprobed: 'EPERM',
+      },
       ['peers-unasked: EPERM'],
     ],
     ['nobody asks, and there are no peers', { ...withStatus({ peers: countPeers([], null) }), answers: new Map() }, []],
@@ -773,14 +793,18 @@ describe('at its limits, the doctor', () => {
     [
       'another has its address',
       withPeers({ publicIp: '192.0.2.1', state: 'stored' }),
-      ['address-twice: 192.0.2.1 leases 10.5.2.0/24 too'],
+      ['address-twice: 192.0.2.1, which 10.5.2.0/24 publishes too'],
     ],
-    ['a twin was noticed', withStatus({ node: { ...status.node!, twin: 'b' } }), ['address-twice: 192.0.2.1, as b']],
+    [
+      'a twin was noticed',
+      withStatus({ node: { ...status.node!, twin: 'b' } }),
+      ['address-twice: 192.0.2.1, which the host b uses too'],
+    ],
     [
       'packets of the MTU do not come back',
       { answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false } }]]) },
       [
-        "path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back; look at both hosts' external interfaces, then at what is between: weft doctor there knows its own",
+        'path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes get no answer; check the external interfaces of both hosts, then the links between; weft doctor on that host checks its interface',
       ],
     ],
     [
@@ -798,7 +822,7 @@ describe('at its limits, the doctor', () => {
         answers: new Map([['b', { ipv4: { small: true, large: false, longest: 1372 } }]]),
       },
       [
-        'path-mtu: 10.5.3.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back since 2026-11-22T09:00:00Z, of up to 1372 they do; others take them: look at the external interface of that host first, then at what is between',
+        'path-mtu: 10.5.3.0/24 at 192.0.2.2:8285: packets of 1472 bytes get no answer since 2026-11-22T09:00:00Z, packets of up to 1372 do; other peers answer such packets: check the external interface of that host first, then the links between',
       ],
     ],
     [
@@ -817,7 +841,7 @@ describe('at its limits, the doctor', () => {
       },
       ['10.5.2.0/24', '10.5.3.0/24'].map(
         (subnet) =>
-          `path-mtu: ${subnet} at 192.0.2.2:8285: packets of 1472 bytes do not come back since 2026-11-22T09:00:00Z, of up to 1252 they do; no peer takes them: look at this host first, and at the network that it is in`,
+          `path-mtu: ${subnet} at 192.0.2.2:8285: packets of 1472 bytes get no answer since 2026-11-22T09:00:00Z, packets of up to 1252 do; no peer answers such packets: check this host first, and the network that it is in`,
       ),
     ],
     [
@@ -827,8 +851,8 @@ describe('at its limits, the doctor', () => {
         answers: new Map([['10.5.2.0-24', { ipv4: { small: true, large: false, longest: 1372 } }]]),
       },
       [
-        "path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes do not come back, of up to 1372 they do; it is this host's eth0, which takes 1400 bytes",
-        "mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but eth0 takes 1400",
+        'path-mtu: 10.5.2.0/24 at 192.0.2.2:8285: packets of 1472 bytes get no answer, packets of up to 1372 do; the cause is eth0 of this host, whose MTU is 1400 bytes',
+        "mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but the MTU of eth0 is 1400",
       ],
     ],
     ['a long packet came back now, whatever was seen before', { ...withPeers(narrow), answers: sound.answers }, []],
@@ -840,35 +864,35 @@ describe('at its limits, the doctor', () => {
     [
       'the MTU is one byte too large',
       { links: [link('eth0', 1499, '192.0.2.1')] },
-      ["mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but eth0 takes 1499"],
+      ["mtu-too-large: 1472 bytes plus the tunnel's headers are 1500, but the MTU of eth0 is 1499"],
     ],
     [
       'a bridge takes one byte more',
       { links: [...sound.links, link('cni1', 1473, '10.5.1.1')] },
-      ['bridge-mtu: cni1 has 1473, the data path 1472'],
+      ['bridge-mtu: cni1 has MTU 1473, the data path 1472'],
     ],
     ['what is no bridge of containers takes more', { links: [...sound.links, link('veth1', 1500, '10.5.1.1')] }, []],
     [
       'a bridge is of the network and not of the subnet',
       { links: [...sound.links, link('br-1', 1472, '10.5.0.255')] },
-      ['bridge-elsewhere: br-1 has 10.5.0.255, and this node 10.5.1.0/24'],
+      ['bridge-elsewhere: br-1 has 10.5.0.255, but this node has 10.5.1.0/24'],
     ],
     ['what is no bridge is elsewhere', { links: [...sound.links, link('veth1', 1472, '10.5.9.1')] }, []],
-    ['subnet.env is missing', { subnetEnv: undefined }, ['subnet-env-wrong: /run/flannel/subnet.env is not there']],
+    ['subnet.env is missing', { subnetEnv: undefined }, ['subnet-env-wrong: /run/flannel/subnet.env does not exist']],
     [
       'subnet.env is empty',
       { subnetEnv: {} },
-      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, and this node has 10.5.1.0/24'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says no subnet, but this node has 10.5.1.0/24'],
     ],
     [
       'subnet.env is of before',
       { subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/25' } },
-      ['subnet-env-wrong: /run/flannel/subnet.env says 10.5.1.1/25, and this node has 10.5.1.0/24'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says 10.5.1.1/25, but this node has 10.5.1.0/24'],
     ],
     [
       'subnet.env has another MTU',
       { subnetEnv: { ...sound.subnetEnv, FLANNEL_MTU: '1450' } },
-      ['subnet-env-wrong: /run/flannel/subnet.env says MTU 1450, and the data path has 1472'],
+      ['subnet-env-wrong: /run/flannel/subnet.env says MTU 1450, but the data path has 1472'],
     ],
     ['ten packets are dropped', losing({ tx_drop_too_big: 10 }), []],
     [
@@ -892,7 +916,7 @@ describe('at its limits, the doctor', () => {
         },
       }),
       [
-        'packets-dropped: rx_drop_socket_full: 99 in the last 64 s; if it is UDP, `ethtool -K flannel0 rx-udp-gro-forwarding on` has weftd join it, so that less is lost, and packet filters here then judge several datagrams as one',
+        'packets-dropped: rx_drop_socket_full: 99 in the last 64 s; if these are UDP packets, `ethtool -K flannel0 rx-udp-gro-forwarding on` makes weftd join them, so that fewer are lost, but packet filters on this host then see several datagrams as one packet',
       ],
     ],
     [
@@ -977,9 +1001,9 @@ describe('at its limits, the doctor', () => {
       { routes: [{ ...route('10.5.0.0/16', 'flannel0'), metric: 7 }] },
       ['no-route: 10.5.0.0/16'],
     ],
-  ])('where %s', (_, part, expected) => expect(said(part)).toEqual(expected))
+  ])('apply if %s', (_, part, expected) => expect(said(part)).toEqual(expected))
 
-  it('asks for a route to each peer where none takes the whole network, and for none to a peer that is not used', () => {
+  it('requires a route to each usable peer if no route leads to the whole network', () => {
     const kernel = (backendType: string) =>
       withStatus({
         config: { ...status.config!, backendType },
@@ -996,7 +1020,7 @@ describe('at its limits, the doctor', () => {
     expect(said({ ...kernel('wireguard'), ...wide, routes }).filter((line) => line.startsWith('no-route'))).toEqual([
       'no-route: 10.5.0.0/16',
     ])
-    // The whole network by another way is nobody's error there.
+    // For such a backend another route to the whole network is right.
     expect(
       found({
         ...kernel('vxlan'),
@@ -1006,7 +1030,7 @@ describe('at its limits, the doctor', () => {
     ).toEqual(['peer-unusable'])
   })
 
-  it('finds what host-gw left of a node that has gone, of either family', () => {
+  it('finds the routes that host-gw left to a node that has gone, of both families', () => {
     const dataPath = { ...soundDual.status.dataPath, device: null, devices: { ipv4: null, ipv6: null } }
     const config = { ...soundDual.status.config, backendType: 'host-gw' }
     const right = [
@@ -1029,17 +1053,18 @@ describe('at its limits, the doctor', () => {
     ])
   })
 
-  it('says of one that sends that it is to be looked at there first, and how long ago it was heard', () => {
+  it('names the firewall of a peer that still sends, and the time of its last packet', () => {
     const facts = { ...withPeers({ state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 }), ...silent }
-    const heard = '10.5.2.0/24 at 192.0.2.2:8285: last heard 3 s ago; it sends, but what is sent to it is lost'
-    expect(said(facts)).toEqual([`peer-silent: ${heard}: look at the firewall there first`])
-    // What came before it fell silent altogether says nothing of now.
+    const heard =
+      '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 3 s ago; packets from it arrive, but packets to it are lost'
+    expect(said(facts)).toEqual([`peer-silent: ${heard}: check the firewall on its host first`])
+    // An earlier packet does not prove that the peer sends now.
     const before = { state: 'programmed', heardSecondsAgo: 30, unansweredSeconds: 60 } as const
-    const where = '10.5.2.0/24 at 192.0.2.2:8285: last heard 30 s ago'
+    const where = '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 30 s ago'
     expect(said({ ...withPeers(before), ...silent })).toEqual([`peer-silent: ${where}`])
     const seldom = withStatus({ peers: countPeers([{ ...peer, ...before }], 20) })
-    expect(said({ ...seldom, ...silent })[0]).toContain(`${where}; it sends`)
-    // Nobody is sent there for what this host does itself.
+    expect(said({ ...seldom, ...silent })[0]).toContain(`${where}; packets from it arrive`)
+    // If this host itself drops the packets, the firewall of the peer is not named.
     const rule = '-A OUTPUT -p udp -m udp --dport 8285 -j DROP'
     expect(said({ ...facts, iptables: `-P OUTPUT ACCEPT\n${rule}` })).toEqual([
       `port-dropped: ${rule}`,
@@ -1059,13 +1084,13 @@ describe('at its limits, the doctor', () => {
       `peer-silent: ${heard}`,
       'packets-dropped: tx_drop_refused: 11 in the last 60 s',
     ])
-    // What this host did before says nothing of the peer now.
+    // Earlier drops on this host do not explain why a peer is silent now.
     expect(said({ ...withStatus({ dataPath: over, peers }), ...silent })).toEqual([
-      `peer-silent: ${heard}: look at the firewall there first`,
+      `peer-silent: ${heard}: check the firewall on its host first`,
     ])
     const sends = (changes: Partial<PeerStatus>): boolean =>
       said({ ...withPeers({ state: 'programmed', lossPercent: 0, ...changes }), ...silent }).some((line) =>
-        line.includes('it sends'),
+        line.includes('packets from it arrive'),
       )
     expect([
       sends({ heardSecondsAgo: 4.9, unansweredSeconds: 6 }),
@@ -1074,7 +1099,7 @@ describe('at its limits, the doctor', () => {
     ]).toEqual([true, false, false])
   })
 
-  it('says that it cannot know what takes a node, and knows what does not', () => {
+  it('lists the checks that are not possible without a node', () => {
     const nothing = { node: null, config: null, lease: null, dataPath: null, peers: null }
     expect(unknown(withStatus(nothing))).toEqual([
       'families',
@@ -1110,13 +1135,13 @@ describe('at its limits, the doctor', () => {
   })
 })
 
-describe('of a status that lacks a part, the doctor', () => {
+describe('a status without some of its parts', () => {
   const look = (check: string, part: Partial<Facts>) =>
     diagnose({ ...sound, ...part })
       .find((one) => one.check === check)
       ?.findings?.map(({ name, detail }) => `${name}: ${detail}`)
 
-  it('says what cannot be known, check by check', () => {
+  it('makes only the possible checks', () => {
     const unknown = (part: Partial<Status>) =>
       diagnose({ ...sound, ...withStatus(part) })
         .filter(({ findings }) => findings === undefined)
@@ -1127,33 +1152,33 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(unknown({ node: null })).toEqual(['firewall', 'routes', 'store', 'leases', 'peers', 'mtu', 'containers'])
   })
 
-  it('tells of handshakes what was tried, and nothing of a peer that answers, or of what came once', () => {
+  it('explains failed handshakes, but not those of a peer that answers, and not a single failure', () => {
     const told = (known: Partial<SessionStatus>, side?: Partial<PeerStatus>) =>
       look('handshakes', withSession(known, side))
     const at = '10.5.2.0/24 at 192.0.2.2:8285'
     const failing = { attempts: 4, failure: 'no-answer' } as const
-    expect(told(failing)).toEqual([`no-handshake: ${at}: no handshake was ever completed, 4 begun here since`])
+    expect(told(failing)).toEqual([`no-handshake: ${at}: no handshake was ever completed, 4 started here since`])
     expect(told({ ...failing, unconfirmed: 3, handshakeSecondsAgo: 200.4 })).toEqual([
-      `handshake-one-way: ${at}: the last handshake was 200 s ago, 4 begun here, 3 answered in vain since`,
+      `handshake-one-way: ${at}: the last handshake was 200 s ago, 4 started here, 3 answered but not confirmed since`,
     ])
     for (const once of [{ stale: 1 }, { unconfirmed: 1 }, { attempts: 1, failure: 'no-answer' }, {}] as const)
       expect(told(once)).toEqual([])
     for (const bad of [{ failure: 'not-authentic' }, { stale: 9 }, failing] as const)
       expect(told(bad, { state: 'answering', lossPercent: 0 })).toEqual([])
-    // Asked now, it did answer.
+    // The peer answered weft doctor.
     const answers: Facts['answers'] = new Map([['10.5.2.0-24', { ipv4: { small: true, large: true } }]])
     expect(look('handshakes', { ...withSession(failing), answers })).toEqual([])
     expect(look('handshakes', { ...withSession(failing), silence: 'it was killed' })).toBeUndefined()
   })
 
   it.each([
-    ['see handshakes', { failure: 'not-authentic' }, undefined],
-    ['see handshakes', { stale: 2 }, undefined],
-    ['see handshakes', { unconfirmed: 2 }, undefined],
+    ['see the check handshakes', { failure: 'not-authentic' }, undefined],
+    ['see the check handshakes', { stale: 2 }, undefined],
+    ['see the check handshakes', { unconfirmed: 2 }, undefined],
     ['refuses UDP port 51820', { unconfirmed: 2 }, 'refused'],
-    ['to a ping neither', { attempts: 2, failure: 'no-answer' }, undefined],
-    ['to a ping neither', { failure: 'bad-key' }, undefined],
-  ] as const)('says of a silent peer "%s" where it says of handshakes %j', (says, known, port) => {
+    ['not even to a ping', { attempts: 2, failure: 'no-answer' }, undefined],
+    ['not even to a ping', { failure: 'bad-key' }, undefined],
+  ] as const)('says "%s" of a silent peer with the session %j', (says, known, port) => {
     const reach = { port, portNumber: 51_820, isPinged: false, isOffLink: false }
     const facts = {
       ...withSession(known, { lossPercent: 100, heardSecondsAgo: 400, probedSecondsAgo: 3 }),
@@ -1163,21 +1188,21 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(silent).toEqual([expect.stringMatching(new RegExp(`${says}[^;]*$`))])
   })
 
-  it('tells of handshakes that others make by what has passed', () => {
+  it('judges a session of the kernel by its bytes', () => {
     const unseen = { attempts: null, stale: null, unconfirmed: null }
     const silent = { state: 'programmed', lossPercent: 100 } as const
     const names = (known: Partial<SessionStatus>, side: Partial<PeerStatus> = silent) =>
       look('handshakes', withSession({ ...unseen, ...known }, side))?.map((text) => text.split(':')[0])
     expect(names({ txBytes: 296 })).toEqual(['no-handshake'])
     expect(names({ txBytes: 296, rxBytes: 148 })).toEqual(['handshake-one-way'])
-    // It had keys once: nobody knows what has come since.
+    // There was a handshake before, so the bytes may be older than the fault.
     expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 400 })).toEqual(['no-handshake'])
     expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 40, ageSeconds: 40 })).toEqual([])
     expect(names({})).toEqual([])
-    expect(names({ txBytes: 296 }, {})).toEqual([]) // nobody wants keys
+    expect(names({ txBytes: 296 }, {})).toEqual([]) // no probe was sent, so the kernel needs no keys
   })
 
-  it('tells a key that no lease has with the peer at whose address it is, as long as that is news', () => {
+  it('reports a recent handshake with an unknown key, and the peer with the address of the sender', () => {
     const keyed = { ...peer, session: noKeys }
     const told = (endpoint: string, secondsAgo: number) => {
       const { status: seen } = withUnknown(endpoint, secondsAgo)
@@ -1191,7 +1216,7 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(told('192.0.2.2:51820', 180)).toEqual([])
   })
 
-  it('tells of one session for both families once, and of two by each', () => {
+  it('reports a session that both families share once, and two sessions twice', () => {
     const side = (endpoint: string) =>
       ({ ...silentSide, endpoint, session: { ...noKeys, failure: 'bad-key' } }) as const
     const of = (...[first, second]: readonly [string, string]) =>
@@ -1199,7 +1224,7 @@ describe('of a status that lacks a part, the doctor', () => {
     expect([of('192.0.2.2:51820', '192.0.2.2:51820'), of('192.0.2.2:51820', '[2001:db8::2]:51821')]).toEqual([1, 2])
   })
 
-  it('says no more than it knows', () => {
+  it('leaves out details that are not known', () => {
     expect(look('daemon', withStatus({ state: 'starting', trouble: null }))).toEqual(['daemon-waits: '])
     expect(look('forwarding', { isForwarding: false })).toEqual(['forwarding-off: '])
     const unusable = { ...withPeers({ state: 'stored', type: 'vxlan' }) }
@@ -1207,26 +1232,26 @@ describe('of a status that lacks a part, the doctor', () => {
     expect(look('peers', { ...unusable, status: { ...unusable.status!, dataPath: null } })).toEqual([])
     const strange = { ...status.config!, backendType: 'of-tomorrow' }
     expect(look('mtu', withStatus({ config: strange, dataPath: { ...status.dataPath!, mtu: 1500 } }))).toEqual([])
-    // Nobody probes; who was asked by the doctor itself is known.
+    // The daemon does not probe, but weft doctor has probed the peer.
     const unprobed = withStatus({ peers: countPeers([{ ...peer, lossPercent: null, state: 'programmed' }], null) })
     expect(look('peers', unprobed)).toEqual([])
     expect(look('peers', { ...unprobed, answers: new Map() })).toEqual(['peers-unasked: '])
   })
 
-  it('says of a silent peer when it was heard, and no more where it sends nothing either', () => {
+  it('gives the time of the last packet of a silent peer, and no more if it does not send', () => {
     const silent = { state: 'programmed', lossPercent: 100, heardSecondsAgo: 90, probedSecondsAgo: 2 } as const
     expect(look('peers', withPeers(silent))).toEqual([
-      'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: last heard 90 s ago',
+      'peer-silent: 10.5.2.0/24 at 192.0.2.2:8285: its last packet came 90 s ago',
     ])
   })
 
-  it('asks for one route where weftd carries what the kernel could', () => {
+  it('requires one route to the network if weftd carries the packets of vxlan', () => {
     const vxlan = withStatus({ config: { ...status.config!, backendType: 'vxlan' } })
     expect(look('routes', vxlan)).toEqual([])
     expect(look('routes', { ...vxlan, routes: [route('10.5.2.0/24', 'flannel0')] })).toEqual(['no-route: 10.5.0.0/16'])
   })
 
-  it('takes a route around its own subnet, or by a gateway to nobody, for that of somebody else', () => {
+  it('reports a route around its own subnet, or through a gateway that is not a peer, as foreign', () => {
     const first = { node: { ...status.node!, subnet: '10.5.0.0/24' } }
     const routes = [
       route('10.5.0.0/16', 'flannel0'),
@@ -1239,7 +1264,7 @@ describe('of a status that lacks a part, the doctor', () => {
     ])
   })
 
-  it('finds a subnet within another one, in whatever order they are told', () => {
+  it('finds a subnet inside another one in any order of the leases', () => {
     const [large, small, other] = ['10.5.8.0/23', '10.5.8.0/25', '10.5.4.0/24'].map((subnet, at) => ({
       ...peer,
       lease: subnet,
@@ -1257,7 +1282,7 @@ describe('of a status that lacks a part, the doctor', () => {
       ])
   })
 
-  it('measures by the external interface, and by each address of a bridge', () => {
+  it('uses the MTU of the external interface, and all addresses of a bridge', () => {
     const lo = link('lo', 1000, '127.0.0.1')
     expect(look('mtu', { links: [lo, ...sound.links] })).toEqual([])
     const [eth0, cni0] = [link('eth0', 1500, '192.0.2.1'), link('cni0', 1500, '10.5.1.1')]
@@ -1265,7 +1290,7 @@ describe('of a status that lacks a part, the doctor', () => {
       ...cni0,
       addresses: { ...cni0.addresses, ipv4: [...link('x', 0, '169.254.1.1').addresses.ipv4, ...cni0.addresses.ipv4] },
     }
-    expect(look('mtu', { links: [eth0, two] })).toEqual(['bridge-mtu: cni0 has 1500, the data path 1472'])
+    expect(look('mtu', { links: [eth0, two] })).toEqual(['bridge-mtu: cni0 has MTU 1500, the data path 1472'])
     expect(look('mtu', { links: [eth0, { ...two, name: 'my-cni' }] })).toEqual([])
   })
 })

@@ -1,4 +1,4 @@
-// explain.test.ts - each kind of way that a packet may take, and what stops it there.
+// explain.test.ts - the steps of packets between all kinds of addresses, and the faults that stop them.
 
 import { expect, it } from 'vitest'
 import type { Route } from '../../../../src/host/links.ts'
@@ -92,16 +92,16 @@ it.each<[string, Parameters<typeof ask>, string[]]>([
   expect(stopped(...question)).toEqual(expected)
 })
 
-it('says which peer, by which rule, and what its host answered', () => {
+it('names the peer, the rule, and the result of the last probe', () => {
   const says = ask('10.5.1.2', '10.5.2.2', by('flannel0')).map(({ step, says: text }) => `${step}: ${text}`)
   expect(says).toEqual([
-    "source: 10.5.1.2 is in this node's subnet 10.5.1.0/24",
+    'source: 10.5.1.2 is in the subnet of this node, 10.5.1.0/24',
     'destination: 10.5.2.2 is in the subnet 10.5.2.0/24 of the node 192.0.2.2',
     'forwarding: net.ipv4.ip_forward is 1',
-    'firewall: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall: FORWARD: accepted by -P FORWARD ACCEPT',
     'route: to flannel0',
     'data path: the native engine sends it to 192.0.2.2:8285',
-    'mtu: packets of up to 1472 bytes go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    'mtu: packets of up to 1472 bytes pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     'peer: its host answers through the data path, in 1 ms',
   ])
 })
@@ -109,13 +109,12 @@ it('says which peer, by which rule, and what its host answered', () => {
 const path = status.dataPath!
 const says = (...args: Parameters<typeof ask>): string[] =>
   ask(...args).map(({ step, passes, says: text }) => `${step} ${passes ?? '?'}: ${text}`)
-/** Without who asks and who is asked. */
 const way = (...args: Parameters<typeof ask>): string[] => says(...args).slice(2)
 const OUT = ['10.5.1.2', '10.5.2.2', by('flannel0')] as const
 const of = (step: string, facts: Partial<Facts>, question: readonly [string, string, Route | undefined] = OUT) =>
   says(...question, facts).filter((line) => line.startsWith(`${step} `))
 
-it('knows where an address is: this host first, then the longest subnet, then the network', () => {
+it('looks for an address on this host first, then in the longest subnet, then in the network', () => {
   const peers = countPeers(
     [
       { ...soundPeer, subnet: '10.5.2.0/24', publicIp: '192.0.2.2' },
@@ -133,7 +132,7 @@ it('knows where an address is: this host first, then the longest subnet, then th
     'here',
     '192.0.2.2',
     '192.0.2.3',
-    'nobody',
+    'unassigned',
     'outside',
     'host',
   ])
@@ -142,16 +141,16 @@ it('knows where an address is: this host first, then the longest subnet, then th
 })
 
 it.each([
-  ['10.5.1.1', "source true: 10.5.1.1 is this host's own"],
+  ['10.5.1.1', 'source true: 10.5.1.1 is an address of this host'],
   ['10.5.7.1', 'source true: 10.5.7.1 is in the network 10.5.0.0/16, but no node has a lease for it'],
   ['10.6.0.1', 'source true: 10.6.0.1 is outside the network 10.5.0.0/16'],
-])('says who %s is', (source, line) => expect(says(source, '10.5.1.2', by('cni0'))[0]).toBe(line))
+])('describes the address %s', (source, line) => expect(says(source, '10.5.1.2', by('cni0'))[0]).toBe(line))
 
 it.each([
-  ['10.5.1.2', '10.5.1.1', 'way true: both are on this host: no tunnel is between them'],
-  ['192.0.2.1', '10.5.1.2', 'way true: both are on this host: no tunnel is between them'],
-  ['10.5.2.2', '10.5.7.2', 'way ?: neither is on this host: ask on the host of one of them'],
-  ['10.5.7.2', '10.5.2.2', 'way ?: neither is on this host: ask on the host of one of them'],
+  ['10.5.1.2', '10.5.1.1', 'way true: both addresses are on this host, so the packet uses no tunnel'],
+  ['192.0.2.1', '10.5.1.2', 'way true: both addresses are on this host, so the packet uses no tunnel'],
+  ['10.5.2.2', '10.5.7.2', 'way ?: neither address is on this host: run weft explain on the host of one of them'],
+  ['10.5.7.2', '10.5.2.2', 'way ?: neither address is on this host: run weft explain on the host of one of them'],
   [
     '10.5.1.2',
     '10.5.7.2',
@@ -160,13 +159,13 @@ it.each([
   [
     '10.5.7.2',
     '10.5.1.2',
-    'data path false: not let in, since no lease has its source address: counted as rx_drop_unknown_sender',
+    'data path false: dropped, because no lease has its source address: counted as rx_drop_unknown_sender',
   ],
-])('of %s to %s there is one thing to say', (source, destination, line) => {
+])('has one step after the addresses from %s to %s', (source, destination, line) => {
   expect(way(source, destination, by('cni0'))).toEqual([line])
 })
 
-it('asks a host that sends itself for no forwarding, and a container for both', () => {
+it('requires forwarding for packets of a container, but not for those of the host', () => {
   const steps = (source: string): string[] => ask(source, '10.5.2.2', by('flannel0')).map(({ step }) => step)
   expect(steps('10.5.1.1').slice(2)).toEqual(['route', 'data path', 'mtu', 'peer'])
   expect(steps('10.5.1.2').slice(2, 4)).toEqual(['forwarding', 'firewall'])
@@ -185,19 +184,19 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     'route',
     {},
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.2')],
-    ['route false: to eth0 via 192.0.2.2, and not flannel0: another route comes first'],
+    ['route false: to eth0 via 192.0.2.2 instead of flannel0: another route has precedence'],
   ],
   [
     'route',
     {},
     ['10.5.1.2', '10.5.2.2', by('eth1')],
-    ['route false: to eth1, and not flannel0: another route comes first'],
+    ['route false: to eth1 instead of flannel0: another route has precedence'],
   ],
   [
     'route',
     withStatus({ dataPath: { ...path, device: null, devices: { ipv4: null, ipv6: null } } }),
     ['10.5.1.2', '10.5.2.2', by('eth1', '192.0.2.9')],
-    ['route false: to eth1 via 192.0.2.9, and not via 192.0.2.2: another route comes first'],
+    ['route false: to eth1 via 192.0.2.9 instead of via 192.0.2.2: another route has precedence'],
   ],
   [
     'route',
@@ -211,20 +210,20 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     },
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
     [
-      'route false: to eth0 via 192.0.2.254, and not flannel.1: weftd made no route to this node, because it cannot use its lease',
+      'route false: to eth0 via 192.0.2.254 instead of flannel.1: weftd made no route to this node, because it cannot use its lease',
     ],
   ],
   [
     'route',
     withPeer({ state: 'stored' }),
     ['10.5.1.2', '10.5.2.2', by('eth0', '192.0.2.254')],
-    ['route false: to eth0 via 192.0.2.254, and not flannel0: another route comes first'],
+    ['route false: to eth0 via 192.0.2.254 instead of flannel0: another route has precedence'],
   ],
   [
     'data path',
     withPeer({ state: 'stored' }),
     OUT,
-    ['data path false: this node cannot use its lease: see the log of weftd'],
+    ['data path false: this node cannot use the lease of that node: see the log of weftd'],
   ],
   ['data path', withStatus({ dataPath: { ...path, open: false }, trouble: 'why' }), OUT, ['data path false: why']],
   ['data path', withStatus({ dataPath: { ...path, open: false } }), OUT, ['data path false: down']],
@@ -247,7 +246,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ pathMtu: 1252 }),
     OUT,
     [
-      'mtu true: packets of up to 1252 bytes, the MTU of the path to it, go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+      'mtu true: packets of up to 1252 bytes, the MTU of the path to it, pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     ],
   ],
   [
@@ -255,7 +254,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ path: 'narrow', passesBytes: 1252 }),
     OUT,
     [
-      'mtu false: long packets, up to 1472 bytes as containers send them, do not come back from it, and nobody tells the sender; 1252 bytes do',
+      'mtu false: long packets are lost on the path, and their sender gets no error (containers send up to 1472 bytes); packets of up to 1252 bytes pass',
     ],
   ],
   [
@@ -263,7 +262,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ path: 'narrow', passesBytes: null }),
     OUT,
     [
-      'mtu false: long packets, up to 1472 bytes as containers send them, do not come back from it, and nobody tells the sender; how long one may be is being looked for',
+      'mtu false: long packets are lost on the path, and their sender gets no error (containers send up to 1472 bytes); weftd is still searching for the longest packet that passes',
     ],
   ],
   [
@@ -271,7 +270,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     withPeer({ path: 'narrow', passesBytes: 1372, pathMtu: 1372 }),
     OUT,
     [
-      'mtu true: packets of up to 1372 bytes, the MTU of the path to it, go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+      'mtu true: packets of up to 1372 bytes, the MTU of the path to it, pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     ],
   ],
   [
@@ -281,12 +280,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     ['peer true: its host answers through the data path, in 2.5 ms, 10% lost'],
   ],
   ['peer', withPeer({ lossPercent: null }), OUT, ['peer true: its host answers through the data path, in 1 ms']],
-  [
-    'peer',
-    withPeer({ state: 'programmed', lossPercent: null }),
-    OUT,
-    ['peer ?: its host was not asked whether it answers'],
-  ],
+  ['peer', withPeer({ state: 'programmed', lossPercent: null }), OUT, ['peer ?: its host was not probed']],
   [
     'peer',
     withPeer({ state: 'programmed', lossPercent: 100 }),
@@ -306,7 +300,7 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     { iptables: '-A FORWARD -m mark --mark 0x1 -j DROP' },
     OUT,
     [
-      'firewall ?: FORWARD: let through by -P FORWARD ACCEPT, unless an earlier rule decides otherwise by something that weft does not know of the packet',
+      'firewall ?: FORWARD: accepted by -P FORWARD ACCEPT, unless an earlier rule with a condition that weft cannot evaluate decides otherwise',
     ],
   ],
   [
@@ -320,21 +314,21 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
     { iptables: '-A OUTPUT -d 192.0.2.2/32 -o eth0 -p udp --dport 8285 -j DROP' },
     OUT,
     [
-      'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+      'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
       'firewall false: OUTPUT: dropped by -A OUTPUT -d 192.0.2.2/32 -o eth0 -p udp --dport 8285 -j DROP',
     ],
   ],
-])('tells the step %s with %j', (step, facts, question, lines) => expect(of(step, facts, question)).toEqual(lines))
+])('has the step %s with %j', (step, facts, question, lines) => expect(of(step, facts, question)).toEqual(lines))
 
-it('tells how a packet leaves the network', () => {
+it('explains a packet that leaves the network', () => {
   const masq = { subnetEnv: { FLANNEL_IPMASQ: 'true' } }
   const route = by('eth0', '192.0.2.254')
-  const own = 'masquerade true: not by weft: the packet has an address of this host already'
+  const own = 'masquerade true: not needed: the source is an address of this host'
   const kept =
-    'masquerade ?: not by weft: the packet keeps 10.5.1.2, to which nobody outside sends answers, unless rules of others masquerade it, or routers there know the way back; start weftd with --ip-masq'
+    'masquerade ?: not by weft: the packet keeps its source 10.5.1.2, so answers come back only if other rules masquerade it, or if routers outside have a route to it; start weftd with --ip-masq'
   expect(way('10.5.1.2', '198.51.100.1', route, masq)).toEqual([
     'forwarding true: net.ipv4.ip_forward is 1',
-    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
     'route true: to eth0 via 192.0.2.254, outside the tunnel',
     "masquerade true: by weft's rules (--ip-masq)",
   ])
@@ -346,21 +340,21 @@ it('tells how a packet leaves the network', () => {
   ])
 })
 
-it('tells how a packet comes in', () => {
+it('explains a packet that comes in', () => {
   expect(way('10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([
-    'firewall true: INPUT: let through by -P INPUT ACCEPT',
-    'data path true: let in if its datagram comes from 192.0.2.2, unless VerifySource says otherwise',
+    'firewall true: INPUT: accepted by -P INPUT ACCEPT',
+    'data path true: accepted if its datagram comes from 192.0.2.2; with VerifySource "inner" or "off" from any address',
     'forwarding true: net.ipv4.ip_forward is 1',
-    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
     'route true: to cni0, a bridge of containers',
   ])
-  // Nothing of a peer's comes to a port with host-gw; a host forwards nothing to itself.
+  // With host-gw a peer sends to no port, and the host forwards no packets to itself.
   const gateway = withStatus({
     config: { ...status.config!, backendType: 'host-gw' },
     dataPath: { ...path, engine: 'kernel' },
   })
   expect(way('10.5.2.2', '10.5.1.1', by('lo'), gateway)).toEqual([
-    'data path true: the kernel lets it in, whoever sends it',
+    'data path true: the kernel accepts it from any sender',
   ])
   const taken = (part: Partial<Facts>) => of('data path', part, ['10.5.2.2', '10.5.1.1', by('lo')])[0]!.split(':')[0]
   expect([taken(withPeer({ state: 'stored' })), taken(withStatus({ dataPath: { ...path, open: false } }))]).toEqual([
@@ -371,7 +365,7 @@ it('tells how a packet comes in', () => {
     expect(way('198.51.100.1', '10.5.1.2', route).at(-1)).toBe('route false: no bridge of containers has 10.5.1.2')
 })
 
-it('knows each of the addresses of a link as this host', () => {
+it('knows all addresses of a link as this host', () => {
   const [first] = sound.links
   const links = [
     {
@@ -384,7 +378,7 @@ it('knows each of the addresses of a link as this host', () => {
   )
 })
 
-it('knows what passes through this host: from the world to a peer, and back', () => {
+it('explains packets between an outside address and a peer', () => {
   const steps = (...args: Parameters<typeof ask>) => ask(...args).map(({ step }) => step)
   expect(steps('198.51.100.1', '10.5.2.2', by('flannel0'))).toContain('peer')
   expect(steps('10.5.2.2', '198.51.100.1', by('eth0'))).toContain('masquerade')
@@ -394,20 +388,20 @@ it.each([
   ['out of the network', ['10.5.1.2', '198.51.100.1', by('eth0')]],
   ['from a peer', ['10.5.2.2', '10.5.1.2', by('cni0')]],
   ['to a peer', ['10.5.1.2', '10.5.2.2', by('flannel0')]],
-] as const)('asks the firewall for TCP %s', (_name, [source, destination, route]) => {
+] as const)('walks a TCP packet through the firewall from %s', (_name, [source, destination, route]) => {
   const asked = (protocol: string) =>
     stopped(source, destination, route, { ...MASQ, iptables: `-A FORWARD -p ${protocol} -j DROP` })
   expect([asked('tcp'), asked('sctp')]).toEqual([['firewall'], []])
 })
 
-it('says what it can where the daemon has no node, no configuration and no data path yet', () => {
+it('explains what it can without node, configuration or data path', () => {
   const none = { node: null, config: null, dataPath: null, peers: null }
   for (const [trouble, why] of [
     ['waiting for etcd', 'waiting for etcd'],
     [null, 'starting'],
   ] as const)
     expect(ask('10.5.1.2', '10.5.2.2', undefined, withStatus({ ...none, state: 'starting', trouble }))).toEqual([
-      { step: 'daemon', passes: undefined, says: `it has no network configuration yet: ${why}` },
+      { step: 'daemon', passes: undefined, says: `weftd has no network configuration yet: ${why}` },
     ])
   const [source] = ask('10.5.1.2', '10.5.2.2', undefined, withStatus({ node: null, peers: null }))
   expect(source).toMatchObject({ says: '10.5.1.2 is in the network 10.5.0.0/16, but no node has a lease for it' })
@@ -423,19 +417,19 @@ const dual = (part: Partial<Facts>, ...list: PeerStatus[]): Partial<Facts> => ({
   ...part,
 })
 
-it('tells the way of IPv6 by what IPv6 has of its own', () => {
+it('uses the facts of IPv6 for an IPv6 packet', () => {
   const route6 = by('flannel-v6.1', 'fd00:5:0:2::')
   expect(says(HERE6, THERE6, route6, dual({}))).toEqual([
-    "source true: fd00:5:0:1::2 is in this node's subnet fd00:5:0:1::/64",
+    'source true: fd00:5:0:1::2 is in the subnet of this node, fd00:5:0:1::/64',
     'destination true: fd00:5:0:2::2 is in the subnet fd00:5:0:2::/64 of the node 2001:db8::2',
     'forwarding true: net.ipv6.conf.all.forwarding is 1',
-    'firewall true: FORWARD: let through by -P FORWARD ACCEPT',
+    'firewall true: FORWARD: accepted by -P FORWARD ACCEPT',
     'route true: to flannel-v6.1 via fd00:5:0:2::',
     'data path true: the kernel sends it to [2001:db8::2]:8472',
-    'mtu true: packets of up to 1430 bytes go whole, as far as this host knows; larger ones are fragmented, or refused if they may not be',
+    'mtu true: packets of up to 1430 bytes pass unfragmented, as far as this host knows; larger ones are fragmented, or refused if fragmentation is forbidden',
     'peer true: its host answers through the data path, in 1 ms',
   ])
-  // What is broken of the other family is none of its business.
+  // Faults of IPv4 do not matter.
   const broken4 = { isForwarding: false, iptables: BAD_FORWARD }
   expect(stopped(HERE6, THERE6, route6, dual(broken4, dualPeer({ state: 'stored' })))).toEqual([])
   expect(
@@ -455,27 +449,27 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'a route past the tunnel',
     [HERE6, THERE6, by('eth0', '2001:db8::2'), dual({})],
-    'route false: to eth0 via 2001:db8::2, and not flannel-v6.1: another route comes first',
+    'route false: to eth0 via 2001:db8::2 instead of flannel-v6.1: another route has precedence',
   ],
   [
     'a route elsewhere',
     [HERE6, THERE6, by('eth0', '2001:db8::99'), dual({})],
-    'route false: to eth0 via 2001:db8::99, and not flannel-v6.1: another route comes first',
+    'route false: to eth0 via 2001:db8::99 instead of flannel-v6.1: another route has precedence',
   ],
   [
     'a route elsewhere, where there is one device',
     [HERE6, THERE6, by('eth0'), soundIpv6],
-    'route false: to eth0, and not flannel-v6.1: another route comes first',
+    'route false: to eth0 instead of flannel-v6.1: another route has precedence',
   ],
   [
     'a lease that cannot be used',
     [HERE6, THERE6, by('eth0'), dual({}, dualPeer({}, { state: 'stored' }))],
-    'data path false: this node cannot use its lease: see the log of weftd',
+    'data path false: this node cannot use the lease of that node: see the log of weftd',
   ],
   [
     'nobody there',
     [HERE6, 'fd00:5:0:9::2', by('eth0'), dual({})],
-    'data path false: no node has this address: it leaves by eth0, where nobody has it',
+    'data path false: no node has this address: the packet leaves through eth0, where no host answers',
   ],
   [
     'nobody there, and no route',
@@ -487,7 +481,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
     [HERE6, THERE6, by('flannel-v6.1'), dual({ ip6tables: undefined })],
     'firewall ?: the rules of ip6tables cannot be read',
   ],
-  ['what comes in', [THERE6, HERE6, by('cni0'), dual({})], 'data path true: the kernel lets it in, whoever sends it'],
+  ['what comes in', [THERE6, HERE6, by('cni0'), dual({})], 'data path true: the kernel accepts it from any sender'],
   [
     'what comes in to nobody',
     [THERE6, HERE6, by('flannel-v6.1'), dual({})],
@@ -496,7 +490,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'what comes in from nobody',
     ['fd00:5:0:9::2', HERE6, by('cni0'), dual({})],
-    'data path ?: no lease has its source address: no node sends it',
+    'data path ?: no lease has its source address, so no node sends such a packet',
   ],
   [
     'an address outside',
@@ -506,34 +500,34 @@ it.each<[string, Parameters<typeof ask>, string]>([
   [
     'an address outside of a network of IPv4',
     ['2001:db8:9::1', HERE6, undefined],
-    'source true: 2001:db8:9::1 is outside the network, which has no IPv6',
+    'source true: 2001:db8:9::1 is outside the network, which does not have IPv6',
   ],
-])('of IPv6 tells %s', (_name, question, line) => expect(says(...question)).toContain(line))
+])('explains for IPv6 %s', (_name, question, line) => expect(says(...question)).toContain(line))
 
-it('says that nothing takes IPv6 where the backend carries IPv4 alone', () => {
+it('says that IPv6 packets do not reach other nodes if the backend carries only IPv4', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
   const peer = { ...dualPeer(), families: { ipv4: dualPeer().families.ipv4, ipv6: null } }
   const facts = { ...soundDual, status: { ...soundDual.status, dataPath, peers: countPeers([peer], 10) } }
   expect(says(HERE6, THERE6, undefined, facts)).toContain(
-    'data path false: the vxlan backend carries IPv4 alone here: nothing takes IPv6 to other nodes',
+    'data path false: the vxlan backend carries only IPv4 here, so IPv6 packets do not reach other nodes',
   )
   expect(says(THERE6, HERE6, by('cni0'), facts)).toContain(
-    'data path false: the vxlan backend carries IPv4 alone here: it does not come',
+    'data path false: the vxlan backend carries only IPv4 here, so the packet does not arrive',
   )
 })
 
-it('knows that with WireGuard a node may send from its own subnet alone', () => {
+it('says that with WireGuard a node may send only from its own subnet', () => {
   const sealed = (part: Partial<Facts> = {}): Partial<Facts> => ({
     status: { ...status, config: { ...status.config!, backendType: 'wireguard' } },
     ...part,
   })
   const to = by('flannel0')
-  // A program of this host that has bound its public address, and a LAN behind the host.
+  // The sources are a public address of this host, bound by a program, and a LAN behind the host.
   expect(stopped('192.0.2.1', '10.5.2.2', to, sealed())).toEqual(['masquerade'])
   expect(stopped('172.31.0.7', '10.5.2.2', to, sealed())).toEqual(['masquerade'])
   expect(stopped('192.0.2.1', '10.5.2.2', to, sealed(MASQ))).toEqual([])
   expect(stopped('10.5.1.2', '10.5.2.2', to, sealed())).toEqual([])
-  // What comes in from the public address of a node.
+  // The source is the public address of a node.
   expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'), sealed())).toEqual(['data path'])
   expect(stopped('198.51.100.7', '10.5.1.2', by('cni0'), sealed())).toEqual([])
   expect(stopped('192.0.2.2', '10.5.1.2', by('cni0'))).toEqual([])

@@ -1,4 +1,4 @@
-// facts.test.ts - what the doctor asks the host's firewall: of a family that the node has nothing of, nothing.
+// facts.test.ts - weft doctor reads only the firewall rules of the families that the network has.
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -6,7 +6,7 @@ import type { Status } from '../../../../src/report/status.ts'
 import { gatherFacts } from '../../../../src/tool/doctor/facts.ts'
 import { soundDual, soundStatus } from '../../../support/facts.ts'
 
-/** What is asked of iptables and ip6tables, and what becomes of it. */
+/** Runs iptables and ip6tables as stubs, and records their calls. */
 async function gathered(status: Status, answers: Readonly<Record<string, string>>) {
   const asked: string[] = []
   const run = async (file: string, args: readonly string[]): Promise<string> => {
@@ -16,14 +16,14 @@ async function gathered(status: Status, answers: Readonly<Record<string, string>
     if (answer === undefined) throw new WeftError('COMMAND', `${file} is not installed`)
     return answer
   }
-  // No etcd, which would be asked for its clock.
+  // The store is not etcd, so its clock is not queried.
   const store = { ...status.store, name: 'directory' }
-  const sources = { silence: undefined, subnetFile: '/nowhere', run, ask: undefined }
+  const sources = { silence: undefined, subnetFile: '/nowhere', run, probe: undefined }
   const { iptables, ip6tables } = await gatherFacts({ ...sources, status: { ...status, store } })
   return { asked, iptables, ip6tables }
 }
 
-it('asks for the rules of the families that the node has', async () => {
+it('reads the rules of the families of the node', async () => {
   const both = { iptables: 'four', ip6tables: 'six' }
   expect(await gathered(soundStatus, both)).toEqual({
     asked: ['iptables -w 5 -S'],

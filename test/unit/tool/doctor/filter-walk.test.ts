@@ -1,4 +1,4 @@
-// filter-walk.test.ts - what iptables' rules, as `iptables -S` prints them, say of a packet; and where they leave it open.
+// filter-walk.test.ts - the verdict of iptables rules about a packet, and whether it is certain.
 
 import { expect, it } from 'vitest'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
@@ -61,7 +61,7 @@ it.each([
   expect(walkFilter(rules.join('\n'), packet)).toMatchObject(verdict)
 })
 
-it('says by which rule, and knows one chain from another', () => {
+it('names the rule, and separates the chains', () => {
   const rules = '-P INPUT ACCEPT\n-P FORWARD DROP\n-A INPUT -p udp -j DROP\n'
   expect(walkFilter(rules, packet).by).toBe('-A INPUT -p udp -j DROP')
   expect(walkFilter(rules, { ...packet, chain: 'FORWARD' }).by).toBe('-P FORWARD DROP')
@@ -116,7 +116,7 @@ it.each([
   expect(walkFilter(rules.join('\n'), packet)).toMatchObject(verdict)
 })
 
-it('does not claim to know a port or an interface that nobody told', () => {
+it('is uncertain about a rule with a port or an interface if the packet has none', () => {
   const { port: _port, from: _from, ...bare } = packet
   expect(walkFilter('-A INPUT -p udp --dport 8285 -j DROP', bare)).toMatchObject(perhaps(true))
   expect(walkFilter('-A INPUT -i eth0 -j DROP', bare)).toMatchObject(perhaps(true))
@@ -133,11 +133,11 @@ it.each([
   ['another protocol', ['-A INPUT -p ipv6-icmp -j DROP'], accepted],
   ['IPv4, which is another family', ['-A INPUT -s 0.0.0.0/0 -j DROP'], accepted],
   ['a mask that is not of leading bits', ['-A INPUT -s 2001:db8::/ffff::ffff -j DROP'], perhaps(true)],
-])('decides a packet of IPv6 by %s', (_, rules, expected) => {
+])('judges an IPv6 packet by %s', (_, rules, expected) => {
   expect(walkFilter(rules.join('\n'), ofIpv6)).toMatchObject(expected)
 })
 
-it('knows a port of TCP as it does one of UDP', () => {
+it('compares ports of TCP as those of UDP', () => {
   const tcp = { ...packet, protocol: 'tcp' } as const
   expect(walkFilter('-A INPUT -p tcp -m tcp --dport 8285 -j DROP', tcp)).toMatchObject(dropped)
   expect(walkFilter('-A INPUT -p tcp -m tcp --dport 22 -j DROP', tcp)).toMatchObject(accepted)

@@ -1,4 +1,4 @@
-// firewall.test.ts - what is asked of a host's firewall: both ways between containers, and what a peer sends from outside.
+// firewall.test.ts - the firewall is checked for both directions between containers, and for packets of peers to the port.
 
 import { describe, expect, it } from 'vitest'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
@@ -18,7 +18,7 @@ const withBackend = (backendType: string, backend: Record<string, unknown> = {})
 })
 const ip = (text: string): number => parseIpv4(text)!
 
-describe('what a peer sends from outside', () => {
+describe('the packet of a peer to the port', () => {
   const way = { chain: 'INPUT', source: ip('192.0.2.2'), destination: ip('192.0.2.1'), from: 'eth0' }
 
   it.each([
@@ -32,16 +32,16 @@ describe('what a peer sends from outside', () => {
     ['wireguard', {}, { ...way, protocol: 'udp', port: 51_820 }],
     ['ipip', {}, { ...way, protocol: 'ipencap' }],
     ['host-gw', {}, undefined],
-  ])('with %s and %j is %j', (type, backend, expected) => {
+  ])('is with %s and %j: %j', (type, backend, expected) => {
     expect(portPacket(withBackend(type, backend), soundPeer)).toEqual(expected)
   })
 
-  it('is not known without the addresses, and names no interface that is not known', () => {
+  it('is undefined without addresses, and names no unknown interface', () => {
     expect(portPacket({ ...status, node: null }, soundPeer)).toBeUndefined()
     expect(portPacket(undefined, soundPeer)).toBeUndefined()
     const dual = soundDual.status
     const [peer] = dual.peers.list
-    // A peer of udp that has both addresses may send by either.
+    // A udp peer with addresses of both families may send over either.
     const udp = { ...dual, config: { ...dual.config, backendType: 'udp', backend: {} } }
     const alone = { ...udp, config: { ...udp.config, ipv6Network: null } }
     for (const family of ['ipv4', 'ipv6'] as const)
@@ -59,7 +59,7 @@ describe('what a peer sends from outside', () => {
   })
 })
 
-describe('iptables', () => {
+describe('iptables rules', () => {
   it.each([
     ['lets it through', '-P INPUT ACCEPT\n-P FORWARD ACCEPT', []],
     ['drops both ways, which is said once', '-P FORWARD DROP', ['forward-dropped: -P FORWARD DROP']],
@@ -101,13 +101,13 @@ describe('iptables', () => {
       '-A INPUT -s 192.0.2.2/32 -d 192.0.2.1/32 -j DROP',
       ['port-dropped: -A INPUT -s 192.0.2.2/32 -d 192.0.2.1/32 -j DROP'],
     ],
-  ])('that %s', (_, iptables, expected) => expect(found({ iptables })).toEqual(expected))
+  ])('%s', (_, iptables, expected) => expect(found({ iptables })).toEqual(expected))
 
-  it('is not asked where it cannot be read, and without a peer that is used', () => {
+  it('are not checked if they cannot be read, or if no peer is usable', () => {
     expect(found({ iptables: undefined })).toEqual([])
     const stored = countPeers([{ ...soundPeer, state: 'stored' }], 10)
     expect(found({ ...withStatus({ peers: stored }), iptables: '-P FORWARD DROP\n-P INPUT DROP' })).toEqual([])
-    // Where nobody is known, any address of the network is one of theirs.
+    // Without known peers, any address of the network represents a peer.
     expect(found({ ...withStatus({ peers: null }), iptables: '-P FORWARD DROP' })).toEqual([
       'forward-dropped: -P FORWARD DROP',
     ])
@@ -121,10 +121,10 @@ describe('iptables', () => {
     ['a node', withStatus({ node: null })],
     ['a configuration', withStatus({ config: null })],
     ['a network', withStatus({ config: { ...status.config!, network: 'x' } })],
-  ])('is not judged without %s', (_, part) => expect(found(part)).toBeUndefined())
+  ])('are not checked without %s', (_, part) => expect(found(part)).toBeUndefined())
 })
 
-describe('both families', () => {
+describe('a dual-stack network', () => {
   const dual = (part: Partial<Facts>): string[] | undefined => found({ ...soundDual, ...part })
   const withDual = (part: Partial<Status>): Partial<Facts> => ({ status: { ...soundDual.status, ...part } })
   const [peer] = soundDual.status.peers.list
@@ -149,9 +149,9 @@ describe('both families', () => {
       ['port-dropped: ip6tables: -A INPUT -s 2001:db8::2/128 -d 2001:db8::1/128 -p udp -m udp --dport 8472 -j DROP'],
     ],
     ['cannot be asked', undefined, []],
-  ])('ip6tables that %s', (_, ip6tables, expected) => expect(dual({ ip6tables })).toEqual(expected))
+  ])('with ip6tables rules that %s', (_, ip6tables, expected) => expect(dual({ ip6tables })).toEqual(expected))
 
-  it('have a listing each', () => {
+  it('has one listing for each family', () => {
     expect(dual({ iptables: '-P FORWARD DROP' })).toEqual(['forward-dropped: -P FORWARD DROP'])
     expect(dual({ iptables: '-P FORWARD DROP', ip6tables: '-P FORWARD DROP' })).toEqual([
       'forward-dropped: -P FORWARD DROP',
@@ -159,7 +159,7 @@ describe('both families', () => {
     ])
   })
 
-  it('are judged by a peer that has the family, and not without one', () => {
+  it('is checked by a peer of the family, and not without one', () => {
     const four = { ...soundPeer, ipv6Subnet: null }
     const of = (...list: readonly (typeof soundPeer)[]) =>
       dual({ ...withDual({ peers: countPeers(list, 10) }), ip6tables: '-P FORWARD DROP' })
@@ -169,7 +169,7 @@ describe('both families', () => {
     expect(of(dualPeer({ state: 'stored' }))).toEqual(['forward-dropped: ip6tables: -P FORWARD DROP'])
   })
 
-  it('of which only IPv6 is there are judged by that', () => {
+  it('with only IPv6 is checked with the IPv6 rules', () => {
     const [subnet, network] = ['fd00:5:0:1::/64', 'fd00:5::/48']
     const node = { ...soundDual.status.node, subnet, publicIp: '2001:db8::1' }
     const config = { ...soundDual.status.config, network }
@@ -180,7 +180,7 @@ describe('both families', () => {
     expect(dual({ ...withDual({ node, config, peers }), iptables: '-P FORWARD DROP' })).toEqual([])
   })
 
-  it('know no port of IPv6 where a backend has two, and no IPv4 header in IPv6', () => {
+  it('has no known IPv6 port if the backend has two, and no IPIP for IPv6', () => {
     const config = (backendType: string, backend = {}) => ({ ...soundDual.status.config, backendType, backend })
     const packet = (backendType: string, backend = {}) =>
       portPacket({ ...soundDual.status, config: config(backendType, backend) }, peer!, 'ipv6')
@@ -215,7 +215,7 @@ describe('both families', () => {
     ['IPv4 in iptables, and nobody to ask of IPv6', { iptables: rules('10.5.0.0/16'), ip6tables: undefined }, []],
   ])('with rules of %s', (_, part, expected) => expect(dual(part)).toEqual(expected))
 
-  it('of which one is off miss nothing', () => {
+  it('with one family disabled misses no rules', () => {
     expect(found({ iptables: rules('10.5.0.0/16'), ip6tables: '' })).toEqual([])
   })
 
@@ -237,13 +237,13 @@ describe('both families', () => {
     ],
     ['a table of both names both', 'inet own', 'ip saddr 10.5.0.0/16 accept; ip6 saddr fd00:5::/48 accept', []],
     ["a table is ip6tables'", 'ip6 filter', '', []],
-  ])('in nftables: %s', (_, table, rule, expected) => {
+  ])('with nftables: %s', (_, table, rule, expected) => {
     const text = `table ${table} {\n\tchain c {\n\t\ttype filter hook forward priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
     expect(dual({ nft: text })).toEqual(expected)
   })
 })
 
-describe('nftables', () => {
+describe('nftables rules', () => {
   const chain = (hook: string, policy = 'drop', rules = ''): string =>
     `\tchain ${hook}s {\n\t\ttype filter hook ${hook} priority filter; policy ${policy};\n\t\t${rules}\n\t}\n`
   const table = (name: string, ...chains: string[]): string => `table ${name} {\n${chains.join('')}}\n`
@@ -300,9 +300,9 @@ describe('nftables', () => {
         table('ip c', chain('forward')),
       ['forward-dropped: nft: inet b forwards: policy drop', 'forward-dropped: nft: ip c forwards: policy drop'],
     ],
-  ])('that %s', (_, nft, expected) => expect(found({ nft })).toEqual(expected))
+  ])('%s', (_, nft, expected) => expect(found({ nft })).toEqual(expected))
 
-  it('is suspected of what comes in where a peer that is used does not answer', () => {
+  it('are suspected of dropping incoming packets if a usable peer is silent', () => {
     const nft = table('inet own', chain('input', 'drop', 'meta mark 0x1 accept; meta l4proto icmp accept'))
     expect(found({ nft, ...silent })).toEqual(['nft-drops: nft: inet own inputs: policy drop'])
     const asStatus = (state: 'answering' | 'programmed' | 'stored') =>
@@ -320,7 +320,7 @@ describe('nftables', () => {
   })
 })
 
-// As firewalld makes them (RHEL, Alma, Fedora): the policy is accept, and the last rule rejects.
+// The rules of firewalld (RHEL, Alma, Fedora): the policy is accept, and the last rule rejects.
 const firewalld = (hook: string, ...rules: readonly string[]): string =>
   [
     'table inet firewalld {',
@@ -352,7 +352,7 @@ const firewalld = (hook: string, ...rules: readonly string[]): string =>
 const silently = (): Partial<Facts> => ({
   answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]),
 })
-/** Oracle Cloud's rules, and those of many a hand: all that is no answer is dropped at the end. */
+/** The rules of Oracle Cloud, and of many administrators: the last rule drops all packets but answers. */
 const STATEFUL = [
   '-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT',
   '-A INPUT -i lo -j ACCEPT',
@@ -360,12 +360,12 @@ const STATEFUL = [
   '-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT',
 ].join('\n')
 
-describe('a final rule that rejects is a policy', () => {
+describe('a final reject rule counts as a policy', () => {
   it('of firewalld, in FORWARD and in INPUT', () => {
     const rejected = 'nft: inet firewalld filter_public: reject with icmpx admin-prohibited'
     expect(found({ nft: firewalld('forward') })).toEqual([`forward-dropped: ${rejected}`])
     expect(found({ nft: firewalld('input'), ...silently() })).toEqual([
-      `port-dropped: ${rejected} (only answers to what this host sends are let through)`,
+      `port-dropped: ${rejected} (only answers to packets of this host are accepted)`,
     ])
     expect(found({ nft: firewalld('forward', 'ip saddr 10.5.0.0/16 accept') })).toEqual([])
     expect(
@@ -373,7 +373,7 @@ describe('a final rule that rejects is a policy', () => {
     ).toEqual([])
   })
 
-  it('of IPv6 too, by the same table', () => {
+  it('over IPv6 too, in the same table', () => {
     const rejected = 'nft: inet firewalld filter_public: reject with icmpx admin-prohibited'
     const devices = { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' }
     const dual = { ...soundDual, status: { ...soundDual.status, dataPath: { ...soundDual.status.dataPath, devices } } }
@@ -388,33 +388,33 @@ describe('a final rule that rejects is a policy', () => {
   })
 })
 
-describe('rules that let in answers alone', () => {
+describe('rules that accept only answers', () => {
   it.each([
     ['-P INPUT DROP', '-P INPUT DROP'],
     ['-A INPUT -j REJECT --reject-with icmp-host-prohibited', '-A INPUT -j REJECT --reject-with icmp-host-prohibited'],
-  ])('drop what a silent peer sends first: %s', (last, rule) => {
+  ])('drop the first packet of a silent peer: %s', (last, rule) => {
     const iptables = `${STATEFUL}\n${last}`
     expect(found({ iptables, ...silently() })).toEqual([
-      `port-dropped: ${rule} (only answers to what this host sends are let through)`,
+      `port-dropped: ${rule} (only answers to packets of this host are accepted)`,
     ])
-    // Who answers shows that it is let in.
+    // A peer that answers proves that its packets are accepted.
     expect(found({ iptables })).toEqual([])
     expect(found({ iptables: iptables.replace('conntrack --ctstate', 'state --state'), ...silently() })).toHaveLength(1)
   })
 
-  it('drop what containers begin', () => {
+  it('drop new connections of containers', () => {
     const iptables = '-P FORWARD DROP\n-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT'
     expect(found({ iptables })).toEqual(['forward-dropped: -P FORWARD DROP'])
   })
 
-  it('are a doubt where a mark may let in more', () => {
+  it('are uncertain if a mark may make them accept more', () => {
     const iptables = `${STATEFUL}\n-A INPUT -m mark --mark 0x1 -j ACCEPT\n-P INPUT DROP`
     expect(found({ iptables, ...silently() })).toEqual(['iptables-drops: -P INPUT DROP'])
     expect(found({ iptables })).toEqual([])
   })
 })
 
-// As ufw makes them, less the chains that only count (Ubuntu, Debian); `mine` are the rules of an operator.
+// The rules of ufw (Ubuntu, Debian) without the chains that only count. `mine` are rules of an operator.
 const ufw = (mine: string): string =>
   [
     '-P INPUT DROP',
@@ -442,19 +442,19 @@ const ufw = (mine: string): string =>
   ].join('\n')
 
 describe('the rules of ufw', () => {
-  it('that let the port in are not at fault if a peer is silent', () => {
+  it('are not blamed if they accept the port and a peer is silent', () => {
     expect(found({ iptables: ufw('-A ufw-user-input -p udp -m udp --dport 8285 -j ACCEPT'), ...silently() })).toEqual(
       [],
     )
   })
 
-  it('that do not are named by what drops', () => {
+  it('are named if they drop the port', () => {
     const [policy] = found({ iptables: ufw(''), ...silently() }) ?? []
     expect(policy).toMatch(/^port-dropped: -P INPUT DROP/)
   })
 })
 
-it('walks the packets of each silent peer: a rule may be for one of them', () => {
+it('are walked with the packets of each silent peer, because a rule may concern one peer', () => {
   const other = { ...soundPeer, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
   const silent = { ...other, endpoint: '192.0.2.3:8285', state: 'programmed', lossPercent: 100 } as const
   const peers = countPeers([soundPeer, silent], 10)
@@ -463,7 +463,7 @@ it('walks the packets of each silent peer: a rule may be for one of them', () =>
   ])
 })
 
-describe('a remedy', () => {
+describe('the remedy', () => {
   const fixes = (part: Partial<Facts>): readonly (string | undefined)[] =>
     (checkFirewall({ ...sound, ...part }) ?? []).map(({ fix }) => fix)
 
@@ -475,22 +475,22 @@ describe('a remedy', () => {
     )
     const asked = withStatus({ peers, config: { ...status.config!, backend: { Port: 9000 } } })
     expect(fixes({ ...asked, answers: new Map(), iptables: '-A INPUT -p udp -j DROP' })).toEqual([
-      'let it through: `iptables -I INPUT -p udp --dport 9000 -s 192.0.2.2,192.0.2.3 -j ACCEPT`; the same for the other nodes, if there are more',
+      'accept these packets: `iptables -I INPUT -p udp --dport 9000 -s 192.0.2.2,192.0.2.3 -j ACCEPT`; the same for other nodes, if there are more',
     ])
   })
 
-  it('speaks of the flag only if weft has no rules in FORWARD', () => {
+  it('mentions the flag only if weft has no rules in FORWARD', () => {
     const mine =
       '-P FORWARD ACCEPT\n-A FORWARD -j REJECT\n-A FORWARD -j FLANNEL-FWD\n-A FLANNEL-FWD -s 10.5.0.0/16 -j ACCEPT'
     const both =
       'accept both directions: `iptables -I FORWARD -s 10.5.0.0/16 -j ACCEPT` and `iptables -I FORWARD -d 10.5.0.0/16 -j ACCEPT`'
     expect(fixes({ iptables: mine })).toEqual([both])
     expect(fixes({ iptables: '-P FORWARD DROP' })).toEqual([
-      `${both}; or, if weftd was started with --iptables-forward-rules=false, without that`,
+      `${both}; or, if weftd was started with --iptables-forward-rules=false, start it without that option`,
     ])
   })
 
-  it('is for the table that drops', () => {
+  it('changes the table that drops', () => {
     expect(fixes({ nft: firewalld('forward') })[0]).toContain(
       'firewall-cmd --permanent --zone=trusted --add-source=10.5.0.0/16',
     )
@@ -510,25 +510,21 @@ describe('the remedy for a silent peer', () => {
     return checkPeers(facts, false)!.find(({ name }) => name === 'peer-silent')!.fix!
   }
 
-  it('is for the backend, with its port and the two hosts', () => {
+  it('depends on the backend, and names its port and the two hosts', () => {
     const udp = fixOfSilent('udp', { Port: 9000 })
-    expect(udp).toContain(
-      'let UDP port 9000 through between 192.0.2.1 and 192.0.2.2, both ways and from any source port',
-    )
+    expect(udp).toContain('accept UDP port 9000 between 192.0.2.1 and 192.0.2.2, both ways and from any source port')
     expect(udp).not.toContain('PersistentKeepaliveInterval')
-    expect(fixOfSilent('wireguard')).toContain('let UDP port 51820 through between')
+    expect(fixOfSilent('wireguard')).toContain('accept UDP port 51820 between')
     expect(fixOfSilent('wireguard')).toContain('`PersistentKeepaliveInterval`')
-    expect(fixOfSilent('vxlan', {}, 'kernel')).toMatch(
-      /UDP port 8472 through between 192.0.2.1 and 192.0.2.2, both ways, in/,
-    )
+    expect(fixOfSilent('vxlan', {}, 'kernel')).toMatch(/UDP port 8472 between 192.0.2.1 and 192.0.2.2, both ways, in/)
     expect(fixOfSilent('ipip', {}, 'kernel')).toContain('IP protocol 4')
-    expect(fixOfSilent('host-gw', {}, 'kernel')).toContain('let packets of 10.5.0.0/16 through between 192.0.2.1')
+    expect(fixOfSilent('host-gw', {}, 'kernel')).toContain('accept packets of 10.5.0.0/16 between 192.0.2.1')
     for (const type of ['udp', 'vxlan', 'wireguard', 'host-gw'])
       expect(fixOfSilent(type).split(' ').length).toBeLessThan(50)
   })
 })
 
-describe('a rule of nftables', () => {
+describe('an nftables rule', () => {
   const packet = { chain: 'INPUT', protocol: 'udp', source: ip('10.0.0.7'), destination: ip('10.0.0.1') } as const
   const known = { ...packet, port: 8285, from: 'eth0', state: 'new' } as const
   const SETS = [
@@ -601,7 +597,7 @@ describe('a rule of nftables', () => {
     ['meta mark 0x1 drop; drop', 'dropped'],
   ])('%s: %s', (rule, expected) => expect(verdict(rule)).toBe(expected))
 
-  it('is no rule for another family, another hook, or another device', () => {
+  it('does not apply to another family, hook or device', () => {
     const chain = (table: string, head: string): string =>
       `table ${table} {\n\tchain c {\n\t\ttype filter hook ${head}; policy drop;\n\t}\n}\n`
     const walked = (text: string): number => readRuleset(text).walk(known, { iptables: true }).length

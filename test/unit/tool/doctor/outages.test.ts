@@ -1,5 +1,5 @@
-// outages.test.ts - hosts whose containers lose packets, as they were seen in public reports, with the facts that were recorded: the doctor
-// names the cause, its last line is never "nothing wrong found", and explain does not say that a packet would get through.
+// outages.test.ts - outages from public reports, with the recorded facts. weft doctor names each cause and never ends with "nothing wrong
+// found", and explain never says that the packet would get through.
 
 import { expect, it } from 'vitest'
 import type { Route } from '../../../../src/host/links.ts'
@@ -13,18 +13,18 @@ import type { FindingName } from '../../../../src/tool/doctor/findings.ts'
 import { toText } from '../../../../src/tool/weft/doctor.ts'
 import { isWell } from '../../../../src/tool/weft/status.ts'
 import { silentSide, sound, soundPeer, soundStatus as status } from '../../../support/facts.ts'
-import { waysBy } from '../../../support/ways.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
 
 interface Outage {
   readonly what: string
   readonly facts: Partial<Facts>
   readonly finds: readonly FindingName[]
-  /** The kernel's route for a packet of a container to one of the peer, and the other way. */
+  /** The kernel's route for a packet from a container to one of the peer, and for the opposite direction. */
   readonly out?: Partial<Route> & { readonly byRule?: string; readonly refused?: string }
   readonly back?: Partial<Route> & { readonly refused?: string }
-  /** True if explain can say nothing of it: it has no part in the way of a packet. */
+  /** True if the fault is not on the path of the packet, so that explain cannot find it. */
   readonly isUnexplained?: true
-  /** True if the status alone shows it: the page is red, and `weft status` exits with 3. */
+  /** True if the status alone shows the fault, so that the page is red and `weft status` exits with 3. */
   readonly isSeen?: true
 }
 
@@ -85,7 +85,7 @@ const OUTAGES: readonly Outage[] = [
     what: "tailscale's table is asked first (k3s#7772, tailscale#297)",
     facts: {
       ...silent,
-      kernelWays: waysBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }),
+      kernelRoutes: routesBy({ host: { device: 'ts0', table: '52' }, out: { device: 'ts0', table: '52' } }),
     },
     finds: ['policy-route', 'peer-silent'],
     out: { device: 'ts0', byRule: '5270: from all lookup 52' },
@@ -93,19 +93,19 @@ const OUTAGES: readonly Outage[] = [
   },
   {
     what: 'a rule for the bridge of containers (rke2#1053)',
-    facts: { kernelWays: waysBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: '30400' } }) },
+    facts: { kernelRoutes: routesBy({ out: { device: 'eth0', gateway: '192.0.2.254', table: '30400' } }) },
     finds: ['policy-route'],
     out: { device: 'eth0', gateway: '192.0.2.254', byRule: '30400: from all iif cni0 lookup 30400' },
   },
   {
     what: 'a stale route to the own subnet (flannel#1546)',
-    facts: { kernelWays: waysBy({ in: { device: 'eth0', gateway: '192.0.2.254' } }) },
+    facts: { kernelRoutes: routesBy({ in: { device: 'eth0', gateway: '192.0.2.254' } }) },
     finds: ['foreign-route'],
     back: { device: 'eth0', gateway: '192.0.2.254' },
   },
   {
     what: 'strict rp_filter, where the way back is another one',
-    facts: { kernelWays: waysBy({ in: 'Invalid cross-device link' }) },
+    facts: { kernelRoutes: routesBy({ in: 'Invalid cross-device link' }) },
     finds: ['route-refused'],
     back: { device: 'cni0', refused: 'Invalid cross-device link' },
   },
@@ -159,12 +159,12 @@ it.each(OUTAGES)('$what', ({ facts: part, finds, out = {}, back = {}, isUnexplai
     ...explain({ source: there, destination: here, ...about, ...told(back), route: route('cni0', back) }),
   ]
   expect(steps.every(({ passes }) => passes === true)).toBe(isUnexplained === true)
-  // What the status alone shows the page and `weft status` show too, and nothing is red without a reason.
+  // The page and `weft status` show the faults that the status contains, and are not red without a finding.
   expect([verdictOf(facts.status!).tone === 'bad', !isWell(facts.status!)]).toEqual([isSeen === true, isSeen === true])
 })
 
-it('a host on which nothing is wrong is accused of nothing, by the same questions', () => {
-  const facts = { ...sound, kernelWays: waysBy({}) }
+it('finds nothing on a sound host with the same facts', () => {
+  const facts = { ...sound, kernelRoutes: routesBy({}) }
   expect(toText(diagnose(facts), plain)).toContain('nothing wrong found\n')
   const ways = [
     explain({ source: here, destination: there, status, facts, route: route('flannel0') }),

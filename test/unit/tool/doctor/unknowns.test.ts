@@ -1,5 +1,4 @@
-// unknowns.test.ts - a check that could not be made says why, and the last line of weft doctor counts it: "nothing wrong found" is never
-// more than what was looked at.
+// unknowns.test.ts - each check that was not possible has a reason, and the last line of weft doctor counts these checks.
 
 import { expect, it } from 'vitest'
 import type { Status } from '../../../../src/report/status.ts'
@@ -30,10 +29,10 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
   ],
   [
     'the store lets nobody in',
-    { store: undefined, storeUnasked: 'etcd: no TLS connection; check --etcd-cafile' },
+    { store: undefined, whyStoreUnknown: 'etcd: no TLS connection; check --etcd-cafile' },
     { config: /^etcd: no TLS connection; check --etcd-cafile$/ },
   ],
-  ['the limits of neighbours are not seen', { neighbours: undefined }, { neighbours: /was not asked/ }],
+  ['the limits of neighbours are not seen', { neighbours: undefined }, { neighbours: /was not read/ }],
   [
     'there is no configuration yet',
     withStatus({ config: null, node: null }),
@@ -42,20 +41,23 @@ it.each<[string, Partial<Facts>, Record<string, RegExp>]>([
   [
     'weftd may not be asked',
     { status: undefined, isForbidden: true, store: undefined },
-    { peers: /^this user may not ask weftd: run weft doctor as root$/ },
+    { peers: /^this user may not query weftd: run weft doctor as root$/ },
   ],
   [
     'weftd is dead, and nothing is left of it',
     { status: undefined, silence: 'no weftd answers', store: undefined },
-    { peers: /^weftd does not answer \(no weftd answers\), and nothing is left/, drops: /only a running weftd/ },
+    {
+      peers: /^weftd does not answer \(no weftd answers\), and no earlier weftd left a status/,
+      drops: /only a running weftd/,
+    },
   ],
-])('says why, where %s', (_name, part, expected) => {
+])('gives the reason if %s', (_name, part, expected) => {
   const found = whys(part)
   for (const [check, why] of Object.entries(expected)) expect(found[check], check).toMatch(why)
   for (const [check, why] of Object.entries(found)) expect(why, check).not.toBe('')
 })
 
-it('has a reason of its own for each check, whatever is missing', () => {
+it('gives each check a reason of its own for each missing fact', () => {
   const nothing: Partial<Facts> = {
     status: undefined,
     store: undefined,
@@ -78,7 +80,7 @@ it('has a reason of its own for each check, whatever is missing', () => {
   expect(CHECKS.map(({ name }) => name)).toContain('neighbours')
 })
 
-it('says at the end what was not looked at', () => {
+it('lists the impossible checks at the end', () => {
   expect(lastLine({})).toBe('nothing wrong found')
   expect(lastLine({ neighbours: undefined })).toBe('nothing wrong found; 1 check could not be made (neighbours)')
   expect(lastLine({ neighbours: undefined, iptables: undefined, nft: undefined })).toBe(
@@ -88,6 +90,6 @@ it('says at the end what was not looked at', () => {
     '1 failure, 0 warnings; 1 check could not be made (neighbours)',
   )
   expect(toText(diagnose({ ...sound, neighbours: undefined }), plain)).toContain(
-    'neighbours  unknown  the kernel was not asked (`ip neighbour`)\n',
+    "neighbours  unknown  the kernel's neighbour table was not read (`ip neighbour`)\n",
   )
 })

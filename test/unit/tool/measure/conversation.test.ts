@@ -1,4 +1,4 @@
-// conversation.test.ts - what of another host's words is believed, and what of a datagram.
+// conversation.test.ts - validates the lines and datagrams of the other host.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -49,7 +49,7 @@ describe('a line', () => {
     [readArrived, { datagrams: 5, reordered: 1, overflowed: 2 }],
     [readEnded, { drops: { rx_drop_spoofed_source: 3 } }],
     [readEnded, { drops: null }],
-  ])('is read by %o as it was written: %j', (read, message) => {
+  ])('is parsed by %o: %j', (read, message) => {
     const line = lineOf(message)
     expect(line.endsWith('}\n')).toBe(true)
     expect(read(line)).toEqual(message)
@@ -73,9 +73,9 @@ describe('a line', () => {
     [readRequest, { ask: 'anything' }],
     [readReceived, { bytes: -1, seconds: 1, busy: 0 }],
     [readArrived, { datagrams: '5', reordered: 0, overflowed: 0 }],
-  ])('is not believed by %o: %j', (read, message) => expect(read(lineOf(message))).toBeUndefined())
+  ])('is refused by %o: %j', (read, message) => expect(read(lineOf(message))).toBeUndefined())
 
-  it('may be anything, and is read as nothing then', () => {
+  it('of any text never throws', () => {
     fc.assert(
       fc.property(fc.oneof(fc.string(), fc.json()), (line) => {
         for (const read of READERS) expect(read(line)).toBeUndefined()
@@ -91,7 +91,7 @@ describe('a line', () => {
     expect(readEnded(lineOf({ drops: 'text' }))).toEqual({ drops: null })
   })
 
-  it('of another host writes nothing on a terminal but text', () => {
+  it('cannot write control characters to the terminal', () => {
     const evil = '\u001B[2Jx'
     expect(readRefusal(lineOf({ refused: evil }))).toEqual({ refused: '?[2Jx' })
     expect(readWelcome(lineOf({ run: MARK, inUse: { subnet: evil, features: [evil], mtu: evil } }))!.inUse).toEqual({
@@ -108,7 +108,7 @@ describe('a line', () => {
 })
 
 describe('a datagram', () => {
-  it('has a number, for the run of its mark alone', () => {
+  it('has a number, which only the run with its mark reads', () => {
     const datagram = new Uint8Array(40).subarray(3, 23)
     writeDatagramHeader(datagram, MARK, 0xffff_fffe)
     expect(readDatagramNumber(datagram, MARK)).toBe(0xffff_fffe)

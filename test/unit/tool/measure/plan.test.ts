@@ -1,4 +1,4 @@
-// plan.test.ts - what a command line asks for, the turns of the two paths, and which datagrams are sent.
+// plan.test.ts - the plan for a command line, the order of the paths, and the length and rate of datagrams.
 
 import { describe, expect, it } from 'vitest'
 import { datagramBytes, datagramRate, orderOf, planOf } from '../../../../src/tool/measure/plan.ts'
@@ -6,11 +6,11 @@ import { datagramBytes, datagramRate, orderOf, planOf } from '../../../../src/to
 const USUAL = { streams: 8, seconds: '2', pairs: 3, rate: 0 }
 const PLAN = { streams: 8, seconds: 2, pairs: 3, bitsPerSecond: 0 }
 
-/** Of what a refusal offers, where it begins. */
+/** Returns the beginning of the remedy of a refusal. */
 const LEAST = { streams: 1, seconds: 0.01, pairs: 1, rate: 1 } as const
 
 describe('a plan', () => {
-  it('is what was asked for', () => {
+  it('has the requested values', () => {
     expect(planOf(USUAL)).toEqual(PLAN)
     expect(planOf({ streams: 1, seconds: '0.05', pairs: 1, rate: 5 })).toEqual({
       streams: 1,
@@ -31,13 +31,13 @@ describe('a plan', () => {
     [{ pairs: 51 }, '--pairs is 51'],
     [{ rate: -1 }, '--rate is -1'],
     [{ rate: 100_001 }, '--rate is 100001'],
-  ])('cannot be %j, and it is told what can', (wrong, problem) => {
+  ])('refuses %j with the problem %s', (wrong, problem) => {
     const given = Object.keys(wrong)[0] as keyof typeof LEAST
     const remedy = expect.stringMatching(new RegExp(`^give ${LEAST[given]} to \\d+`))
     expect(planOf({ ...USUAL, ...wrong })).toEqual({ problem, remedy })
   })
 
-  it('may be as large as is said', () => {
+  it('accepts the documented maxima', () => {
     expect(planOf({ streams: 64, seconds: '60', pairs: 50, rate: 100_000 })).toEqual({
       streams: 64,
       seconds: 60,
@@ -47,7 +47,7 @@ describe('a plan', () => {
     expect(planOf({ ...USUAL, seconds: '0.01' })).toMatchObject({ seconds: 0.01 })
   })
 
-  it('has each path come first in turn', () => {
+  it('alternates which path comes first', () => {
     expect([0, 1, 2].map(orderOf)).toEqual([
       ['outside', 'inside'],
       ['inside', 'outside'],
@@ -62,7 +62,7 @@ describe('a plan', () => {
     [30, null, 'ipv4', 12],
     [1430, null, 'ipv6', 1382],
     [50, null, 'ipv6', 12],
-  ] as const)('of MTU %d and path MTU %j sends by %3$s datagrams of %d bytes', (mtu, pathMtu, family, bytes) =>
+  ] as const)('with MTU %d, path MTU %j and %s, sends datagrams of %d bytes', (mtu, pathMtu, family, bytes) =>
     expect(datagramBytes(mtu, pathMtu, family)).toBe(bytes),
   )
 
@@ -73,7 +73,7 @@ describe('a plan', () => {
     [0, 0, 0, 200e6],
     [0, 1e6, 1e6, 1e6],
     [900e6, 10e6, 10e6, 900e6],
-  ])('of rate %d sends, where TCP reached %d and %d, %d', (bitsPerSecond, outside, inside, rate) =>
+  ])('at rate %d, after TCP rates %d and %d, sends %d', (bitsPerSecond, outside, inside, rate) =>
     expect(datagramRate({ ...PLAN, bitsPerSecond }, { outside, inside })).toBe(rate),
   )
 })

@@ -1,4 +1,4 @@
-// result.test.ts - what samples come to: medians, the pairs' ratios, losses, and what must be known to believe them.
+// result.test.ts - medians, ratios of pairs, losses, and notes on how far the figures can be trusted.
 
 import { describe, expect, it } from 'vitest'
 import { increase, median, resultOf, type Samples } from '../../../../src/tool/measure/result.ts'
@@ -37,20 +37,20 @@ describe('a result', () => {
     expect([isBroken, notes]).toEqual([false, []])
   })
 
-  it('does not count as lost what the other end was too slow to take, and says so', () => {
+  it('does not count datagrams as lost that the other host was too slow to read, and says so', () => {
     const { udp: loss, notes } = resultOf({
       ...WELL,
       udp: { outside: [udp(900, { overflowed: 60 })], inside: [udp(900, { overflowed: 500, reordered: 7 })] },
     })
     expect([loss.outside.lost, loss.inside.lost, loss.inside.overflowed]).toEqual([40, 0, 100])
     expect(notes).toEqual([
-      expect.stringMatching(/^outside 60 datagrams arrived but the other end was too slow/),
-      expect.stringMatching(/^inside 100 datagrams arrived/),
-      'inside 7 datagrams came after a later one',
+      expect.stringMatching(/^outside: 60 datagrams arrived, but the other host was too slow/),
+      expect.stringMatching(/^inside: 100 datagrams arrived/),
+      'inside: 7 datagrams arrived after a later one',
     ])
   })
 
-  it('says whose packets do not pass, and blames no firewall for their length', () => {
+  it('names the side that limits the length of packets, and does not blame a firewall for it', () => {
     const length = { asked: 1472, longest: 1372 }
     const notesOf = (there: number | null, longest: number | null = 1372) => {
       const { isBroken, notes } = resultOf(WELL, { length: { ...length, longest }, mtu: { here: 1472, there } })
@@ -58,53 +58,53 @@ describe('a result', () => {
       return notes
     }
     expect(notesOf(1372)).toEqual([
-      "inside packets of 1472 bytes do not come back, of up to 1372 they do: it is the other end's interface that takes less",
+      'inside the tunnel packets of 1472 bytes get no answer, packets of up to 1372 do: the cause is the smaller MTU of the other host',
       'the MTU of the data path is 1472 here and 1372 there: give the external interfaces of all nodes one MTU',
     ])
-    const between = ', of up to 1372 they do: something between the hosts takes less'
+    const between = ', packets of up to 1372 do: the cause is a smaller MTU between the hosts'
     for (const there of [1472, null])
-      expect(notesOf(there)).toEqual([`inside packets of 1472 bytes do not come back${between}`])
+      expect(notesOf(there)).toEqual([`inside the tunnel packets of 1472 bytes get no answer${between}`])
     expect(notesOf(1472, null)).toEqual([
-      'inside packets of 1472 bytes do not come back: something between the hosts takes less',
+      'inside the tunnel packets of 1472 bytes get no answer: the cause is a smaller MTU between the hosts',
     ])
-    // As long as both send they pass; what comes from there does not.
+    // If both hosts send such packets they pass in one direction only.
     const other = resultOf(WELL, { length: { asked: 1372, longest: 1372 }, mtu: { here: 1372, there: 1472 } })
     expect([other.isBroken, other.notes.length]).toEqual([false, 1])
     const deaf = { ...WELL, udp: { outside: [udp(0)], inside: [udp(1000)] } }
     const notes = (beside?: Parameters<typeof resultOf>[1]): readonly string[] => resultOf(deaf, beside).notes
     expect(notes({ length: { asked: 1472, longest: 1472 } })).toEqual([
-      'outside TCP arrives and UDP does not: a firewall lets TCP through and not UDP',
+      'outside: TCP arrives but UDP does not; a firewall drops UDP',
     ])
     for (const beside of [undefined, { length }])
-      expect(notes(beside).at(-1)).toMatch(/not UDP, or datagrams of 1000 bytes are too long for that path$/)
+      expect(notes(beside).at(-1)).toMatch(/drops UDP, or datagrams of 1000 bytes are too long for that path$/)
   })
 
-  it('says where the bench itself was the limit', () => {
+  it('names the paths on which the bench itself was the limit', () => {
     const { notes } = resultOf({
       ...WELL,
       tcp: { outside: [tcp(9e9, 0.95, 1.1)], inside: [tcp(9e9, 0.5, 0.9)] },
     })
     expect(notes).toEqual([
-      expect.stringMatching(/^outside weft bench itself took a whole core here and there/),
-      expect.stringMatching(/^inside weft bench itself took a whole core there:/),
+      expect.stringMatching(/^outside: weft bench itself used a whole core here and there/),
+      expect.stringMatching(/^inside: weft bench itself used a whole core there,/),
     ])
   })
 
   it.each([
-    ['long packets', { tcp: { ...WELL.tcp, inside: [tcp(0), tcp(0), tcp(0)] } }, [/^inside connections open.*doctor/]],
+    ['long packets', { tcp: { ...WELL.tcp, inside: [tcp(0), tcp(0), tcp(0)] } }, [/^inside: connections open.*doctor/]],
     [
       'all',
       { tcp: { ...WELL.tcp, inside: [tcp(0)] }, udp: { ...WELL.udp, inside: [udp(0)] } },
-      [/^inside connections/, /^inside no datagram/],
+      [/^inside: connections/, /^inside: no datagram/],
     ],
-    ['UDP outside', { udp: { ...WELL.udp, outside: [udp(0)] } }, [/^outside TCP arrives and UDP does not/]],
-  ] as const)('is broken where %s does not arrive, and says what that means', (_what, some, expected) => {
+    ['UDP outside', { udp: { ...WELL.udp, outside: [udp(0)] } }, [/^outside: TCP arrives but UDP does not/]],
+  ] as const)('is broken if %s does not arrive, and explains why', (_what, some, expected) => {
     const { isBroken, notes } = resultOf({ ...WELL, ...some })
     expect(isBroken).toBe(true)
     expect(notes).toEqual(expected.map((pattern) => expect.stringMatching(pattern) as string))
   })
 
-  it('has no ratio of nothing', () => {
+  it('has no ratio without data', () => {
     const none = { outside: [tcp(0)], inside: [tcp(0)] }
     const { tcp: rates, roundTripMs } = resultOf({ ...WELL, tcp: none, roundTripsMs: { outside: [1], inside: [] } })
     expect(rates).toEqual({ outside: 0, inside: 0, ratio: null, leastRatio: null, mostRatio: null })
@@ -115,13 +115,13 @@ describe('a result', () => {
       udp: { outside: [], inside: [{ ...udp(0, { sent: 0 }), seconds: 0 }] },
     })
     expect(some.roundTripMs).toEqual({ outside: null, inside: 1, ratio: null })
-    // Nothing was sent: nothing of it was lost, and that is no sign of a firewall.
+    // No datagram was sent, so none was lost, and no firewall is blamed.
     for (const path of ['outside', 'inside'] as const)
       expect(some.udp[path]).toMatchObject({ sent: 0, lost: 0, lossPercent: 0, sentBitsPerSecond: 0 })
     expect([some.isBroken, some.notes]).toEqual([false, []])
   })
 })
 
-it('tells what was counted in between, also after a counter began anew', () => {
+it('computes increases of counters, also after a restart at zero', () => {
   expect(increase({ a: 5, b: 2, c: 9 }, { a: 5, b: 3, c: 4, d: 1 })).toEqual({ b: 1, c: 4, d: 1 })
 })

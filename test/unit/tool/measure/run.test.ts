@@ -1,4 +1,4 @@
-// run.test.ts - both ends of a bench on one host: what is sent is counted, who may not come is refused, and both ends end.
+// run.test.ts - both sides of a bench on one host: data is counted, unknown hosts are refused, and both sides end.
 
 import { createSocket } from 'node:dgram'
 import { once } from 'node:events'
@@ -20,11 +20,11 @@ const IN_USE: InUse = {
   pathMtu: null,
   features: [],
 }
-/** Two ways to the same host, from two of its addresses. */
+/** Two paths to the same host, from two of its addresses. */
 const WAYS = { outside: { to: '127.0.0.1', from: '127.0.0.1' }, inside: { to: '127.0.0.2', from: '127.0.0.3' } }
 const LONG_MS = 60_000
 
-/** One that nobody has now. */
+/** A port that no socket uses. */
 async function freePort(): Promise<number> {
   const server = createServer().listen(0)
   await once(server, 'listening')
@@ -70,7 +70,7 @@ afterEach(async () => {
 })
 
 describe('a run', () => {
-  it('measures both paths, and hears of the other end', async () => {
+  it('measures both paths, and gets the facts of the other host', async () => {
     await start()
     const run = await begin()
     expect(run.there).toEqual(IN_USE)
@@ -92,7 +92,7 @@ describe('a run', () => {
     await eventually(() => expect(said).toEqual(['127.0.0.1 measures', '127.0.0.1 has ended']))
   })
 
-  it('counts each datagram once, only its own, and those that came late', async () => {
+  it('counts each of its own datagrams once, also late ones', async () => {
     await start()
     const leading = await connectTo(WAYS.outside, port, LONG_MS)
     const ask = async (message: object): Promise<Record<string, unknown>> => {
@@ -100,7 +100,7 @@ describe('a run', () => {
       return JSON.parse(await readLine(leading, LONG_MS)) as Record<string, unknown>
     }
     const { run } = (await ask({ wants: 'run', inside: WAYS.inside.from })) as { run: string }
-    // The numbers of a run begin anew behind the last one.
+    // The numbers of a later sample continue after the last one.
     expect(await ask({ ask: 'udp', first: 2 ** 32 - 2, datagrams: 6 })).toMatchObject({ ready: true })
     const send = async (from: string, mark: string, numbers: number[]): Promise<void> => {
       const socket = createSocket('udp4').bind(0, from)
@@ -112,27 +112,27 @@ describe('a run', () => {
       }
       socket.close()
     }
-    await send('127.0.0.9', run, [3]) // a stranger's
-    await send(WAYS.inside.from, '00'.repeat(8), [3]) // another run's
+    await send('127.0.0.9', run, [3]) // from an unknown sender
+    await send(WAYS.inside.from, '00'.repeat(8), [3]) // with the mark of another run
     await send(WAYS.inside.from, run, [2 ** 32 - 2, 0, 2 ** 32 - 1, 1, 1, 700])
     expect(await ask({ ask: 'sent', datagrams: 6 })).toMatchObject({ datagrams: 4, reordered: 1, overflowed: 0 })
     leading.destroy()
   })
 
-  it('has nothing of a path where nobody is, and goes on', async () => {
+  it('has no figures for a path on which no program answers, and continues', async () => {
     await start()
-    const ways = { ...WAYS, inside: { ...WAYS.inside, to: '127.0.0.1', from: '127.0.0.8' } } // from where none of it may come
+    const ways = { ...WAYS, inside: { ...WAYS.inside, to: '127.0.0.1', from: '127.0.0.8' } } // the listener refuses this source
     const run = await beginRun(ways, port, WAYS.inside.from)
     if ('refused' in run) throw new Error(run.refused)
     runs.push(run)
-    await expect(run.openEcho('inside')).rejects.toThrow('what comes from 127.0.0.8 belongs to no run')
+    await expect(run.openEcho('inside')).rejects.toThrow('the connection from 127.0.0.8 belongs to no run')
     expect(await run.udp('inside', 0.02, 500, 1e6)).toMatchObject({ datagrams: 0 })
     expect(await run.tcp('outside', 1, 0.02)).toMatchObject({ bitsPerSecond: expect.any(Number) })
   })
 })
 
 describe('a listener', () => {
-  it('refuses whom it is told to, and a second run, and what it does not understand; says each once', async () => {
+  it('refuses unknown hosts, a second run, and unknown versions, and prints each refusal once', async () => {
     await start({ refusal: async (address) => (address === '127.0.0.9' ? 'it is no peer' : undefined) })
     await begin()
     const stranger = { outside: { to: '127.0.0.1', from: '127.0.0.9' }, inside: WAYS.inside }
@@ -141,16 +141,16 @@ describe('a listener', () => {
     expect(await beginRun(WAYS, port, '10.5.1.0')).toEqual({ refused: 'a run from 127.0.0.1 is under way' })
     const junk = await connectTo(WAYS.outside, port, LONG_MS)
     junk.write('GET / HTTP/1.1\r\n\r\n')
-    expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/no version of weft bench/)
+    expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/its version of weft bench is not known/)
     expect(said).toEqual([
       '127.0.0.1 measures',
       '127.0.0.9 was refused: it is no peer',
       '127.0.0.1 was refused: a run from 127.0.0.1 is under way',
-      expect.stringMatching(/^127.0.0.1 was refused: it speaks no version/),
+      expect.stringMatching(/^127.0.0.1 was refused: its version of weft bench is not known/),
     ])
   })
 
-  it('lets in one of two that come at once', async () => {
+  it('accepts one of two simultaneous runs', async () => {
     let answer = (): void => {}
     const both = new Promise<void>((resolve) => (answer = resolve))
     let asked = 0
@@ -166,17 +166,17 @@ describe('a listener', () => {
     expect(begun.filter((run) => 'refused' in run)).toEqual([{ refused: 'a run from 127.0.0.1 is under way' }])
   })
 
-  it('ends a run that goes away or asks for too much, and is free for the next one', async () => {
+  it('ends a run that disconnects or sends an invalid request, and is free for the next run', async () => {
     await start()
     ;(await begin()).close()
     await eventually(() => expect(said.at(-1)).toMatch(/^127.0.0.1 went away/))
     const run = await begin()
     await expect(run.tcp('outside', 65, 1)).rejects.toSatisfy((error) => isWeftError(error, 'COMMAND'))
-    await eventually(() => expect(said.at(-1)).toBe('127.0.0.1 went away: it asks for more than is allowed'))
+    await eventually(() => expect(said.at(-1)).toBe('127.0.0.1 went away: it sent an invalid request'))
     await begin()
   })
 
-  it('ends by itself when nobody comes, and by a signal, with a run or without', async () => {
+  it('ends after a time without runs, and on a signal, during a run or not', async () => {
     expect(await listen(optionsWith({ idleMs: 20 }), stopping.signal)).toBeUndefined()
     await start()
     const run = await begin()
@@ -186,7 +186,7 @@ describe('a listener', () => {
     await expect(connectTo(WAYS.outside, port, LONG_MS)).rejects.toMatchObject({ code: 'ECONNREFUSED' })
   })
 
-  it('says that its port is taken', async () => {
+  it('says that its port is in use', async () => {
     await start()
     await expect(listen(optionsWith({}), stopping.signal)).rejects.toSatisfy((error) =>
       isWeftError(error, 'PORT_IN_USE'),
@@ -211,7 +211,7 @@ describe('a line', () => {
     far.destroy()
   })
 
-  it('is read to its end, whatever pieces it comes in, and no further', async () => {
+  it('is read to its end in any pieces, and no further', async () => {
     far.write('on')
     const first = readLine(near, LONG_MS)
     far.write('e\ntwo\nthr')
@@ -226,8 +226,8 @@ describe('a line', () => {
 
   it.each([
     ['ends too early', () => far.end('x'), /it closed the connection/],
-    ['is never sent', () => far, /it said nothing for 0.02 s/],
-    ['is too long', () => far.write('x'.repeat(20_000)), /it sends no lines/],
+    ['is never sent', () => far, /it sent nothing for 0.02 s/],
+    ['is too long', () => far.write('x'.repeat(20_000)), /it sent too long a line/],
   ])('that %s is an error', async (_what, act, message) => {
     act()
     await expect(readLine(near, message.source.includes('0.02') ? 20 : LONG_MS)).rejects.toThrow(message)

@@ -1,10 +1,10 @@
-// bench.test.ts - weft bench: who is let in, what is told of a host, and how a result looks.
+// bench.test.ts - which hosts may use the listener of weft bench, the facts of a host, and the report.
 
 import { describe, expect, it } from 'vitest'
 import { parseAddress } from '../../../../src/net/address.ts'
 import { countPeers, startingReport, type PeerStatus, type Status } from '../../../../src/report/status.ts'
 import { textOf, type Report } from '../../../../src/tool/weft/bench-text.ts'
-import { inUseOf, refusalOf, waysTo } from '../../../../src/tool/weft/bench.ts'
+import { inUseOf, refusalOf, pathsTo } from '../../../../src/tool/weft/bench.ts'
 import { beginningWith } from '../../../support/snapshot.ts'
 
 const peer = (number: number): PeerStatus => ({
@@ -77,7 +77,7 @@ const STATUS: Status = {
   peers: countPeers([peer(2), peer(3), ofBoth(4)], null),
 }
 
-describe('who is let in', () => {
+describe('a host that connects', () => {
   it.each([
     ['a peer', '192.0.2.2', '10.5.2.0', undefined],
     ['whom the operator named', '198.51.100.7', '10.9.9.0', undefined],
@@ -88,24 +88,24 @@ describe('who is let in', () => {
     ['a stranger by IPv6', 'fd77::9', 'fd00:5:0:4::', /no peer of this node has the public IP fd77::9/],
     ["a peer by another one's subnet", '192.0.2.2', '10.5.3.0', /10.5.3.0 is not in the subnet of 192.0.2.2/],
     ['what is no address', '192.0.2.2', 'x', /no address in the overlay/],
-  ])('is or is not %s', (_who, address, inside, why) => {
+  ])('is accepted or refused: %s', (_who, address, inside, why) => {
     const refusal = refusalOf(STATUS, ['198.51.100.7'], address, inside)
     if (why) expect(refusal).toMatch(why)
     else expect(refusal).toBeUndefined()
   })
 
-  it('are those whom the operator named alone, where no weftd answers', () => {
+  it('must be named by the operator if no weftd answers', () => {
     expect(refusalOf(undefined, ['192.0.2.2'], '192.0.2.2', '10.5.2.0')).toBeUndefined()
     expect(refusalOf(undefined, ['192.0.2.2'], '192.0.2.3', '10.5.3.0')).toMatch(/no weftd answers/)
   })
 })
 
-describe('the ways to a peer', () => {
+describe('the paths to a peer', () => {
   const waysBy = (family: 'ipv4' | 'ipv6', endpoint: string, to: string) => {
     const four = ofBoth(4)
     const families = { ...four.families, [family]: { ...four.families[family], endpoint } }
     const probe = { family, from: parseAddress('::1')!, to: parseAddress(to)! }
-    return waysTo(STATUS, { ...four, families }, probe).outside.to
+    return pathsTo(STATUS, { ...four, families }, probe).outside.to
   }
   it.each([
     ['ipv4', '192.0.2.4:8285', '10.5.4.0', '192.0.2.4'],
@@ -113,22 +113,22 @@ describe('the ways to a peer', () => {
     ['ipv6', 'fd77::4', 'fd00:5:0:4::', 'fd77::4'],
     ['ipv6', '192.0.2.4:51820', 'fd00:5:0:4::', '192.0.2.4'],
     ['ipv4', '[fd77::4]:51820', '10.5.4.0', 'fd77::4'],
-  ] as const)('by %s to %s, %s inside, go outside to %s', (family, endpoint, to, outside) =>
+  ] as const)('over %s to %s with %s inside go to %s outside', (family, endpoint, to, outside) =>
     expect(waysBy(family, endpoint, to)).toBe(outside),
   )
-  it('are none where packets travel as they are', () => {
-    expect(() => waysBy('ipv4', '192.0.2.4', '192.0.2.4')).toThrow(/packets travel as they are/)
-    expect(() => waysBy('ipv6', 'fd77::4', 'fd77::4')).toThrow(/packets travel as they are/)
+  it('are refused if the backend does not encapsulate packets', () => {
+    expect(() => waysBy('ipv4', '192.0.2.4', '192.0.2.4')).toThrow(/does not encapsulate packets/)
+    expect(() => waysBy('ipv6', 'fd77::4', 'fd77::4')).toThrow(/does not encapsulate packets/)
   })
 })
 
-it('of two devices names that of the family', () => {
+it('names the device of the family', () => {
   const dataPath = { ...STATUS.dataPath!, device: 'flannel.1', devices: { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } }
   const of = (family: 'ipv4' | 'ipv6') => inUseOf({ ...STATUS, dataPath }, ofBoth(4), family).device
   expect([of('ipv4'), of('ipv6')]).toEqual(['flannel.1', 'flannel-v6.1'])
 })
 
-it('what is told of a host is of the family that is measured', () => {
+it('reports the facts of the measured family', () => {
   const both = { ...STATUS, node: { ...STATUS.node!, ipv6Subnet: 'fd00:5:0:1::/64', publicIpv6: 'fd77::1' } }
   expect(inUseOf(both, ofBoth(4), 'ipv4')).toMatchObject({ subnet: '10.5.1.0/24', pathMtu: 1372 })
   expect(inUseOf(both, ofBoth(4), 'ipv6')).toMatchObject({ subnet: 'fd00:5:0:1::/64', pathMtu: 1300 })
@@ -161,8 +161,8 @@ const REPORT: Report = {
 }
 const plain = { colour: (_tone: unknown, text: string) => text }
 
-describe('a result', () => {
-  it('is a table, what is in use, and what was dropped', () =>
+describe('a report', () => {
+  it('has a table, the data paths, and the drops', () =>
     expect(textOf(REPORT, plain)).toBe(
       [
         '10.5.2.0/24, outside to 192.0.2.2, inside to 10.5.2.0; each path 3 x 2 s in turns',
@@ -187,12 +187,12 @@ describe('a result', () => {
     [0.0512345, '0.0512%'],
     [99.74, '99.7%'],
     [100, '100%'],
-  ])('tells a loss of %d percent as %s', (lossPercent, text) => {
+  ])('shows a loss of %d percent as %s', (lossPercent, text) => {
     const udp = { ...REPORT.udp, outside: { ...REPORT.udp.outside, lossPercent } }
     expect(textOf({ ...REPORT, udp }, plain)).toContain(`\nUDP, lost           ${text} `)
   })
 
-  it('says what there is none of, and what is to be known', () => {
+  it('shows missing figures as -, and has the notes', () => {
     const text = textOf(
       {
         ...REPORT,

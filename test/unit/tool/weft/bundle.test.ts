@@ -1,4 +1,4 @@
-// bundle.test.ts - no secret is in the archive for others, nor a part of one.
+// bundle.test.ts - the archive contains no secret, nor a part of one.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -12,7 +12,7 @@ let folder: string
 beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-bundle-test-'))))
 afterEach(() => rmSync(folder, { recursive: true }))
 
-it('hides a secret whole of which another one is a part', async () => {
+it('hides a secret completely if another secret is a part of it', async () => {
   const path = join(folder, 'bundle.tar.gz')
   const secrets = [new Secret('winter'), new Secret('winter-2026'), new Secret('2026-winter-2026')]
   const findings = 'a winter-2026 b 2026-winter-2026 c winter d\n'

@@ -1,5 +1,5 @@
-// capture.test.ts - weft capture: lines, JSON, exit codes, and what it says of packets that it cannot show. The file that it
-// writes is read by tcpdump in test/netns/capture.test.ts.
+// capture.test.ts - weft capture: lines, JSON, exit codes, and notes on packets that it cannot show. test/netns/capture.test.ts reads the
+// capture file by tcpdump.
 
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
@@ -62,7 +62,7 @@ afterEach(() => {
 const capture = (words: readonly string[], terminal?: Terminal) =>
   weft(['capture', ...words, '--status-socket', join(folder, 'socket')], terminal)
 
-it('shows a line for each packet, and how many there were', async () => {
+it('shows a line per packet, and the number of packets', async () => {
   const shown = await capture([])
   expect(shown).toEqual({
     code: 0,
@@ -70,7 +70,7 @@ it('shows a line for each packet, and how many there were', async () => {
     out: [
       '2026-11-22T13:17:02.000042Z out 0.0.0.0 > 10.5.2.7 tcp, 60 bytes, to 192.0.2.2: TTL ran out (tx_drop_ttl)\n',
       '2026-11-22T13:17:02.000042Z in  0.0.0.0 > 10.5.2.7 tcp, 60 bytes, 3 packets in one, behind 0800: TTL ran out (rx_drop_ttl)\n',
-      'shown: 4 of the 13 packets dropped since the data path was opened; of 5 more the kernel tells the number alone: ',
+      'shown: 4 of the 13 packets dropped since the data path was opened; of 5 more the kernel reports only the number: ',
       'rx_drop_socket_full\n',
     ].join(''),
   })
@@ -83,14 +83,14 @@ it.each([
   ['ttl', 2],
   ['rx_drop_ttl', 1],
   ['socket_full', 0],
-])('shows those of one reason: %s', async (reason, count) => {
+])('shows only packets with the reason %s', async (reason, count) => {
   const { out } = await capture(['--reason', reason, '--json'])
   const told = JSON.parse(out) as DropsReport
   expect(told.packets).toHaveLength(count)
   expect(Object.keys(told.reasons).every((name) => name.endsWith(reason))).toBe(true)
 })
 
-it('writes a file, and says on stderr what is in it', async () => {
+it('writes a file, and summarizes it on stderr', async () => {
   const file = join(folder, 'file')
   expect(await capture(['--write', file])).toMatchObject({ code: 0, out: '', err: /^written: 4 of the 13/ })
   expect(readFileSync(file).readUInt32LE(0)).toBe(0x0a0d0d0a)
@@ -99,7 +99,12 @@ it('writes a file, and says on stderr what is in it', async () => {
 })
 
 it.each([
-  ['a reason that there is not', ['--reason', 'rain'], 2, 'no packet is dropped for rain; give one of tx_drop_ttl, '],
+  [
+    'a reason that there is not',
+    ['--reason', 'rain'],
+    2,
+    'there is no reason rain for drops; give one of tx_drop_ttl, ',
+  ],
   ['a file on a terminal', ['--write', '-'], 2, 'a capture file is not for a terminal'],
   ['a file of JSON', ['--write', 'x', '--json'], 2, '--json and --write exclude each other'],
   ['a file that cannot be', ['--write', '/nowhere/file'], 1, '/nowhere/file cannot be written: ENOENT'],
@@ -113,31 +118,31 @@ it.each([
 it.each([
   ['kernel', 'weft does not carry the packets of this backend'],
   [null, 'weftd has no data path yet'],
-])('says why there is nothing to show: engine %s', async (engine, why) => {
+])('explains why there are no packets with engine %s', async (engine, why) => {
   report = { ...noDrops('2026-11-22T10:00:00.000Z'), engine }
   const shown = await capture([])
   expect([shown.code, shown.out]).toEqual([1, ''])
   expect(shown.err).toContain(why)
 })
 
-it('says that the daemon is older, or what it says itself', async () => {
+it('says that the daemon is older, or passes on its message', async () => {
   code = 404
   expect((await capture([])).err).toContain('is older than this weft; restart weftd')
   report = { ...report, schema: 2 as 1 }
   code = 200
-  expect((await capture([])).err).toContain('weftd speaks version 2')
+  expect((await capture([])).err).toContain('the report of weftd has version 2')
 })
 
-it('has each field in docs/weft.md, and there no other', () => {
-  const page = readFileSync(join(packageRoot, 'docs/weft.md'), 'utf8')
-  const [, section = ''] = /^## Dropped packets$(.*?)^## /ms.exec(page) ?? []
+it('documents exactly the fields of its JSON', () => {
+  const page = readFileSync(join(packageRoot, 'docs/other-json.md'), 'utf8')
+  const [, section = ''] = /^## Dropped packets$(.*)/ms.exec(page) ?? []
   const documented = [...section.matchAll(/^\| `([^`]+)` \|/gm)].map(([, name = '']) => name)
   const ofPackets = Object.keys(packet).map((name) => `packets[].${name}`)
   const others = Object.keys(report).filter((name) => name !== 'packets')
   expect(documented.toSorted()).toEqual([...others, ...ofPackets].toSorted())
 })
 
-it('tells of packets that were too many to keep, and of none twice', () => {
+it('counts packets that could not be kept, and no packet twice', () => {
   const tally = createTally()
   const told = (seen: number, shown: number): number =>
     tally({

@@ -1,4 +1,4 @@
-// daemon-store.test.ts - where the tool finds the daemon's store and credentials.
+// daemon-store.test.ts - the tool finds the store and the credentials of the daemon.
 
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -31,14 +31,14 @@ const status = {
   daemon: { ...soundStatus.daemon, leases: 'https://192.0.2.9:2379 /n', etcdFiles: FILES },
 }
 
-/** The process of a daemon, with this environment. */
+/** Makes the files of a daemon process with this environment. */
 function runs(name: string, environment: readonly string[]): void {
   const own = join(places.proc, String(soundStatus.daemon.pid))
   writeFileSync(join(own, 'cmdline'), `${name}\0\0\0`)
   writeFileSync(join(own, 'environ'), environment.map((line) => `${line}\0`).join(''))
 }
 
-/** The options as a store gets them, with the secrets in plain text; of the flags that are not given by default. */
+/** Returns the options with secrets in plain text, without those that have default values. */
 async function found(told: typeof status | undefined, given: NodeJS.Dict<string> = {}) {
   const flags = applyEnvironment(STORE_FLAGS, parseFlags(STORE_FLAGS, []), 'FLANNELD', given, () => {})
   const options = withDefaultsOf(flags, (await daemonStore(told, places)).options)
@@ -49,7 +49,7 @@ async function found(told: typeof status | undefined, given: NodeJS.Dict<string>
   }
 }
 
-it('takes place and files from the status, user and password from the environment of the process', async () => {
+it('takes place and files from the status, and the credentials from the environment of the process', async () => {
   runs('weftd', [
     'PATH=/bin',
     'FLANNELD_ETCD_USERNAME=node',
@@ -68,17 +68,17 @@ it('takes place and files from the status, user and password from the environmen
     'etcd-password': 'a=b c',
   }
   expect(await found(status)).toEqual(wanted)
-  // What is given goes first.
+  // Given options win.
   expect(await found(status, { FLANNELD_ETCD_PASSWORD: 'mine' })).toEqual({ ...wanted, 'etcd-password': 'mine' })
 })
 
-it('believes no process that is no daemon: it has the number by chance', async () => {
+it('ignores a process that is not a daemon and has the pid by chance', async () => {
   runs('/usr/bin/mysqld', ['FLANNELD_ETCD_PASSWORD=not-ours'])
   writeFileSync(places.defaults, 'FLANNELD_ETCD_PASSWORD=ours\n')
   expect(await found(status)).toMatchObject({ 'etcd-endpoints': 'https://192.0.2.9:2379', 'etcd-password': 'ours' })
 })
 
-it('takes the files of the environment if an older daemon names none', async () => {
+it('takes the files from the environment if an older daemon does not report them', async () => {
   runs('flanneld', ['FLANNELD_ETCD_CAFILE=/ca'])
   const { etcdFiles: _, ...daemon } = status.daemon
   expect(await found({ ...status, daemon } as typeof status)).toMatchObject({
@@ -87,7 +87,7 @@ it('takes the files of the environment if an older daemon names none', async () 
   })
 })
 
-it('takes the whole store from /etc/default/weftd if no daemon answers', async () => {
+it('takes the store from /etc/default/weftd if no daemon answers', async () => {
   writeFileSync(
     places.defaults,
     ['FLANNELD_ETCD_ENDPOINTS=https://192.0.2.8:2379', 'FLANNELD_ETCD_CAFILE=/ca', 'FLANNELD_IP_MASQ=true'].join('\n'),
@@ -99,12 +99,12 @@ it('takes the whole store from /etc/default/weftd if no daemon answers', async (
   expect((await daemonStore(undefined, places)).options).toEqual({})
 })
 
-it('shows no password that it has found', async () => {
+it('shows no password that it found', async () => {
   runs('weftd', ['FLANNELD_ETCD_PASSWORD=sesame'])
   expect(JSON.stringify(await daemonStore(status, places))).not.toContain('sesame')
 })
 
-it('says whose credentials could not be read, where they may be missing', () => {
+it('names the file that it could not read if credentials may be missing', () => {
   const refused = new WeftError('STORE', 'etcd denied access', { remedy: 'give --etcd-username' })
   const unread = { unread: '/proc/7/environ' }
   expect(explained(refused, unread)).toMatchObject({
@@ -124,6 +124,6 @@ it.each([
   ['A=one \\\ntwo\nB=a\\ b\n', { A: 'one two', B: 'a b' }],
   ['A=\nexport B=1\nnot a variable\nC=x#y', { A: '', C: 'x#y' }],
   ['A="open\nB=1', { B: '1' }],
-])('reads a file of the service manager: %j', (text, variables) => {
+])('parses a systemd environment file: %j', (text, variables) => {
   expect(parseEnvironmentFile(text)).toEqual(variables)
 })

@@ -1,4 +1,4 @@
-// docker-opts.test.ts - the five cases of flannel's TestMkDockerOpts, and the script's odd corners.
+// docker-opts.test.ts - the five cases of flannel's TestMkDockerOpts, and edge cases of the script.
 
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -20,7 +20,7 @@ afterEach(() => rmSync(folder, { recursive: true }))
 const SUBNET_ENV = 'FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/24\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n'
 const written = (): string => readFileSync(join(folder, 'docker.env'), 'utf8')
 
-/** Runs it in the folder with this subnet.env. */
+/** Runs the command in a folder with this subnet.env. */
 async function make(args: readonly string[], env: string | undefined = SUBNET_ENV, environment = {}): Promise<string> {
   if (env !== '') writeFileSync(join(folder, 'subnet.env'), env)
   await dockerOpts(
@@ -82,7 +82,7 @@ describe('weft docker-opts', () => {
     })
   })
 
-  it('reads the environment where there is no file', async () => {
+  it('reads the environment if the file does not exist', async () => {
     expect(await make(['-c'], '', { FLANNEL_MTU: '1400' })).toBe('DOCKER_OPTS=" --mtu=1400"\n')
     expect(asked).toEqual([])
   })
@@ -116,18 +116,18 @@ describe('weft docker-opts', () => {
     expect(said).toContain('Usage: weft docker-opts')
   })
 
-  it('writes, then fails, when the subnet goes through a gateway', async () => {
+  it('writes the file, and fails if the subnet is routed through a gateway', async () => {
     routes = '10.1.74.0/24 via 192.0.2.1 dev eth0 \n'
     await expect(make(['-c'])).rejects.toThrow('Your routing table already contains the subnet: 10.1.74.0/24 via')
     expect(written()).toBe(`DOCKER_OPTS=${ALL}`)
   })
 
-  it('is content with a subnet that is on a bridge already', async () => {
+  it('accepts a subnet that is already on a bridge', async () => {
     routes = '10.1.74.0/24 dev docker0 proto kernel scope link src 10.1.74.1 \n'
     expect(await make(['-c'])).toBe(`DOCKER_OPTS=${ALL}`)
   })
 
-  it('refuses arguments that there are not', async () => {
+  it('refuses unknown arguments', async () => {
     await expect(make(['-x'])).rejects.toThrow("'-x'")
     await expect(make(['-k'])).rejects.toThrow('-k')
   })

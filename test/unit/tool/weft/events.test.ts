@@ -1,4 +1,4 @@
-// events.test.ts - what --since takes, and what is no time.
+// events.test.ts - the values of --since.
 
 import { expect, it } from 'vitest'
 import { isWeftError } from '../../../../src/base/errors.ts'
@@ -13,9 +13,9 @@ it.each([
   ['12h', 43_200],
   ['7d', 604_800],
   ['0s', 0],
-])('%s is so many seconds ago: %d', (text, seconds) => expect(sinceOf(text, NOW)).toBe(NOW - seconds * 1000))
+])('%s means %d seconds ago', (text, seconds) => expect(sinceOf(text, NOW)).toBe(NOW - seconds * 1000))
 
-it('is a time of day, by the clock of the host unless it names another', () => {
+it('accepts a time of day, by the clock of the host unless it has a zone', () => {
   expect(sinceOf('2026-11-23T03:00:00Z', NOW)).toBe(Date.parse('2026-11-23T03:00:00Z'))
   expect(sinceOf('2026-11-23T03:00', NOW)).toBe(new Date(2026, 10, 23, 3).getTime())
   expect(sinceOf('2026-11-23 03:00', NOW)).toBe(new Date(2026, 10, 23, 3).getTime())
@@ -31,7 +31,7 @@ it.each(['30', 'm', '-5m', '5 m', '5w', '1e9s', 'yesterday', '2026-13-01', '23',
     } catch (error) {
       expect(isWeftError(error, 'USAGE') && [error.message, error.remedy]).toEqual([
         `--since is ${text}`,
-        'give it as 30m, 12h, 7d, or 2026-11-23T03:00',
+        'write it as 30m, 12h, 7d, or 2026-11-23T03:00',
       ])
     }
   },

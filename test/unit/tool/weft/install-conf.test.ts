@@ -1,4 +1,4 @@
-// install-conf.test.ts - the copy is whole at every moment, has the source's mode, and leaves nothing else.
+// install-conf.test.ts - the copy is always complete, has the mode of the source, and leaves no other file.
 
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -23,7 +23,7 @@ afterEach(() => {
 const path = (name: string): string => join(folder, name)
 
 describe('weft install-conf', () => {
-  it('copies text and mode, whatever the umask, over what was there', async () => {
+  it('copies text and mode over an existing file, with any umask', async () => {
     writeFileSync(path('cni-conf.json'), '{"name":"cbr0"}\n')
     chmodSync(path('cni-conf.json'), 0o664)
     writeFileSync(path('10-flannel.conflist'), 'old')
@@ -54,12 +54,12 @@ describe('weft install-conf', () => {
     expect(reads).toBeGreaterThan(20)
   })
 
-  it.each([[[]], [['a']], [['a', 'b', 'c']]])('ends with 1 and the usage for the arguments %j', async (args) => {
+  it.each([[[]], [['a']], [['a', 'b', 'c']]])('exits with 1 and the usage for the arguments %j', async (args) => {
     expect(await main(['install-conf', ...args])).toBe(1)
     expect(said).toContain('install-conf SRC DEST')
   })
 
-  it('ends with 1, one line and the old file in place when it cannot', async () => {
+  it('exits with 1 and one line if it fails, and keeps the old file', async () => {
     writeFileSync(path('conf'), 'old')
     expect(await main(['install-conf', path('none'), path('conf')])).toBe(1)
     expect(said).toMatch(/^weft install-conf: error installing ".*none": ENOENT.*\n$/)

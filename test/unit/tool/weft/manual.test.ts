@@ -1,4 +1,4 @@
-// manual.test.ts - completion, as the shells themselves do it where they are there, and the manual page.
+// manual.test.ts - the completion scripts, run by the shells that are installed, and the manual pages.
 
 import { spawnSync } from 'node:child_process'
 import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -19,11 +19,11 @@ const COMMANDS = await loadCommands()
 const has = (program: string): boolean => spawnSync('sh', ['-c', `command -v ${program}`]).status === 0
 
 /**
- * How each shell is asked: a program for it, which is given a folder with the script, beside one with `a-path`, and command lines.
- * It prints for each a line of what it would complete the last word to.
+ * The programs that run each shell. A program gets a folder with the script and `a-path`, and command lines. It prints a line with the
+ * completions of the last word for each of them.
  */
 const ASK: Readonly<Record<Shell, string>> = {
-  // As bash 5.2 cuts words, of which `=` is one. What readline does by itself stands for it: the paths.
+  // Words are split as bash 5.2 does, for which `=` is a word. Completion by readline is replaced by the paths.
   bash: `
     cd "$1/here"; shift; source ../completion
     compopt() { [ "$*" = '-o default' ] && COMPREPLY_PATHS=$(compgen -f -- "\${COMP_WORDS[COMP_CWORD]#=}"); }
@@ -39,7 +39,7 @@ const ASK: Readonly<Record<Shell, string>> = {
     for line in $argv[2..]
       echo (complete -C $line | string replace -r '\\t.*' '' | string replace -r '^--?[^=]*=' '')
     end`,
-  // A shell on a terminal of its own, where Tab is pressed; what it would show is what is handed to compadd.
+  // The shell runs on a terminal of its own, and gets Tab. The completions are those that it passes to compadd.
   zsh: `
     cd $1/here; shift
     print -r 'PS1= PS2=; setopt noautolist nobeep
@@ -66,7 +66,7 @@ const ASK: Readonly<Record<Shell, string>> = {
     cat ../answer`,
 }
 
-/** What the shell completes these command lines to. */
+/** Returns the completions of a shell for these command lines. */
 async function complete(shell: Shell, lines: readonly string[]): Promise<Record<string, readonly string[]>> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-complete-'))
   try {
@@ -95,7 +95,7 @@ const flagsOf = (name: string): string[] => {
 }
 
 describe.each(SHELLS)('%s', (shell) => {
-  it('completes what the table has', async ({ skip }) => {
+  it('completes the commands and flags of the table', async ({ skip }) => {
     if (!has(shell)) skip(`this machine lacks ${shell}`)
     const nothing: readonly string[] = shell === 'fish' ? [] : flagsOf('status') // fish wants to see a dash first
     const first = [...new Set(COMMANDS.map(({ name }) => name.split(' ')[0]!))]
@@ -111,7 +111,7 @@ describe.each(SHELLS)('%s', (shell) => {
       'weft lease ls l': [],
       'weft completion ': [...SHELLS].toSorted(),
       'weft help ': [...first, ...old].toSorted(),
-      // A word that names another command is an argument here.
+      // A word that is the name of another command is an argument here.
       'weft ping doctor --su': [],
       'weft ping 10.5.1.1 --co': ['--count'],
       'weft config check ': ['a-path'],
@@ -126,7 +126,7 @@ describe.each(SHELLS)('%s', (shell) => {
   })
 })
 
-it('bash completes peers by what the daemon tells, and expands none of it', async ({ skip }) => {
+it('bash completes the peers of the daemon, and does not expand their names', async ({ skip }) => {
   if (!has('bash')) skip('this machine lacks bash')
   const folder = mkdtempSync(join(tmpdir(), 'weft-complete-'))
   try {
@@ -157,7 +157,7 @@ it('bash completes peers by what the daemon tells, and expands none of it', asyn
   }
 })
 
-describe('of a small table', () => {
+describe('a small table', () => {
   const run = async (): Promise<number> => 0
   const commands: readonly Command[] = [
     {
@@ -181,19 +181,19 @@ describe('of a small table', () => {
     { name: 'shell', does: 'print for a shell', follows: ['bash', 'zsh'] },
     { name: 'version', does: 'print the version' },
   ]
-  /** Which was read by its shell, and by eye. */
+  /** The scripts in this folder were read by their shells and by a person. */
   const kept = (name: string): string => readFileSync(join(import.meta.dirname, 'manual', name), 'utf8')
 
-  it.each(SHELLS)('the script for %s is the one that was kept', (shell) => {
+  it.each(SHELLS)('gives the stored script for %s', (shell) => {
     expect(completion(shell, commands, others)).toBe(kept(shell))
   })
 
-  it('the page is the one that was kept', () => {
+  it('gives the stored manual page', () => {
     expect(manual(commands, others, '1.2', ['all is well', 'it failed'])).toBe(kept('man'))
   })
 })
 
-it('knows three shells', async () => {
+it('offers three shells', async () => {
   for (const words of [
     ['completion', '--help'],
     ['help', 'completion'],
@@ -201,12 +201,12 @@ it('knows three shells', async () => {
   ])
     expect(await weft(words)).toMatchObject({ code: 0, err: '' })
   expect((await weft(['completion', '--help'])).out).toBe(
-    'Usage: weft completion bash|zsh|fish\n\nPrint the completion script of weft for a shell: bash, zsh, fish.\n',
+    'Usage: weft completion bash|zsh|fish\n\nPrint the completion script for a shell: bash, zsh, fish.\n',
   )
   expect(await weft(['completion', 'csh'])).toMatchObject({ code: 2, err: expect.stringContaining('bash, zsh, fish') })
 })
 
-it('has a manual page with each command and flag, of which nothing is lost on the way to the reader', async () => {
+it('has a manual page with all commands and flags, which man prints completely', async () => {
   const { code, out } = await weft(['man'])
   expect(code).toBe(0)
   for (const { name, flags } of COMMANDS) {
@@ -215,7 +215,7 @@ it('has a manual page with each command and flag, of which nothing is lost on th
   }
 })
 
-it('has a page of the daemon too, with each of its flags and no secret', async () => {
+it('has a manual page of weftd with all flags and no secret', async () => {
   const { code, out } = await weft(['man', 'weftd'])
   const plain = out.replaceAll('\n', ' ').replaceAll(String.raw`\-`, '-')
   expect(code).toBe(0)
@@ -228,11 +228,11 @@ it('has a page of the daemon too, with each of its flags and no secret', async (
 })
 
 it.for([
-  // What man runs, with all of its warnings.
+  // The programs that man runs, with all warnings on.
   ['groff', '-man', '-Tascii', '-ww'],
-  // A page that is made has no day that it was written on.
+  // A generated page has no date.
   ['mandoc', '-Tlint', '-Wstyle'],
-])('has manual pages of which %s has nothing to say', async ([program = '', ...args], { skip }) => {
+])('has manual pages without a warning of %s', async ([program = '', ...args], { skip }) => {
   if (!has(program)) skip(`this machine lacks ${program}`)
   const out = (await weft(['man'])).out + (await weft(['man', 'weftd'])).out
   const { stdout, stderr } = spawnSync(program, args, { input: out, encoding: 'utf8' })

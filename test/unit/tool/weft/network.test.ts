@@ -1,12 +1,12 @@
-// network.test.ts - what weft network shows of few nodes and of many, and what it exits with.
+// network.test.ts - the output of weft network for few nodes and for many, and its exit codes.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { createHealth, serveHealth, serveSocket, type NetworkAsking } from '../../../../src/report/health.ts'
-import type { AskedNode } from '../../../../src/report/network-findings.ts'
+import { createHealth, serveHealth, serveSocket, type NetworkQuery } from '../../../../src/report/health.ts'
+import type { QueriedNode } from '../../../../src/report/network-findings.ts'
 import { cellLook, networkReport, type NetworkReport } from '../../../../src/report/network-view.ts'
 import { networkText } from '../../../../src/tool/weft/network.ts'
 import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
@@ -15,9 +15,9 @@ import { weft } from '../../../support/screen.ts'
 const AT = '2026-11-22T10:00:00.000Z'
 const lease = (number: number): string => `10.5.${number}.0-24`
 
-/** So many nodes, of which number `dead` answers nobody; each has this name with its number. */
+/** Makes a number of nodes. The node with the number `dead` answers no other node. */
 function reportOf(count: number, dead?: number, name = 'host'): NetworkReport {
-  const nodes = Array.from({ length: count }, (_, at): AskedNode => {
+  const nodes = Array.from({ length: count }, (_, at): QueriedNode => {
     const number = at + 1
     const seen = Array.from({ length: count }, (_each, other) => other + 1)
       .filter((to) => to !== number)
@@ -57,14 +57,14 @@ function reportOf(count: number, dead?: number, name = 'host'): NetworkReport {
 }
 const plain = (_tone: unknown, text: string): string => text
 
-it('of few nodes is a matrix', () => {
+it('shows a matrix of few nodes', () => {
   expect(networkText(reportOf(3, 2), false, plain)).toBe(
     [
-      '3 nodes, 2 told how they are in 31 ms: 50% of the pairs that were probed reach each other',
+      '3 nodes, 2 reported their state within 31 ms: 50% of the pairs that were probed reach each other',
       '',
-      'failure: a node answers nobody: neither its status nor a probe of any other node',
+      'failure: a node answers neither status queries nor the probes of any other node',
       '    host2 (10.5.2.0/24 at 192.0.2.2): 0 of 2 nodes reach it',
-      '  to do: look whether the host runs and has its network, then whether weftd runs there: `systemctl status weftd`, `weft doctor`',
+      '  to do: check that the host runs and is connected, then that weftd runs there: `systemctl status weftd`, `weft doctor`',
       '',
       '   NAME   SUBNET       AT         STATE    REACHED BY  REACHES  VERSION  MTU   CLOCK',
       '1  host1  10.5.1.0/24  192.0.2.1  working  1/1         1/2      1.0      1472  right',
@@ -80,7 +80,7 @@ it('of few nodes is a matrix', () => {
   )
 })
 
-it('of many is what is wrong, and the slowest', () => {
+it('shows the faults and the slowest pairs of many nodes', () => {
   const text = networkText(reportOf(200, 7), false, plain)
   expect(text.split('\n').length).toBeLessThan(60)
   expect(text).toContain('host7 (10.5.7.0/24 at 192.0.2.7): 0 of 199 nodes reach it')
@@ -91,7 +91,7 @@ it('of many is what is wrong, and the slowest', () => {
 
 it.each([
   [null, 1472, 'dim', '?'],
-  [['unknown', null, null, null], 1472, 'dim', 'not asked'],
+  [['unknown', null, null, null], 1472, 'dim', 'not probed'],
   [['stored', null, null, null], 1472, 'bad', 'stored'],
   [['silent', 1, 100, null], 1472, 'bad', 'silent'],
   [['reached', null, null, null], 1472, 'good', 'reached'],
@@ -99,11 +99,11 @@ it.each([
   [['reached', 1, 10, 1472], 1472, 'doubtful', '1 ms, 10% lost'],
   [['reached', 1, 10, 1300], 1472, 'bad', '1 ms, 10% lost, 1300 B'],
   [['reached', 1, 0, 1300], null, 'good', '1 ms'],
-] as const)('a cell %j with MTU %s is %s: %s', (cell, mtu, tone, text) => {
+] as const)('shows a cell %j with MTU %s as %s: %s', (cell, mtu, tone, text) => {
   expect(cellLook(cell, mtu, (ms) => `${ms} ms`)).toEqual([tone, text])
 })
 
-describe('asked of the daemon', () => {
+describe('weft network', () => {
   let folder: string
   let server: Server | undefined
   const closing: { close(): Promise<void> }[] = []
@@ -118,7 +118,7 @@ describe('asked of the daemon', () => {
   const network = (...words: readonly string[]) =>
     weft(['network', '--status-socket', join(folder, 'socket'), ...words])
 
-  async function serve(asking: NetworkAsking | undefined): Promise<(more?: RequestInit) => Promise<Response>> {
+  async function serve(asking: NetworkQuery | undefined): Promise<(more?: RequestInit) => Promise<Response>> {
     const health = createHealth()
     health.network = asking
     closing.push((await serveSocket(join(folder, 'socket'), health, log))!)
@@ -127,7 +127,7 @@ describe('asked of the daemon', () => {
     return (more) => fetch(`http://127.0.0.1:${atPort.port}/network.json`, more)
   }
 
-  it('exits with 3 when something fails, and has JSON', async () => {
+  it('exits with 3 if there is a failure, and prints JSON', async () => {
     let report = reportOf(3)
     await serve({ isGuarded: false, report: async () => report })
     expect((await network()).code).toBe(0)
@@ -136,7 +136,7 @@ describe('asked of the daemon', () => {
     expect([code, JSON.parse(out)]).toEqual([3, report])
   })
 
-  it('says how it is switched on where it is off', async () => {
+  it('says how to enable the reports if they are disabled', async () => {
     const get = await serve(undefined)
     expect(await network()).toMatchObject({
       code: 1,
@@ -145,7 +145,7 @@ describe('asked of the daemon', () => {
     expect((await get()).status).toBe(409)
   })
 
-  it('is told at the port too, but for what a token guards', async () => {
+  it('is served on the port too, unless a token guards it', async () => {
     let isGuarded = false
     const report = async () => reportOf(2)
     const get = await serve({
@@ -162,7 +162,7 @@ describe('asked of the daemon', () => {
     expect((await network()).code).toBe(0)
   })
 
-  it('is text, whatever others call themselves', async () => {
+  it('escapes the names of nodes', async () => {
     const report = reportOf(3, 2, HOSTILE)
     server = createServer((_request, response) => void response.end(JSON.stringify(report)))
     await new Promise<void>((resolve) => server!.listen(join(folder, 'socket'), resolve))

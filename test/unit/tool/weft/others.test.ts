@@ -1,4 +1,4 @@
-// others.test.ts - what others wrote reaches the terminal as text: all that a status and a store can have, in each command.
+// others.test.ts - all texts of a status and of a store are escaped in the output of each command.
 
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
@@ -12,7 +12,7 @@ import { expectHarmless, HOSTILE } from '../../../support/hostile.ts'
 import { weft } from '../../../support/screen.ts'
 
 const { node, config, dataPath, daemon, store, peers, lease } = soundStatus
-/** Wherever a text may be anything. */
+/** A text with all characters that must be escaped. */
 const status: Status = {
   ...soundStatus,
   state: 'impaired',
@@ -79,12 +79,12 @@ afterEach(() => {
   rmSync(folder, { recursive: true })
 })
 
-/** Runs it for a person and for a program, and takes away the colours that it wrote itself. */
+/** Runs a command as text and as JSON, and removes the colours that weft wrote. */
 async function expectAllHarmless(words: readonly string[]): Promise<void> {
   const texts: string[] = []
   for (const isTTY of [true, false]) {
     const { out, err } = await weft(words, { isTTY })
-    // All colours of the hostile text are of its own: those that are ours end before the line does.
+    // The colours of the hostile text are escaped. Those of weft end before the line does.
     // oxlint-disable-next-line no-control-regex
     expectHarmless(`${words.join(' ')}, ${isTTY}`, out.replaceAll(/\u001B\[(?:\d+m)(.*?)\u001B\[0m/g, '$1'))
     expectHarmless(`${words.join(' ')} to stderr`, err)
@@ -93,21 +93,21 @@ async function expectAllHarmless(words: readonly string[]): Promise<void> {
   expect(texts.every((text) => text.includes('PWNED'))).toBe(true)
 }
 
-describe('a status of others', () => {
-  it.each([['status'], ['peers'], ['doctor'], ['capture']])('is text to weft %s', async (...words) => {
+describe('a status with hostile texts', () => {
+  it.each([['status'], ['peers'], ['doctor'], ['capture']])('is escaped by weft %s', async (...words) => {
     const socket = ['--status-socket', join(folder, 'socket')]
     await expectAllHarmless([...words, ...socket])
     await expectAllHarmless([...words, ...socket, '--json'])
   })
 
-  it('is text to Prometheus', async () => {
+  it('is escaped in the metrics', async () => {
     const { body } = await formatMetrics(status)
     expectHarmless('/metrics', body)
     expect(body).toContain('PWNED')
   })
 })
 
-describe('a directory that is not there', () => {
+describe('a missing lease directory', () => {
   it.each([
     ['config', 'get'],
     ['config', 'check'],
@@ -116,14 +116,14 @@ describe('a directory that is not there', () => {
     ['lease', 'release', '10.5.2.0/24'],
     ['lease', 'reserve', '10.5.2.0/24'],
     ['doctor'],
-  ])('is made by no command: weft %s %s', async (...words) => {
+  ])('is not created by weft %s %s', async (...words) => {
     const mistyped = join(folder, 'mistyped')
     const { code, out, err } = await weft([...words, '--lease-dir', mistyped, '--status-socket', '/nowhere'])
     expect([existsSync(mistyped), code === 0]).toEqual([false, false])
     if (code === 1) expect(out + err).toContain(`there is no directory ${mistyped}`)
   })
 
-  it('is not made to put a configuration there', async () => {
+  it('is not created to write a configuration', async () => {
     const [file, mistyped] = [join(folder, 'net.json'), join(folder, 'mistyped')]
     writeFileSync(file, '{"Network":"10.5.0.0/16"}')
     const { code, err } = await weft(['config', 'set', file, '--lease-dir', mistyped, '--status-socket', '/nowhere'])
@@ -132,7 +132,7 @@ describe('a directory that is not there', () => {
   })
 })
 
-describe('a store of others', () => {
+describe('a store with hostile texts', () => {
   const value = (part: object): string => JSON.stringify({ PublicIP: '192.0.2.2', ...part })
   it.each([
     ['no JSON', HOSTILE],
@@ -141,7 +141,7 @@ describe('a store of others', () => {
     ['an address', value({ PublicIP: HOSTILE })],
     ['an address of IPv6', value({ PublicIPv6: HOSTILE })],
     ['a name', value({ [HOSTILE]: HOSTILE })],
-  ])('is text to weft lease, with %s', async (_what, text) => {
+  ])('is escaped by weft lease, with %s', async (_what, text) => {
     mkdirSync(join(folder, 'subnets'))
     mkdirSync(join(folder, 'weft'))
     writeFileSync(join(folder, 'weft', '192.0.2.2'), JSON.stringify({ Hostname: HOSTILE }))
@@ -160,7 +160,7 @@ describe('a store of others', () => {
     ['has a type', JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: HOSTILE } })],
     ['has a network', JSON.stringify({ Network: HOSTILE })],
     ['has an option', JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', Mode: HOSTILE } })],
-  ])('is text to weft config, whose text %s', async (_what, text) => {
+  ])('is escaped by weft config, if its text %s', async (_what, text) => {
     writeFileSync(join(folder, 'config'), text)
     const at = ['--lease-dir', folder, '--status-socket', '/nowhere']
     for (const words of [['check'], ['check', '--json']]) {
@@ -173,7 +173,7 @@ describe('a store of others', () => {
   })
 })
 
-it('says in the doctor what it could not look at, and why', async () => {
+it('says in weft doctor which checks were not possible, and why', async () => {
   const { out } = await weft(['doctor', '--status-socket', '/nowhere', '--lease-dir', '/nowhere'])
   expect(out).toMatch(/^drops +unknown {2}only a running weftd knows this, and it does not answer$/m)
   expect(out).toMatch(/; \d+ checks could not be made \(.*\bdrops\)\n$/)

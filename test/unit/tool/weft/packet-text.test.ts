@@ -1,4 +1,4 @@
-// packet-text.test.ts - a packet in words, whatever its bytes are.
+// packet-text.test.ts - describes the headers of packets, and any other bytes.
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
@@ -39,14 +39,14 @@ it.each([
   [packet({ protocol: 253 }), '10.5.1.2 > 10.5.2.7 protocol 253'],
   [version6(17, udp), '[fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd]:4000 > [::1]:53 udp'],
   [version6(58, Buffer.alloc(0)), '[fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd] > [::1] icmp6'],
-  [Buffer.from('hello'), 'no IP packet: 68656c6c6f'],
-  [Buffer.alloc(16, 1), `no IP packet: ${'01'.repeat(16)}`],
-  [Buffer.alloc(17, 1), `no IP packet: ${'01'.repeat(16)}...`],
-  [Buffer.alloc(200, 1), `no IP packet: ${'01'.repeat(16)}...`],
+  [Buffer.from('hello'), 'not an IP packet: 68656c6c6f'],
+  [Buffer.alloc(16, 1), `not an IP packet: ${'01'.repeat(16)}`],
+  [Buffer.alloc(17, 1), `not an IP packet: ${'01'.repeat(16)}...`],
+  [Buffer.alloc(200, 1), `not an IP packet: ${'01'.repeat(16)}...`],
   [Buffer.alloc(0), 'nothing'],
 ])('%# %s', (bytes, text) => expect(packetText(bytes)).toBe(text))
 
-it('says something of any bytes', () => {
+it('describes any bytes', () => {
   fc.assert(
     fc.property(fc.constantFrom(0x40, 0x4f, 0x45, 0x60, 0), fc.uint8Array({ maxLength: 128 }), (first, rest) => {
       expect(packetText(Buffer.from([first, ...rest]))).toMatch(/^[\x20-\x7e]+$/)

@@ -1,4 +1,4 @@
-// pcapng.test.ts - the blocks of a capture file, byte by byte as draft-ietf-opsawg-pcapng has them.
+// pcapng.test.ts - the blocks of a capture file, byte by byte by draft-ietf-opsawg-pcapng.
 
 import { expect, it } from 'vitest'
 import { interfaceDescription, packetBlock, sectionHeader } from '../../../../src/tool/weft/pcapng.ts'
@@ -28,7 +28,7 @@ it('begins with the section and its interface', () => {
 it.each([
   ['in', 1],
   ['out', 2],
-] as const)('has a packet with its time, its lengths, its direction and a comment: %s', (direction, flags) => {
+] as const)('writes a packet with time, lengths, direction and comment: %s', (direction, flags) => {
   const bytes = Buffer.from([0x45, 1, 2, 3, 4])
   const timeUs = 0x0006_1234 * 2 ** 32 + 0x89ab_cdef
   expect(packetBlock({ timeUs, bytes, length: 1500, direction, comment: 'ß' })).toEqual(
@@ -44,7 +44,7 @@ it.each([
   )
 })
 
-it('never says that a packet was shorter than what there is of it', () => {
+it('never writes a length that is smaller than the stored bytes', () => {
   const block = packetBlock({ timeUs: 0, bytes: Buffer.alloc(8), length: 3, direction: 'in', comment: '' })
   expect([block.readUInt32LE(20), block.readUInt32LE(24)]).toEqual([8, 8])
 })

@@ -1,4 +1,4 @@
-// ping.test.ts - what weft ping exits with: whether anything came back.
+// ping.test.ts - weft ping: names, families, and exit codes.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
@@ -10,10 +10,10 @@ import { countPeers, type Status } from '../../../../src/report/status.ts'
 import { soundDual, soundIpv6, soundStatus } from '../../../support/facts.ts'
 import { weft } from '../../../support/screen.ts'
 
-/** Which requests are answered, by their order; of IPv6 others than of IPv4. */
+/** The requests that are answered, by their order, for each family. */
 let answered: readonly boolean[]
 let answeredBy6: readonly boolean[]
-/** The families of which this host has no address to ask from. */
+/** The families for which this host has no source address. */
 let without: readonly string[]
 vi.mock('../../../../src/host/echo.ts', () => ({
   openEcho: ((source, onAnswer) => {
@@ -50,7 +50,7 @@ it.each([
   [[true, false], 0, '1 of 2 answered (50% lost)'],
   [[false, true], 0, '1 of 2 answered (50% lost)'],
   [[false, false], 3, '0 of 2 answered (100% lost)'],
-])('with answers %j it exits with %d', async (answers, code, sum) => {
+])('with the answers %j exits with %d', async (answers, code, sum) => {
   answered = answers
   const shown = await weft(['ping', '10.5.2.0/24', '--count', '2', '--status-socket', join(folder, 'socket')])
   expect([shown.code, shown.err]).toEqual([code, ''])
@@ -64,7 +64,7 @@ const [by4, by6] = [
   'fd00:5:0:2::/64 at [2001:db8::2]:8472 (fd00:5:0:2::): ',
 ]
 
-describe('by name', () => {
+describe('a peer name', () => {
   const peer = soundStatus.peers!.list[0]!
   const peersCalled = (...names: readonly (string | null)[]): void => {
     const list = names.map((name, at) => ({
@@ -84,22 +84,22 @@ describe('by name', () => {
     ['host3', ['host2', 'host3.example.org'], 1],
     ['host3.example.org', ['host3.example.net', 'host3.example.org'], 1],
     ['host2', ['host2', 'host2.example.org'], 0],
-    // An address is never a name.
+    // A text that is an address is never a name.
     ['10.5.3.0/24', ['10.5.3.0/24', 'host3'], 1],
     ['192.0.2.3', ['192.0.2.3', 'host3'], 1],
-  ])('%s of %j is asked', async (name, names, at) => {
+  ])('%s of %j is pinged', async (name, names, at) => {
     peersCalled(...names)
     const { code, out, err } = await ping(name)
     expect([code, err]).toEqual([0, ''])
     expect(out).toContain(`${names[at]} (10.5.${at + 2}.0/24) at`)
   })
 
-  it('is told in the JSON too', async () => {
+  it('is in the JSON too', async () => {
     peersCalled('host2')
     expect(JSON.parse((await ping('host2', '--json')).out)).toMatchObject({ peer: '10.5.2.0/24', name: 'host2' })
   })
 
-  it('that several have names them all, and asks none', async () => {
+  it('of several peers names them all, and pings none', async () => {
     peersCalled('web', 'web', 'other', 'web')
     expect(await ping('web')).toMatchObject({
       code: 2,
@@ -112,21 +112,21 @@ describe('by name', () => {
     expect((await ping('web')).err).toMatch(/9 peers are called web: (?:\S+ at \S+, ){5}4 more/)
   })
 
-  it('of this host itself says so, and one that nobody has that there is none', async () => {
+  it('of this host, or of no host, is an error', async () => {
     peersCalled('host2')
     expect(await ping('a')).toMatchObject({ code: 2, err: expect.stringContaining('a is this host itself') })
     for (const name of ['', 'nobody', '2001:db8::9', 'host'])
       expect(await ping(name)).toMatchObject({ code: 2, err: expect.stringContaining(`there is no peer ${name}`) })
   })
 
-  it('steers no terminal, and is no longer than a line has room for', async () => {
+  it('is escaped and shortened in the output', async () => {
     peersCalled(`\u001B[2J\n${'x'.repeat(60_000)}`)
     const { out } = await ping('10.5.2.0/24')
     expect(out.split('\n')[0]!.length).toBeLessThan(120)
     expect(out).toContain(String.raw`\u001b[2J\nxxx`)
   })
 
-  it('that looks like a flag is one behind --', async () => {
+  it('that looks like a flag works after --', async () => {
     peersCalled('--json')
     expect(
       await weft(['ping', '--count', '1', '--status-socket', join(folder, 'socket'), '--', '--json']),
@@ -137,7 +137,7 @@ describe('by name', () => {
   })
 })
 
-describe('of both families', () => {
+describe('a dual-stack peer', () => {
   beforeEach(() => {
     status = soundDual.status
     answered = [true, true]
@@ -152,7 +152,7 @@ describe('of both families', () => {
     'fd00:5:0:2::/64',
     'fd00:5:0:2:0::9',
     '2001:DB8::2',
-  ])('a peer that is named %s is asked by both', async (name) => {
+  ])('with the name %s is pinged over both families', async (name) => {
     const sum = '1 of 1 answered (0% lost), 1.5 ms to 1.5 ms'
     const { code, err, out } = await ping(name)
     expect([code, err, out.split('\n')]).toEqual([
@@ -162,7 +162,7 @@ describe('of both families', () => {
     ])
   })
 
-  it('the answers of each are told, in the JSON those of the first also as if it were alone', async () => {
+  it('has the answers of each family, and in JSON those of the first family at the top too', async () => {
     const { code, out } = await ping('10.5.2.0/24', '--count', '2')
     expect([code, out.split('\n')]).toEqual([
       0,
@@ -186,7 +186,7 @@ describe('of both families', () => {
     ])
   })
 
-  it('one alone is asked where that is wanted, and tells by the exit code', async () => {
+  it('is pinged over one family if that is requested', async () => {
     answeredBy6 = []
     expect((await ping('10.5.2.0/24', '--family', 'ipv4')).code).toBe(0)
     const { code, out } = await ping('10.5.2.0/24', '--family', 'ipv6')
@@ -196,7 +196,7 @@ describe('of both families', () => {
   it.each([
     ['IPv6', `${by4}1.5 ms`, `${by6}no answer`],
     ['IPv4', `${by4}no answer`, `${by6}1.5 ms`],
-  ])('a peer is asked by the other where this host has no address of %s', async (family, ...lines) => {
+  ])('is pinged over the other family if this host lacks an address of %s', async (family, ...lines) => {
     without = [family]
     const { code, err, out } = await ping('10.5.2.0/24')
     expect([code, out.split('\n').slice(0, 2)]).toEqual([3, lines])
@@ -205,12 +205,12 @@ describe('of both families', () => {
     )
   })
 
-  it('nobody asks where this host has no address of either', async () => {
+  it('is not pinged if this host has no address of either family', async () => {
     without = ['IPv4', 'IPv6']
     expect(await ping('10.5.2.0/24')).toMatchObject({ code: 1, out: '', err: expect.stringContaining('EADDRNOTAVAIL') })
   })
 
-  it.each(['ipv5', 'IPv4'])('%s is none', async (family) => {
+  it.each(['ipv5', 'IPv4'])('has no family %s', async (family) => {
     expect(await ping('10.5.2.0/24', '--family', family)).toMatchObject({
       code: 2,
       err: expect.stringContaining(`--family is ${family}; give ipv4 or ipv6, or leave it out`),
@@ -218,13 +218,15 @@ describe('of both families', () => {
   })
 })
 
-it('asks a peer of IPv6 alone, and not by what it has not', async () => {
+it('pings an IPv6-only peer, and refuses IPv4', async () => {
   status = soundIpv6.status!
   answeredBy6 = [true]
   const { code, out } = await ping('fd00:5:0:2::7')
   expect([code, out]).toEqual([0, `${by6}1.5 ms\n1 of 1 answered (0% lost), 1.5 ms to 1.5 ms\n`])
   expect(await ping('fd00:5:0:2::7', '--family', 'ipv4')).toMatchObject({
     code: 2,
-    err: expect.stringContaining('--family is ipv4, and the peer is not reached by that; give ipv6, or leave it out'),
+    err: expect.stringContaining(
+      '--family is ipv4, but the peer has no address of that family; give ipv6, or leave it out',
+    ),
   })
 })

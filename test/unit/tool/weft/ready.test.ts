@@ -1,4 +1,4 @@
-// ready.test.ts - `weft ready` and its exit codes, against a daemon of the test's own.
+// ready.test.ts - `weft ready` and its exit codes, against a daemon of the test.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
@@ -10,7 +10,7 @@ import { main } from '../../../../src/tool/weft/weft.ts'
 
 let folder: string
 let server: Server
-/** The answers of `/readyz`, one after another; the last one stays. */
+/** The answers of `/readyz` in order; the last one is repeated. */
 let answers: number[]
 let asked: number
 beforeEach(() => {
@@ -45,27 +45,27 @@ async function ready(...words: string[]): Promise<{ code: number; out: string; e
   return { code, out, err }
 }
 
-it('is 0 of a daemon that is ready', async () => {
+it('exits with 0 if the daemon is ready', async () => {
   answers = [200]
   await listen()
   expect(await ready()).toEqual({ code: 0, out: 'ready\n', err: '' })
 })
 
-it('is 3 of one that is not, with what it waits for', async () => {
+it('exits with 3 if the daemon is not ready, and says what it waits for', async () => {
   answers = [503]
   await listen()
   expect(await ready()).toEqual({ code: 3, out: 'not ready: waiting for a lease\n', err: '' })
   expect(asked).toBe(1)
 })
 
-it('is 1 where no daemon answers', async () => {
+it('exits with 1 if no daemon answers', async () => {
   await listen()
   await new Promise((resolve) => server.close(resolve))
   expect(await ready()).toMatchObject({ code: 1, out: '', err: expect.stringContaining('no weftd answers at') })
   server.listen(join(folder, 'other'))
 })
 
-it('waits until it is ready, also for a daemon that is not there yet, and no longer than it was told to', async () => {
+it('waits for a daemon that is not ready or not started, but not longer than requested', async () => {
   answers = [503, 503, 200]
   const waiting = ready('--wait', '60')
   await listen()
@@ -75,7 +75,7 @@ it('waits until it is ready, also for a daemon that is not there yet, and no lon
   expect(asked).toBeGreaterThan(4)
 })
 
-it('refuses a time that has passed', async () => {
+it('refuses a negative time', async () => {
   answers = [200]
   await listen()
   expect(await ready('--wait', '-1')).toMatchObject({ code: 2, err: expect.stringContaining('--wait is -1') })

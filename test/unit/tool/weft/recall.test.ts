@@ -1,4 +1,4 @@
-// recall.test.ts - what is known of a node whose weftd is dead, by what there is: the store, its note, subnet.env, devices, or nothing.
+// recall.test.ts - reconstructs the status of a dead weftd from the store, the last-known file, subnet.env, and devices.
 
 import { expect, it } from 'vitest'
 import { decodeLease } from '../../../../src/control/lease/decode.ts'
@@ -30,7 +30,7 @@ const known = {
   tunNames: ['flannel7'],
 }
 
-it('is nothing where nothing is left', () => {
+it('is undefined if nothing is left', () => {
   expect(recall(nothing)).toBeUndefined()
   expect(recall({ ...nothing, subnetEnv: {} })).toBeUndefined()
   expect(recall({ ...nothing, subnetEnv: env })).toBeUndefined() // no device tells the backend
@@ -38,7 +38,7 @@ it('is nothing where nothing is left', () => {
   expect(recall({ ...nothing, subnetEnv: env, netConf: 'x' })).toBeUndefined()
 })
 
-it('is what the store has, of a backend that the kernel carries', () => {
+it('uses the store if the kernel carries the packets', () => {
   const config = '{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":4789}}'
   const leases = [
     lease('10.5.1.0-24', '192.0.2.1', vxlan),
@@ -61,22 +61,22 @@ it('is what the store has, of a backend that the kernel carries', () => {
     ['10.5.3.0/24', 'stored', null],
   ])
   expect(status.store.reachable).toBe(true)
-  // Without its device the kernel carries nothing.
+  // Without its device the kernel carries no packets.
   expect(recall({ ...nothing, subnetEnv: env, stored: { config, leases } })!.dataPath!.open).toBe(false)
 })
 
-it('is what the dead one noted, of one that it carried itself', () => {
+it('uses the last-known file of a weftd that carried the packets itself', () => {
   const status = recall({ ...nothing, known: { ...known, leases: [own, lease('10.5.2.0-24', '192.0.2.2')] } })!
   expect(status.dataPath).toMatchObject({ open: false, engine: 'native', device: 'flannel7', mtu: null })
   expect(status.peers!.list.map(({ subnet, state }) => [subnet, state])).toEqual([['10.5.2.0/24', 'programmed']])
   expect([status.store.reachable, status.lease]).toEqual([false, null])
-  // What subnet.env says counts, since containers go by it.
+  // subnet.env wins, because containers use it.
   expect(recall({ ...nothing, known, subnetEnv: { ...env, FLANNEL_SUBNET: '10.5.9.1/24' } })!.node!.subnet).toBe(
     '10.5.9.0/24',
   )
 })
 
-it('is what subnet.env and the device tell, and no peers', () => {
+it('uses subnet.env and the device, without peers', () => {
   const links = [...nothing.links, link('flannel-wg', 1420, '10.5.1.0')]
   const guessed = recall({ ...nothing, subnetEnv: env, links })!
   expect(guessed.config!.backendType).toBe('wireguard')
@@ -97,7 +97,7 @@ it('is what subnet.env and the device tell, and no peers', () => {
   })
 })
 
-it('has no secret of a configuration', () => {
+it('contains no secret of a configuration', () => {
   const key = `${'A'.repeat(42)}A=`
   const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', PSK: key } })
   expect(JSON.stringify(storedConfig(text))).not.toContain('AAAA')

@@ -1,4 +1,4 @@
-// unit-file.test.ts - deploy/weftd.service names flags that exist and grants what docs/running.md says.
+// unit-file.test.ts - deploy/weftd.service names existing flags, and grants the rights that docs/running.md lists.
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -15,7 +15,7 @@ const values = (key: string): string[] =>
 const hasSystemd = spawnSync('systemd-analyze', ['--version']).status === 0
 
 describe('weftd.service', () => {
-  it('names only flags that there are', () => {
+  it('names only existing flags', () => {
     const [program, ...args] = values('ExecStart')[0]!.split(' ')
     expect(program).toMatch(/\/weftd$/)
     const { given, rest } = parseFlags(FLAGS, args)
@@ -31,24 +31,24 @@ describe('weftd.service', () => {
     expect(values('RuntimeDirectory')).toEqual(['flannel weft'])
   })
 
-  it('waits for READY=1 however long etcd takes, from the daemon alone, and watches it', () => {
+  it('waits for READY=1 of the main process without a limit, and has a watchdog', () => {
     expect(values('Type')).toEqual(['notify'])
     expect(values('NotifyAccess')).toEqual(['main'])
     expect(values('TimeoutStartSec')).toEqual(['infinity'])
     expect(values('Restart')).toEqual(['always'])
-    // Five looks at the threads, 2 s apart, must fit before it strikes, and a busy machine be given time.
+    // Five checks of the threads, 2 s apart, must fit before the watchdog strikes, even on a busy machine.
     expect(Number(values('WatchdogSec')[0])).toBeGreaterThanOrEqual(20)
     expect(values('RestrictAddressFamilies')[0]!.split(' ')).toContain('AF_UNIX')
   })
 
-  it('comes before whatever starts containers, and does not start again on a command line that cannot be read', () => {
+  it('starts before programs that start containers, and does not restart after an invalid command line', () => {
     expect(values('Before')).toEqual(['docker.service containerd.service kubelet.service'])
     expect(values('RestartPreventExitStatus')).toEqual(['2'])
-    // Where ProtectSystem=strict does not reach: /run/docker_opts.env is not in /run/flannel.
+    // ProtectSystem=strict must not protect this file, because /run/docker_opts.env is not in /run/flannel.
     expect(values('#ExecStartPost')).toEqual(['+/usr/bin/weft docker-opts'])
   })
 
-  it('reads /etc/default/weftd, of which docs/running.md has an example that names flags that there are', () => {
+  it('reads /etc/default/weftd, and the example in docs/running.md names existing flags', () => {
     expect(values('EnvironmentFile')).toEqual(['-/etc/default/weftd'])
     const running = readFileSync(new URL('../../../../docs/running.md', import.meta.url), 'utf8')
     const [, example = ''] = /^# \/etc\/default\/weftd\n(.*?)\n\n/ms.exec(running) ?? []
@@ -61,12 +61,12 @@ describe('weftd.service', () => {
     expect(bad).toEqual([])
   })
 
-  it('is a unit that systemd reads without complaint', ({ skip }) => {
+  it('is accepted by systemd without warnings', ({ skip }) => {
     skip(!hasSystemd, 'no systemd-analyze')
     const folder = mkdtempSync(join(tmpdir(), 'weft-unit-'))
     try {
       const path = join(folder, 'weftd.service')
-      // systemd asks whether the program is there.
+      // systemd checks that the program exists.
       writeFileSync(path, text.replace('/usr/bin/weftd', process.execPath))
       const { status, stderr } = spawnSync('systemd-analyze', ['verify', path], { encoding: 'utf8' })
       expect(stderr.split('\n').filter((line) => line.includes('weftd.service'))).toEqual([])

@@ -1,4 +1,4 @@
-// weft.test.ts - the command line: help, exit codes, flags anywhere, and the look: tables, units, colours where somebody looks.
+// weft.test.ts - the command line of weft: help, exit codes, flags anywhere, tables, units and colours.
 
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
@@ -66,10 +66,10 @@ describe('the command line', () => {
   ])('weft %j exits with %d', async (words, code) => {
     const shown = await weft(words)
     expect(shown.code).toBe(code)
-    if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: there is no such socket')
+    if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: the socket does not exist')
   })
 
-  it('tells the version to people, and to programs with what runs it', async () => {
+  it('prints the version for people, and with the platform for programs', async () => {
     const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
     expect((await weft(['version'])).out).toBe(`${version}\n`)
     const { out } = await weft(['version', '--json'])
@@ -77,7 +77,7 @@ describe('the command line', () => {
     expect(JSON.parse(out)).toEqual({ version, node: process.versions.node, platform: 'linux', arch: process.arch })
   })
 
-  it('has a help for each command, which names its flags, and all of them in docs/weft.md', async () => {
+  it('has a help for each command with its flags, and docs/weft.md has all of them', async () => {
     const page = readFileSync(join(packageRoot, 'docs/weft.md'), 'utf8')
     const all = (await weft(['help'])).out
     for (const { name, args, flags } of COMMANDS) {
@@ -90,7 +90,7 @@ describe('the command line', () => {
   })
 })
 
-describe('the look', () => {
+describe('the formats', () => {
   it.each([
     [0.04, '0 s'],
     [9.94, '9.9 s'],
@@ -98,14 +98,14 @@ describe('the look', () => {
     [150, '3 min'],
     [7_300, '2 h'],
     [200_000, '2 days'],
-  ])('tells %d seconds as %s', (seconds, text) => expect(duration(seconds)).toBe(text))
+  ])('shows %d seconds as %s', (seconds, text) => expect(duration(seconds)).toBe(text))
   it.each([
     [0, '0 B'],
     [1023, '1023 B'],
     [1536, '1.5 KiB'],
     [200 * 1024, '200 KiB'],
     [5 * 2 ** 30, '5.0 GiB'],
-  ])('tells %d bytes as %s', (count, text) => expect(bytes(count)).toBe(text))
+  ])('shows %d bytes as %s', (count, text) => expect(bytes(count)).toBe(text))
   it.each([
     [0, '0 bit/s'],
     [999, '999 bit/s'],
@@ -113,15 +113,15 @@ describe('the look', () => {
     [20_500_000, '20.5 Mbit/s'],
     [199_600_000, '200 Mbit/s'],
     [12_340_000_000, '12.3 Gbit/s'],
-  ])('tells %d bits a second as %s', (bits, text) => expect(bitRate(bits)).toBe(text))
+  ])('shows %d bit/s as %s', (bits, text) => expect(bitRate(bits)).toBe(text))
   it.each([
     [0.0523, '0.052 ms'],
     [3.14, '3.1 ms'],
     [99.6, '100 ms'],
     [123.4, '123 ms'],
-  ])('tells %d ms as %s', (ms, text) => expect(milliseconds(ms)).toBe(text))
+  ])('shows %d ms as %s', (ms, text) => expect(milliseconds(ms)).toBe(text))
 
-  it('aligns columns by what is seen, not by what colours it', () => {
+  it('aligns columns without counting colour sequences', () => {
     const rows = [
       ['A', 'LONG', 'C'],
       [['good', 'x'], 'y', 'z'],
@@ -252,7 +252,7 @@ describe('weft status', () => {
     rmSync(folder, { recursive: true })
   })
 
-  it('gives up on a daemon that hangs, which the doctor names', async () => {
+  it('gives up on a daemon that hangs, and weft doctor reports it', async () => {
     const hangs = createServer(() => {})
     const path = join(folder, 'hangs')
     await new Promise<void>((resolve) => hangs.listen(path, resolve))
@@ -262,30 +262,27 @@ describe('weft status', () => {
     hangs.closeAllConnections()
     hangs.close()
     expect(shown).toMatchObject({ code: 1, out: '' })
-    expect(shown!.err).toContain(`no weftd answers at ${path}: it says nothing for 5 s`)
+    expect(shown!.err).toContain(`no weftd answers at ${path}: it sent no answer for 5 s`)
     expect([found!.code, /daemon-silent/.test(found!.out)]).toEqual([3, true])
   })
 
-  it('refuses to ask with more than the data path of this host takes', async () => {
+  it('refuses a ping that is larger than the MTU of the data path', async () => {
     const { code, err } = await weft(['ping', '10.5.2.0/24', '--size', '1473', ...socket()])
-    expect([code, err]).toEqual([
-      2,
-      expect.stringContaining('--size is 1473, and the data path of this host takes 1472'),
-    ])
+    expect([code, err]).toEqual([2, expect.stringContaining('--size is 1473, but the MTU of the data path is 1472')])
   })
 
-  it('shows all at a glance, who needs a look first, and exits with 3 when somebody does', async () => {
+  it('shows the node and its peers, those with a problem first, and exits with 3 if there are any', async () => {
     const { code, out } = await weft(['status', ...socket()])
     expect(out).toBe(
       [
         'weftd 1.2 on a, impaired by its peers (up 3 h, pid 7)',
         '  1 of 2 peers does not answer',
-        '  packets: those to 10.5.3.0/24 are lost',
+        '  effect: packets to 10.5.3.0/24 are lost',
         '  node       10.5.1.0/24 of 10.5.0.0/16, reached at 192.0.2.1 by eth0',
         '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
         '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
         '  lease      10.5.1.0-24, until 2026-11-23T09:00:00Z',
-        '  peers      2 stored, 2 programmed, 1 of 2 asked answer: 50% whole',
+        '  peers      2 stored, 2 programmed, 1 of 2 probed answer: 50% whole',
         '  drops      tx_drop_no_route 2',
         '  repairs    2',
         '',
@@ -303,7 +300,7 @@ describe('weft status', () => {
     expect((await weft(['peers', ...socket()])).code).toBe(0)
   })
 
-  it('has a column for handshakes where packets are encrypted', async () => {
+  it('has a column for handshakes if packets are encrypted', async () => {
     const keys = { publicKey: 'K', attempts: 0, failure: null, stale: 0, unconfirmed: 0, txBytes: 0, rxBytes: 0 }
     const sessions = [
       { ...keys, handshakeSecondsAgo: 32, ageSeconds: 32 },
@@ -324,7 +321,7 @@ describe('weft status', () => {
     ])
   })
 
-  it('tells of drops which are of now, and of peers only what was asked', async () => {
+  it('separates recent drops from older ones, and counts only probed peers', async () => {
     const path = { ...status.dataPath!, drops: { tx_drop_refused: 120, rx_drop_ttl: 3 } }
     const drops = async (lately: Readonly<Record<string, number>>) => {
       status = { ...status, dataPath: { ...path, recent: { seconds: 64.2, packets: 9, drops: lately } } }
@@ -338,13 +335,13 @@ describe('weft status', () => {
     }
     const unasked = { ...peer, state: 'programmed', lossPercent: null, probedSecondsAgo: null } as const
     expect(await peers()).toBe('no other node has a lease')
-    expect(await peers(unasked)).toBe('1 stored, 1 programmed, none asked yet whether it answers')
+    expect(await peers(unasked)).toBe('1 stored, 1 programmed, not probed yet')
     expect(await peers(unasked, { ...unasked, state: 'stored' })).toBe(
-      '2 stored, 1 programmed, none asked yet whether it answers: 50% whole',
+      '2 stored, 1 programmed, not probed yet: 50% whole',
     )
   })
 
-  it('says one word of both families where they are alike, and which one it is where not', async () => {
+  it('shows one state if both families have the same, else the family with its state', async () => {
     const list = [
       dualPeer(),
       { ...dualPeer({}, silentSide), subnet: '10.5.3.0/24' },
@@ -356,7 +353,9 @@ describe('weft status', () => {
     expect(out).toContain(
       '  node       10.5.1.0/24 and fd00:5:0:1::/64 of 10.5.0.0/16 and fd00:5::/48, reached at 192.0.2.1 and 2001:db8::1 by eth0\n',
     )
-    expect(out).toContain('4 stored, 3 programmed, 1 of 3 asked answer: 25% whole; by IPv4 3 of 4, by IPv6 1 of 4\n')
+    expect(out).toContain(
+      '4 stored, 3 programmed, 1 of 3 probed answer: 25% whole; over IPv4 3 of 4, over IPv6 1 of 4\n',
+    )
     expect(
       out
         .split('\n')
@@ -372,24 +371,24 @@ describe('weft status', () => {
     const six = await weft(['status', ...socket()])
     expect(six.out).toContain('  node       fd00:5:0:1::/64 of fd00:5::/48, reached at 2001:db8::1 by eth0\n')
     expect([six.code, /fd00:5:0:2::\/64 +\[2001:db8::2\]:8472 +kernel +answering/.test(six.out)]).toEqual([0, true])
-    // Where both are broken alike, or the list has one family, nothing is to be told apart.
+    // If both families are broken, or the network has one family, the families are not listed.
     status = { ...soundDual.status, peers: countPeers([dualPeer(silentSide, silentSide)], 10) }
     expect((await weft(['status', ...socket()])).out).toContain('0% whole\n')
   })
 
-  it('says which peers long packets do not reach, and that this is not well', async () => {
+  it('names the peers that long packets do not reach, and exits with 3', async () => {
     const narrow = { path: 'narrow', passesBytes: 1252 } as const
     status = { ...soundStatus, peers: countPeers([soundPeer, { ...soundPeer, ...narrow, lease: 'b' }], 10) }
     const { code, out } = await weft(['status', ...socket()])
     expect(code).toBe(3)
     expect(out).toContain(
-      '2 of 2 asked answer: 100% whole for short packets, but long packets of more than 1252 of 1472 bytes do not reach one peer\n',
+      '2 of 2 probed answer: 100% whole for short packets, but long packets of more than 1252 of 1472 bytes do not reach one peer\n',
     )
     expect(out.split('\n').filter((line) => line.includes('10.5.2.0/24'))).toEqual([
       expect.stringMatching(/ tunnel +narrow /),
       expect.stringMatching(/ tunnel +answering /),
     ])
-    // While it is looked for, and where those who send more are told.
+    // The maximum length is not known yet, or senders get an ICMP error.
     status = { ...soundStatus, peers: countPeers([{ ...soundPeer, ...narrow, passesBytes: null }], 10) }
     expect((await weft(['status', ...socket()])).out).toContain(
       'whole for short packets, but long packets do not reach one peer\n',
@@ -399,36 +398,36 @@ describe('weft status', () => {
     const well = await weft(['status', ...socket()])
     expect([well.code, well.out.includes('answering')]).toEqual([0, true])
     expect(well.out).toContain(
-      'whole; packets of more than 1372 of 1472 bytes go in parts, or their senders are told\n',
+      'whole; packets of more than 1372 of 1472 bytes are fragmented, or their senders get an ICMP error\n',
     )
   })
 
-  it('says of a daemon without a lease that it forwards, where it does', async () => {
+  it('says whether a daemon without a lease forwards packets', async () => {
     const { dataPath } = status
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease')) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}packets: this weftd forwards none.*\n {2}store/,
+      /^weftd 1\.2, starting .*\n {2}waiting for a lease\n {2}effect: this weftd forwards no packets yet.*\n {2}store/,
     )
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease', true), dataPath) }
     expect((await weft(['status', ...socket()])).out).toMatch(
-      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}packets: those to and from .* last known pass.*\n {2}data path  as last known by flannel0, the native/,
+      /^weftd 1\.2, forwarding as last known .*\n {2}waiting for a lease\n {2}effect: packets to and from the last known nodes pass.*\n {2}data path  as last known by flannel0, the native/,
     )
   })
 
-  it('colours on a terminal, and not where it is told not to', async () => {
+  it('uses colours on a terminal, but not with NO_COLOR', async () => {
     const onTerminal = await weft(['status', ...socket()], { isTTY: true, env: { TERM: 'xterm' } })
     expect(onTerminal.out).toContain('\u001B[31msilent')
     for (const env of [{ NO_COLOR: '1' }, { TERM: 'dumb' }])
       expect((await weft(['status', ...socket()], { isTTY: true, env })).out).not.toContain('\u001B')
   })
 
-  it('prints for programs what the daemon says', async () => {
+  it('prints the status as JSON for programs', async () => {
     const { out } = await weft(['status', '--json', ...socket()])
     expect(JSON.parse(out)).toEqual(status)
     expect(out.endsWith('}\n')).toBe(true)
   })
 
-  it('says again what is asked for again, with rates', async () => {
+  it('repeats the status with --watch, with rates', async () => {
     let shown = ''
     const hear = (text: string): void => void (shown = text)
     const watching = weft(['peers', '--watch', ...socket()], { isTTY: true, env: { TERM: 'dumb' }, hear })
@@ -444,12 +443,12 @@ describe('weft status', () => {
     const [, first = '', second = ''] = out.split('\u001B[H')
     for (const screen of [first, second]) expect(screen).toMatch(/^NAME/)
     expect(second.endsWith('\u001B[K\n\u001B[J')).toBe(true)
-    // What was longer leaves nothing behind.
+    // A shorter line clears the rest of the longer one.
     expect(second.replaceAll('\u001B[K\n', '')).not.toContain('\n')
     expect(out).toMatch(/10\.5\.2\.0\/24 .* 1\.0 KiB\/s {2}5\.0 KiB\/s/)
   })
 
-  it('refuses to read what another version says', async () => {
+  it('refuses a report of another version', async () => {
     status = { ...status, schema: 2 as unknown as 1 }
     expect(await weft(['status', ...socket()])).toMatchObject({ code: 1, err: expect.stringContaining('version 2') })
   })
@@ -461,7 +460,7 @@ it.each([
   [['lease', 'sohw'], 'weft: there is no command lease sohw; did you mean weft lease show?; see weft help'],
   [['doctor', '--jsno'], 'weft doctor: flag provided but not defined: -jsno; see --help; did you mean --json?'],
   [['nothing-like-it'], 'weft: there is no command nothing-like-it; see weft help'],
-])('%j is answered by what was meant', async (words, said) => {
+])('suggests for %j the command that was meant', async (words, said) => {
   const { code, err } = await weft(words)
   expect([code, err.trimEnd()]).toEqual([2, said])
 })

@@ -1,4 +1,4 @@
-// wg.test.ts - what `weft wg` makes of a status: the words of `wg show`, one device or two, and what it says where nothing is encrypted.
+// wg.test.ts - `weft wg` prints a status in the format of `wg show`, for one device or two, and explains if packets are not encrypted.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { createServer, type Server } from 'node:http'
@@ -52,7 +52,7 @@ afterEach(() => {
 })
 const wg = (...words: string[]) => weft(['wg', ...words, '--status-socket', join(folder, 'socket')])
 
-it('prints what `wg show` would, the latest handshake first, and no secret', async () => {
+it('prints the output of `wg show`, the latest handshake first, without secrets', async () => {
   const silent = { handshakeSecondsAgo: null, ageSeconds: null, txBytes: 0, rxBytes: 0 }
   const list = [peer('b', silent), peer('c', { handshakeSecondsAgo: 93_784, ageSeconds: null, rxBytes: 0 }), peer('d')]
   status = encrypting(list, { psk: '<hidden>', persistentkeepaliveinterval: 25 })
@@ -83,7 +83,7 @@ it('prints what `wg show` would, the latest handshake first, and no secret', asy
   ])
 })
 
-it('leaves out what there is none of, and counts far', async () => {
+it('leaves out missing facts, and formats large numbers', async () => {
   const big = { txBytes: 5 * 2 ** 50, rxBytes: 3 * 2 ** 20, handshakeSecondsAgo: 0.4 }
   status = encrypting([{ ...peer('b', big), endpoint: null }])
   const { out } = await wg()
@@ -96,7 +96,7 @@ it('leaves out what there is none of, and counts far', async () => {
   ])
 })
 
-it('tells programs the same, with names', async () => {
+it('prints the same as JSON, with names', async () => {
   status = encrypting([peer('b')], { psk: '<hidden>' })
   const { code, out } = await wg('--json')
   expect([code, JSON.parse(out)]).toEqual([
@@ -128,7 +128,7 @@ it('tells programs the same, with names', async () => {
   ])
 })
 
-describe('with both families', () => {
+describe('a dual-stack network', () => {
   const both = (devices: { ipv4: string; ipv6: string }): Status => ({
     ...soundDual.status,
     lease: {
@@ -146,30 +146,34 @@ describe('with both families', () => {
       10,
     ),
   })
-  it('shows two devices, each with what it is by', () => {
+  it('has two devices, each with its family', () => {
     expect(interfacesOf(both({ ipv4: 'wg4', ipv6: 'wg6' }))).toMatchObject([
       { name: 'wg4', listeningPort: 51_820, peers: [{ endpoint: '192.0.2.2:51820', allowedIps: ['10.5.2.0/24'] }] },
       { name: 'wg6', listeningPort: 51_821, peers: [{ endpoint: '[2001:db8::2]:51821', sentBytes: 5 }] },
     ])
   })
-  it('shows one device with both', () => {
+  it('has one device with both families', () => {
     expect(interfacesOf(both({ ipv4: 'wg', ipv6: 'wg' }))).toMatchObject([
       { name: 'wg', listeningPort: 51_820, peers: [{ allowedIps: ['10.5.2.0/24', 'fd00:5:0:2::/64'] }] },
     ])
   })
 })
 
-it('shows no peer that has no session, such as one that cannot be used', () => {
+it('leaves out a peer without a session', () => {
   const stored = { ...peer('b'), state: 'stored', session: null } as const
   expect(interfacesOf(encrypting([stored]))).toMatchObject([{ name: 'flannel-wg', peers: [] }])
 })
 
 it.each<[string, () => Status, RegExp]>([
-  ['encrypts nothing', () => soundStatus, /^weft wg: this node encrypts nothing: its backend is udp; `weft peers` /],
+  [
+    'encrypts nothing',
+    () => soundStatus,
+    /^weft wg: this node does not encrypt packets: its backend is udp; `weft peers` /,
+  ],
   [
     'has no lease',
     () => ({ ...soundStatus, node: null, lease: null, config: null, peers: null, trouble: 'waiting for etcd' }),
-    /^weft wg: weftd has no lease yet: waiting for etcd; wait for it/,
+    /^weft wg: weftd has no lease yet: waiting for etcd; wait until it has one/,
   ],
   [
     'carries nothing',
@@ -177,9 +181,9 @@ it.each<[string, () => Status, RegExp]>([
       ...encrypting([]),
       dataPath: { ...soundStatus.dataPath!, device: null, devices: { ipv4: null, ipv6: null } },
     }),
-    /^weft wg: weftd carries no packets now: it has no device; `weft doctor` /,
+    /^weft wg: weftd does not carry packets now: it has no device; `weft doctor` /,
   ],
-])('says what to do where the daemon %s', async (_what, of, line) => {
+])('says what to do if the daemon %s', async (_what, of, line) => {
   status = of()
   const { code, out, err } = await wg()
   expect([code, out]).toEqual([1, ''])

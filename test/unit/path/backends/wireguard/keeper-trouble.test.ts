@@ -20,7 +20,7 @@ import { createKeeper, type Keeper, type KeeperPeer } from '../../../../../src/p
 import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
 import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
 
-const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
+const NO_MAIL: Mail = { controlMessages: [], wanted: [], confirmed: [], moved: [] }
 const OURS: UdpEndpoint = { address: 0x0a00_0001, port: 51_820 }
 const SILENT: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const THEIRS: UdpEndpoint = { address: 0x0a00_0002, port: 51_820 }
@@ -127,7 +127,7 @@ function peer(): { readonly lease: Lease; readonly answer: () => void } {
       expect(datagram).toHaveLength(INITIATION_BYTES)
       handshakes.setPeers([{ number: 5, publicKey: ownPublic, endpoint: OURS }])
       handshakes.message(OURS, datagram, performance.now())
-      tell({ letters: [{ ...THEIRS, bytes: Buffer.from(sent.pop()!) }] })
+      tell({ controlMessages: [{ ...THEIRS, bytes: Buffer.from(sent.pop()!) }] })
     },
   }
 }
@@ -178,18 +178,18 @@ describe('mail', () => {
   })
 
   it.each([
-    { slowMs: 0.2, letters: 1, pauseMs: 3 },
-    { slowMs: 3, letters: 1, pauseMs: 10 },
-    { slowMs: 3, letters: 4, pauseMs: 40 },
-    { slowMs: 3, letters: 10, pauseMs: 45 },
-    { slowMs: 3, letters: 0, pauseMs: 0 },
-    { slowMs: 100, letters: 200, pauseMs: 500 },
+    { slowMs: 0.2, messages: 1, pauseMs: 3 },
+    { slowMs: 3, messages: 1, pauseMs: 10 },
+    { slowMs: 3, messages: 4, pauseMs: 40 },
+    { slowMs: 3, messages: 10, pauseMs: 45 },
+    { slowMs: 3, messages: 0, pauseMs: 0 },
+    { slowMs: 100, messages: 200, pauseMs: 500 },
   ])(
-    'is followed by a longer pause the longer it took: $letters letters in $slowMs ms',
-    ({ slowMs, letters, pauseMs }) => {
+    'is followed by a longer pause the longer it took: $messages messages in $slowMs ms',
+    ({ slowMs, messages, pauseMs }) => {
       keeper.begin(engine)
       engine.slowMs = slowMs
-      tell({ letters: Array.from({ length: letters }, () => unknown(THEIRS)) })
+      tell({ controlMessages: Array.from({ length: messages }, () => unknown(THEIRS)) })
       const before = engine.taken
       engine.slowMs = 0
       vi.advanceTimersByTime(Math.max(0, pauseMs - 1))
@@ -204,10 +204,10 @@ describe('mail', () => {
     const { lease, answer } = peer()
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', lease]]))
-    tell({ letters: [unknown({ ...THEIRS, port: 1 }), unknown({ ...THEIRS, address: 1 })] })
+    tell({ controlMessages: [unknown({ ...THEIRS, port: 1 }), unknown({ ...THEIRS, address: 1 })] })
     vi.advanceTimersByTime(10)
     expect(engine.sent).toHaveLength(0)
-    tell({ letters: [unknown(THEIRS)] })
+    tell({ controlMessages: [unknown(THEIRS)] })
     vi.advanceTimersByTime(10)
     expect(engine.sent).toHaveLength(1)
     answer()
@@ -216,11 +216,11 @@ describe('mail', () => {
     // Whoever forges its address gets no handshake out of this.
     for (let at = 0; at < 170; at += 10) {
       vi.advanceTimersByTime(10_000)
-      tell({ letters: [unknown(THEIRS)] })
+      tell({ controlMessages: [unknown(THEIRS)] })
     }
     expect(engine.sent).toHaveLength(0)
     vi.advanceTimersByTime(20_000)
-    tell({ letters: [unknown(THEIRS)] })
+    tell({ controlMessages: [unknown(THEIRS)] })
     expect(engine.sent).toHaveLength(1)
   })
 })
@@ -230,13 +230,13 @@ it('asks a peer itself that is not heard in a flood by its address, unless it ha
   keeper.begin(engine)
   keeper.setPeers(new Map([['a', lease]]))
   const flood = (address: number): void => {
-    const letters = Array.from({ length: RATES.free.burst + 1 }, (_, at) => {
+    const controlMessages = Array.from({ length: RATES.free.burst + 1 }, (_, at) => {
       const bytes = Buffer.alloc(INITIATION_BYTES, at)
       bytes.writeUInt32LE(1, 0)
       writeMacs(bytes, macKeysOf(ownPublic), undefined)
       return { address, port: at, bytes }
     })
-    tell({ letters })
+    tell({ controlMessages })
     vi.advanceTimersByTime(500)
   }
   const initiations = () => engine.sent.filter(({ datagram }) => datagram.length === INITIATION_BYTES)
@@ -263,7 +263,7 @@ it('asks a peer itself that finds no place beside forged initiations, few as tho
   // Of an address one initiation has a place until it is taken (native/core/mailbox.h).
   for (let ms = 0; ms < 1_000; ms += 1) {
     vi.advanceTimersByTime(1)
-    tell({ letters: [{ ...THEIRS, bytes: forged }] })
+    tell({ controlMessages: [{ ...THEIRS, bytes: forged }] })
   }
   expect(engine.sent.map(({ to, datagram }) => [to, datagram.length])).toEqual([[THEIRS, INITIATION_BYTES]])
 })
@@ -283,7 +283,7 @@ it('gives an engine that takes the place of another keys at once, however new th
   expect(engine.keyed).toHaveLength(2)
   engine = engineOf()
   keeper.begin(engine)
-  tell({ letters: [unknown(THEIRS)] })
+  tell({ controlMessages: [unknown(THEIRS)] })
   vi.advanceTimersByTime(5_400)
   expect(engine.sent).toHaveLength(1)
 })

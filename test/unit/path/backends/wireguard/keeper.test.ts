@@ -21,7 +21,7 @@ const PLACES: UdpEndpoint[] = [
   { address: 0xc000_0201, port: 51_820 },
   { address: 0xc000_0202, port: 51_820 },
 ]
-const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
+const NO_MAIL: Mail = { controlMessages: [], wanted: [], confirmed: [], moved: [] }
 
 let folder: string
 let nodes: Node[]
@@ -91,7 +91,7 @@ class Node {
     })
   }
   hears(from: UdpEndpoint, bytes: Buffer): void {
-    this.says({ letters: [...this.mail.letters, { ...from, bytes }] })
+    this.says({ controlMessages: [...this.mail.controlMessages, { ...from, bytes }] })
   }
   says(mail: Partial<Mail>): void {
     this.mail = { ...this.mail, ...mail }
@@ -330,7 +330,10 @@ it('rests after a flood of messages, and hears them then', async () => {
   a.begin()
   const flood = (): void => {
     taken++
-    a.mail = { ...NO_MAIL, letters: Array.from({ length: 64 }, () => ({ ...PLACES[1]!, bytes: Buffer.alloc(148, 9) })) }
+    a.mail = {
+      ...NO_MAIL,
+      controlMessages: Array.from({ length: 64 }, () => ({ ...PLACES[1]!, bytes: Buffer.alloc(148, 9) })),
+    }
     a.keeper.onMail()
   }
   flood()

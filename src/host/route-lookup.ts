@@ -1,11 +1,11 @@
-// ways.ts - looks up the kernel's route of a packet, including policy rules (`ip route get`, `ip rule`).
+// route-lookup.ts - looks up the kernel's route of a packet, including policy rules (`ip route get`, `ip rule`).
 
 import { messageOf, type WeftError } from '../base/errors.ts'
 import type { Family } from '../net/address.ts'
 import { isRefusal, type Run } from './command.ts'
 import { ipFlag, ipJson } from './links.ts'
 
-export interface WayQuestion {
+export interface RouteQuery {
   readonly to: string
   /** The source of a packet that comes in by the interface `iif`. A packet without both comes from the host itself. */
   readonly from?: string
@@ -14,7 +14,7 @@ export interface WayQuestion {
   readonly mark?: string
 }
 
-export interface Way {
+export interface KernelRoute {
   readonly device: string
   readonly gateway: string | undefined
   /** The route's type, such as `unicast`; `local` for an address of this host. */
@@ -24,9 +24,9 @@ export interface Way {
 }
 
 /** The kernel's answer: a route, or the reason why it refuses the packet. */
-export type WayAnswer = { readonly way: Way } | { readonly refused: string }
+export type RouteAnswer = { readonly route: KernelRoute } | { readonly refused: string }
 
-interface JsonWay {
+interface JsonAnswer {
   dst?: string
   from?: string
   iif?: string
@@ -37,7 +37,7 @@ interface JsonWay {
   table?: string
 }
 
-const wordsOf = ({ to, from, iif, mark }: WayQuestion): string[] => [
+const wordsOf = ({ to, from, iif, mark }: RouteQuery): string[] => [
   'route',
   'get',
   to,
@@ -46,38 +46,43 @@ const wordsOf = ({ to, from, iif, mark }: WayQuestion): string[] => [
 ]
 const keyOf = (to = '', from = '', iif = '', mark = 0): string => [to, from, iif, mark].join(' ')
 
-const toWay = ({ dev = '', gateway, type = 'unicast', table }: JsonWay): Way => ({ device: dev, gateway, type, table })
+const toRoute = ({ dev = '', gateway, type = 'unicast', table }: JsonAnswer): KernelRoute => ({
+  device: dev,
+  gateway,
+  type,
+  table,
+})
 
-/** Looks up the routes of these packets, in their order, by one command. Each refused packet is looked up again, for the reason. */
-export async function askWays(
+/** Looks up the routes of these packets, in their order, by one command. Asks for each refused packet again, to get the reason. */
+export async function lookUpRoutes(
   run: Run,
   family: Family,
-  questions: readonly WayQuestion[],
-): Promise<readonly WayAnswer[]> {
-  if (questions.length === 0) return []
-  const input = questions.map((question) => `${wordsOf(question).join(' ')}\n`).join('')
+  queries: readonly RouteQuery[],
+): Promise<readonly RouteAnswer[]> {
+  if (queries.length === 0) return []
+  const input = queries.map((query) => `${wordsOf(query).join(' ')}\n`).join('')
   const text = await run('ip', ['-j', ipFlag(family), '-force', '-batch', '-'], { input }).catch((error: unknown) => {
     if (!isRefusal(error)) throw error
     return ((error as WeftError).cause as { readonly stdout?: string }).stdout ?? ''
   })
-  const ways = new Map<string, Way>()
+  const routes = new Map<string, KernelRoute>()
   for (const line of text.split('\n').filter((each) => each.trim() !== ''))
-    for (const json of JSON.parse(line) as JsonWay[])
-      ways.set(keyOf(json.dst, json.from, json.iif, json.mark), toWay(json))
+    for (const json of JSON.parse(line) as JsonAnswer[])
+      routes.set(keyOf(json.dst, json.from, json.iif, json.mark), toRoute(json))
   return Promise.all(
-    questions.map(async (question): Promise<WayAnswer> => {
-      const { to, from, iif, mark } = question
-      const way = ways.get(keyOf(to, from, iif, Number(mark ?? 0)))
-      return way ? { way } : askAgain(run, family, question)
+    queries.map(async (query): Promise<RouteAnswer> => {
+      const { to, from, iif, mark } = query
+      const route = routes.get(keyOf(to, from, iif, Number(mark ?? 0)))
+      return route ? { route } : lookUpAgain(run, family, query)
     }),
   )
 }
 
 /** Looks up a refused packet again, for the reason. If a rule prohibits the route, `ip` prints "permission denied". */
-async function askAgain(run: Run, family: Family, question: WayQuestion): Promise<WayAnswer> {
+async function lookUpAgain(run: Run, family: Family, query: RouteQuery): Promise<RouteAnswer> {
   try {
-    const [json] = await ipJson<JsonWay>(run, [ipFlag(family), ...wordsOf(question)])
-    return json ? { way: toWay(json) } : { refused: 'no answer' }
+    const [json] = await ipJson<JsonAnswer>(run, [ipFlag(family), ...wordsOf(query)])
+    return json ? { route: toRoute(json) } : { refused: 'no answer' }
   } catch (error) {
     if (!isRefusal(error)) throw error
     return { refused: /failed: (?:RTNETLINK answers: )?(.*)/s.exec(messageOf(error))?.[1] ?? messageOf(error) }

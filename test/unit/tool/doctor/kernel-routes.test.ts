@@ -1,22 +1,20 @@
-// kernel-ways.test.ts - what the doctor says of where the kernel sends packets, whatever the main table has.
+// kernel-routes.test.ts - weft doctor judges the routes that the kernel uses, by all tables and rules.
 
 import { describe, expect, it } from 'vitest'
 import { countPeers } from '../../../../src/report/status.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
-import { checkWays } from '../../../../src/tool/doctor/kernel-ways.ts'
-import { marksIn, waysToAsk } from '../../../../src/tool/doctor/way-questions.ts'
+import { checkKernelRoutes } from '../../../../src/tool/doctor/kernel-routes.ts'
+import { marksIn, routeQueries } from '../../../../src/tool/doctor/route-queries.ts'
 import { sound, soundDual, soundPeer } from '../../../support/facts.ts'
-import { waysBy } from '../../../support/ways.ts'
+import { routesBy } from '../../../support/kernel-routes.ts'
 
 const found = (part: Partial<Facts>, isTold = false): string[] =>
-  checkWays({ ...sound, ...part }, isTold).map(({ name, detail }) => `${name}: ${detail}`)
-const by = (changed: Parameters<typeof waysBy>[0], part: Partial<Facts> = {}): string[] =>
-  found({ kernelWays: waysBy(changed), ...part })
+  checkKernelRoutes({ ...sound, ...part }, isTold).map(({ name, detail }) => `${name}: ${detail}`)
+const by = (changed: Parameters<typeof routesBy>[0], part: Partial<Facts> = {}): string[] =>
+  found({ kernelRoutes: routesBy(changed), ...part })
 
-it('asks for a packet of a container, one of this host, one that comes in, and one with each mark', () => {
-  expect(
-    waysToAsk(sound.status!, sound.links, ['0x1']).map(({ direction, question }) => [direction, question]),
-  ).toEqual([
+it('looks up a packet of a container, of this host, of a peer, and one with each mark', () => {
+  expect(routeQueries(sound.status!, sound.links, ['0x1']).map(({ direction, query }) => [direction, query])).toEqual([
     ['host', { to: '10.5.2.2' }],
     ['out', { to: '10.5.2.2', from: '10.5.1.2', iif: 'cni0' }],
     ['out', { to: '10.5.2.2', from: '10.5.1.2', iif: 'cni0', mark: '0x1' }],
@@ -24,7 +22,7 @@ it('asks for a packet of a container, one of this host, one that comes in, and o
   ])
   const devices = { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' }
   const dual = { ...soundDual.status, dataPath: { ...soundDual.status.dataPath, devices } }
-  expect(waysToAsk(dual, soundDual.links, []).map(({ question }) => question.to)).toEqual([
+  expect(routeQueries(dual, soundDual.links, []).map(({ query }) => query.to)).toEqual([
     '10.5.2.2',
     '10.5.2.2',
     '10.5.1.2',
@@ -32,101 +30,101 @@ it('asks for a packet of a container, one of this host, one that comes in, and o
     'fd00:5:0:2::2',
     'fd00:5:0:1::2',
   ])
-  // Without containers yet only the host itself can be asked for.
-  expect(waysToAsk(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])
+  // Without a bridge of containers there are only queries for packets of this host.
+  expect(routeQueries(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])
   const none = { ...sound.status!, dataPath: { ...sound.status!.dataPath!, engine: 'none' } }
-  expect(waysToAsk(none, sound.links, [])).toEqual([])
+  expect(routeQueries(none, sound.links, [])).toEqual([])
 })
 
 const direct = { ...sound.status!, peers: countPeers([{ ...soundPeer, way: 'direct' as const }], 10) }
-it('does not ask for packets from a peer that is routed directly: rp_filter asks for the interface by which they come', () => {
-  expect(waysToAsk(direct, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
+it('does not look up packets from a directly routed peer, because rp_filter depends on their interface', () => {
+  expect(routeQueries(direct, sound.links, []).map(({ direction }) => direction)).toEqual(['host', 'out'])
 })
 
-it('reads the marks that nftables sets', () => {
+it('finds the marks that nftables sets', () => {
   expect(
     marksIn('meta mark set 0x00000001\n meta mark set 0x00000001 accept\n ct mark set 0x2\n meta mark 0x3'),
   ).toEqual(['0x00000001'])
 })
 
-describe('a rule of policy routing', () => {
+describe('a policy routing rule', () => {
   const elsewhere = { device: 'ts0', table: '52' }
 
-  it('for all packets is named once, with the table', () => {
+  it('for all packets is reported once, with the table', () => {
     expect(by({ host: elsewhere, out: elsewhere })).toEqual([
       'policy-route: 10.5.2.0/24 (from cni0) goes to ts0, by the table 52 and the rule "5270: from all lookup 52"',
     ])
-    // The main table is right: nothing of it is told, whether or not it is known to be wrong.
-    expect(found({ kernelWays: waysBy({ out: elsewhere }) }, true)).toHaveLength(1)
+    // The routes of the main table are right, so they are not reported.
+    expect(found({ kernelRoutes: routesBy({ out: elsewhere }) }, true)).toHaveLength(1)
   })
 
-  it('for packets of containers alone is found though the host itself reaches the peer', () => {
+  it('for packets of containers is found even if this host itself reaches the peer', () => {
     const via = { device: 'eth0', gateway: '192.0.2.254', table: '30400' }
     expect(by({ out: via })).toEqual([
       'policy-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254, by the table 30400 and the rule "30400: from all iif cni0 lookup 30400"',
     ])
   })
 
-  it('for packets that come in is found', () => {
+  it('for incoming packets is found', () => {
     expect(by({ in: { device: 'eth0', gateway: '192.0.2.254', table: '52' } })).toEqual([
       'policy-route: from 10.5.2.0/24 (to 10.5.1.2) goes to eth0 via 192.0.2.254, by the table 52 and the rule "5270: from all lookup 52"',
     ])
   })
 
-  it('has the main table asked first, by a rule before it', () => {
-    const [one] = checkWays({ ...sound, kernelWays: waysBy({ out: elsewhere }) }, false)
+  it('gets a remedy that uses the main table first', () => {
+    const [one] = checkKernelRoutes({ ...sound, kernelRoutes: routesBy({ out: elsewhere }) }, false)
     expect(one!.fix).toContain('`ip rule add pref 5269 to 10.5.0.0/16 lookup main`')
   })
 
-  it('for a mark is a doubt', () => {
+  it('for a mark is only a warning', () => {
     expect(by({ marked: { device: 'eth0', gateway: '192.0.2.254', table: '100' } })).toEqual([
       'marked-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254, by the table 100 and the rule "30000: from all fwmark 0x1/0x1 lookup 100", if it has the mark 0x1 that a rule of nftables sets',
     ])
   })
 })
 
-describe('a refusal of the kernel', () => {
-  it('names the rule that prohibits', () => {
+describe('a refusal by the kernel', () => {
+  it('names the prohibiting rule', () => {
     expect(by({ out: 'Permission denied' })).toEqual([
       'route-refused: 10.5.2.0/24 (from cni0): Permission denied, by the rule "100: from all to 10.5.2.0/24 prohibit"',
     ])
   })
 
-  it('by rp_filter is told as that', () => {
-    const [one] = checkWays({ ...sound, kernelWays: waysBy({ in: 'Invalid cross-device link' }) }, false)
+  it('because of rp_filter names rp_filter', () => {
+    const [one] = checkKernelRoutes({ ...sound, kernelRoutes: routesBy({ in: 'Invalid cross-device link' }) }, false)
     expect([one!.name, one!.detail]).toEqual([
       'route-refused',
-      'from 10.5.2.0/24 (to 10.5.1.2): rp_filter: the way back is another one',
+      'from 10.5.2.0/24 (to 10.5.1.2): rp_filter: the route back uses another interface',
     ])
     expect(one!.fix).toContain('net.ipv4.conf.flannel0.rp_filter=2')
   })
 
-  it('of what is forwarded is not told where nothing is forwarded', () => {
+  it('to forward is not reported if the kernel forwards no packets at all', () => {
     expect(by({ out: 'No route to host', in: 'No route to host' }, { isForwarding: false })).toEqual([])
   })
 })
 
 describe('a route of the main table', () => {
-  it('is told here unless the routes themselves tell it', () => {
+  it('is reported unless the check of the main table reports it', () => {
     const via = { device: 'eth0', gateway: '192.0.2.254' }
     expect(by({ host: via, out: via })).toEqual(['foreign-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.254'])
-    expect(found({ kernelWays: waysBy({ out: via }) }, true)).toEqual([])
-    // To the own subnet too: packets for the containers here leave by a gateway.
+    expect(found({ kernelRoutes: routesBy({ out: via }) }, true)).toEqual([])
+    // A route to the own subnet through a gateway is wrong too.
     expect(by({ in: via })).toEqual(['foreign-route: from 10.5.2.0/24 (to 10.5.1.2) goes to eth0 via 192.0.2.254'])
   })
 
-  it('is right to the peer itself, as host-gw has it, and to an address of this host', () => {
+  it('is right if it leads to the peer itself, as with host-gw, or to an address of this host', () => {
     const toHost = { device: 'eth0', gateway: '192.0.2.2' }
     expect(by({ out: toHost, host: toHost }, { status: direct })).toEqual([])
-    // Past a tunnel it is wrong.
+    // With a tunnel such a route is wrong.
     expect(by({ out: toHost, host: toHost })).toEqual([
       'foreign-route: 10.5.2.0/24 (from cni0) goes to eth0 via 192.0.2.2',
     ])
     expect(by({ in: { device: 'lo', type: 'local', table: 'local' } })).toEqual([])
     expect(by({ out: { device: 'lo', type: 'local', table: 'local' } })).toEqual([
-      'foreign-route: 10.5.2.0/24 (from cni0) goes to this host itself, which has that address',
+      'foreign-route: 10.5.2.0/24 (from cni0) goes to this host itself, which has the address',
     ])
   })
 
-  it('is not judged where nobody asked the kernel', () => expect(found({})).toEqual([]))
+  it('is not judged if the routes were not looked up', () => expect(found({})).toEqual([]))
 })

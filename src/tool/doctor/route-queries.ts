@@ -1,33 +1,30 @@
-// way-questions.ts - lists the packets to and from each peer whose kernel routes weft doctor looks up. Pure.
+// route-queries.ts - lists the packets to and from each peer whose kernel routes weft doctor looks up. Pure.
 
 import type { Link } from '../../host/links.ts'
-import type { PolicyRule, WayAnswer, WayQuestion } from '../../host/ways.ts'
+import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/route-lookup.ts'
 import { formatAddress, isIpv4Net, type Address, type Family, type Net } from '../../net/address.ts'
 import type { Status } from '../../report/status.ts'
 import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The maximum number of peers whose routes are looked up. */
-const ASKED_PEERS = 16
-/** The maximum number of packet marks with which routes are looked up. */
-const ASKED_MARKS = 4
+/** The maximum number of peers whose routes weft doctor queries. */
+const QUERIED_PEERS = 16
+/** The maximum number of packet marks with which it queries routes. */
+const QUERIED_MARKS = 4
 
-/** A packet whose route is looked up. */
-interface WayTo {
+interface PeerQuery {
   readonly family: Family
   /** `out`: from a container of this node to one of a peer; `host`: from this host; `in`: from a container of a peer. */
   readonly direction: 'out' | 'host' | 'in'
-  /** The peer's lease. */
   readonly lease: string
-  readonly question: WayQuestion
+  readonly query: RouteQuery
 }
 
-export interface AnsweredWay extends WayTo {
-  readonly answer: WayAnswer
+export interface AnsweredQuery extends PeerQuery {
+  readonly answer: RouteAnswer
 }
 
-/** The kernel's answers, and its policy rules by family. */
-export interface KernelWays {
-  readonly ways: readonly AnsweredWay[]
+export interface KernelRoutes {
+  readonly answers: readonly AnsweredQuery[]
   readonly rules: Readonly<Partial<Record<Family, readonly PolicyRule[]>>>
 }
 
@@ -38,29 +35,29 @@ const isRouted = ({ dataPath }: Status): boolean =>
   dataPath !== null && dataPath.engine !== null && dataPath.engine !== 'none'
 
 /** Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets. */
-export function waysToAsk(status: Status, links: readonly Link[], marks: readonly string[]): readonly WayTo[] {
+export function routeQueries(status: Status, links: readonly Link[], marks: readonly string[]): readonly PeerQuery[] {
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
     const bridge = bridgeOf(links, side.subnet, status)
     const device = status.dataPath?.devices[side.family] ?? null
     return peersOf(side, status)
-      .slice(0, ASKED_PEERS)
-      .flatMap((peer): WayTo[] => {
+      .slice(0, QUERIED_PEERS)
+      .flatMap((peer): PeerQuery[] => {
         if (!peer.subnet) return []
         const { family } = side
         const [here, there] = [containerIn(side.subnet), containerIn(peer.subnet)].map(formatAddress)
         if (here === undefined || there === undefined) return []
         const { lease } = peer.peer
-        const of = (direction: WayTo['direction'], question: WayQuestion): WayTo => ({
+        const of = (direction: PeerQuery['direction'], query: RouteQuery): PeerQuery => ({
           family,
           direction,
           lease,
-          question,
+          query,
         })
         const out = bridge === undefined ? undefined : { to: there, from: here, iif: bridge }
         return [
           of('host', { to: there }),
-          ...(out ? [of('out', out), ...marks.slice(0, ASKED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
+          ...(out ? [of('out', out), ...marks.slice(0, QUERIED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
           // A packet of a directly routed peer arrives on another interface, which a strict rp_filter requires.
           ...(out && device && peer.way !== 'direct' ? [of('in', { to: here, from: there, iif: device })] : []),
         ]

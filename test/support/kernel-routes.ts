@@ -1,7 +1,7 @@
-// ways.ts - the routes by which the kernel of a sound host sends packets to its peer and from it, with the changes of a test.
+// kernel-routes.ts - the routes by which the kernel of a sound host sends packets to its peer and from it, with the changes of a test.
 
-import type { PolicyRule, Way } from '../../src/host/ways.ts'
-import { waysToAsk, type KernelWays } from '../../src/tool/doctor/way-questions.ts'
+import type { PolicyRule, KernelRoute } from '../../src/host/route-lookup.ts'
+import { routeQueries, type KernelRoutes } from '../../src/tool/doctor/route-queries.ts'
 import { sound } from './facts.ts'
 
 const rule = (priority: number, part: Partial<PolicyRule> = {}): PolicyRule => ({
@@ -22,23 +22,23 @@ const RULES = [
   rule(30_400, { table: '30400', iif: 'cni0', text: '30400: from all iif cni0 lookup 30400' }),
   rule(32_766, { table: 'main', text: '32766: from all lookup main' }),
 ]
-type Answer = Partial<Way> | string
+type Answer = Partial<KernelRoute> | string
 
 /** Returns the routes of the sound host of facts.ts, with `changed` in place of the right ones. A text is a refusal. */
-export function waysBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 'marked', Answer>>>): KernelWays {
-  const ways = waysToAsk(sound.status!, sound.links, ['0x1']).map((way) => {
-    const name = way.question.mark === undefined ? way.direction : 'marked'
-    const right: Way = {
+export function routesBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 'marked', Answer>>>): KernelRoutes {
+  const answers = routeQueries(sound.status!, sound.links, ['0x1']).map((each) => {
+    const name = each.query.mark === undefined ? each.direction : 'marked'
+    const right: KernelRoute = {
       gateway: undefined,
       type: 'unicast',
       table: undefined,
-      device: way.direction === 'in' ? 'cni0' : 'flannel0',
+      device: each.direction === 'in' ? 'cni0' : 'flannel0',
     }
     const answer = changed[name]
     return {
-      ...way,
-      answer: typeof answer === 'string' ? { refused: answer } : { way: { ...right, ...answer } },
+      ...each,
+      answer: typeof answer === 'string' ? { refused: answer } : { route: { ...right, ...answer } },
     }
   })
-  return { ways, rules: { ipv4: RULES } }
+  return { answers, rules: { ipv4: RULES } }
 }

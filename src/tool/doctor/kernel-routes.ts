@@ -1,0 +1,111 @@
+// kernel-routes.ts - checks the kernel's routes of packets between this node's containers and its peers, by all routing tables and rules,
+// not only by the main table. Pure.
+
+import type { PolicyRule, KernelRoute, RouteQuery } from '../../host/route-lookup.ts'
+import { formatNet, isIpv4Net, parseAddress } from '../../net/address.ts'
+import type { Status } from '../../report/status.ts'
+import type { Facts } from './facts.ts'
+import type { Finding } from './findings.ts'
+import { peersOf, type AnsweredQuery } from './route-queries.ts'
+import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
+
+/** Checks the routes. `isReported` is true if wrong routes of the main table are already reported. */
+export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] {
+  const { status, kernelRoutes, isForwarding, isForwardingIpv6 } = facts
+  if (!status || !kernelRoutes) return []
+  return ownSides(status).flatMap((side) => {
+    const forwards = side.family === 'ipv4' ? isForwarding : isForwardingIpv6 !== false
+    const bridge = bridgeOf(facts.links, side.subnet, status)
+    return peersOf(side, status).flatMap((peer) => {
+      const answered = kernelRoutes.answers.filter(
+        ({ family, lease }) => family === side.family && lease === peer.peer.lease,
+      )
+      // If the kernel forwards no packets at all, another check reports that.
+      const relevant = answered.filter(({ direction }) => direction === 'host' || forwards)
+      const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status))
+      const [first] = [
+        ...wrong.filter(({ direction, query }) => direction === 'out' && query.mark === undefined),
+        ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
+        ...wrong,
+      ]
+      return first ? findingsOf(first, peer, side, kernelRoutes.rules[side.family] ?? [], isReported) : []
+    })
+  })
+}
+
+function isWrong(
+  { direction, answer }: AnsweredQuery,
+  peer: SeenSide,
+  bridge: string | undefined,
+  status: Status,
+): boolean {
+  if ('refused' in answer) return true
+  const { device, gateway, type } = answer.route
+  if (direction === 'in') return type === 'unicast' && bridge !== undefined && device !== bridge
+  // A route past the tunnel is right only for peers to which the data path itself routes directly.
+  const isToHost = peer.way === 'direct' && gateway !== undefined && parseAddress(gateway) === peer.publicIp
+  return type !== 'unicast' || !(isOwnDevice(status, peer.family, device) || isToHost)
+}
+
+/** Finds the policy rule by which the kernel chose a table, or refused: the first rule that matches the packet. */
+export const ruleFor = (
+  rules: readonly PolicyRule[],
+  { iif, mark }: RouteQuery,
+  isIt: (rule: PolicyRule) => boolean,
+): PolicyRule | undefined =>
+  rules.find(
+    (rule) =>
+      isIt(rule) &&
+      (rule.iif === undefined || rule.iif === iif) &&
+      (rule.mark === undefined || rule.text.includes(' not ') || (Number(mark ?? 0) & rule.mask) === rule.mark),
+  )
+
+/** Describes a route, such as `ts0, by the table 52 and the rule "5270: from all lookup 52"`. */
+function routeText(route: KernelRoute, query: RouteQuery, rules: readonly PolicyRule[]): string {
+  const { device, gateway, type, table } = route
+  const rule = table === undefined ? undefined : ruleFor(rules, query, (each) => each.table === table)
+  const by =
+    table === undefined || table === 'local'
+      ? ''
+      : `, by the table ${table}${rule ? ` and the rule "${rule.text}"` : ''}`
+  if (type === 'local') return 'this host itself, which has the address'
+  return `${device}${gateway === undefined ? '' : ` via ${gateway}`}${by}`
+}
+
+const REFUSING = new Set(['prohibit', 'unreachable', 'blackhole'])
+
+function findingsOf(
+  { direction, query, answer }: AnsweredQuery,
+  peer: SeenSide,
+  { network }: OwnSide,
+  rules: readonly PolicyRule[],
+  isReported: boolean,
+): Finding[] {
+  const whose = direction === 'in' ? `from ${subnetText(peer)}` : subnetText(peer)
+  const where = query.iif === undefined ? '' : direction === 'in' ? ` (to ${query.to})` : ` (from ${query.iif})`
+  const marked = query.mark === undefined ? '' : `, if it has the mark ${query.mark} that a rule of nftables sets`
+  const about = `${whose}${where}`
+  const first = (rule: PolicyRule | undefined): string | undefined =>
+    rule &&
+    `configure the program that made the rule to leave out the network, or make the kernel use the main table first: \`ip ${isIpv4Net(network) ? '' : '-6 '}rule add pref ${Math.max(1, rule.priority - 1)} to ${formatNet(network)} lookup main\``
+  if ('refused' in answer) {
+    const rule = ruleFor(rules, query, ({ action }) => action !== undefined && REFUSING.has(action))
+    // This error means strict reverse path filtering (net.ipv4.conf.*.rp_filter).
+    const isReverse = /cross-device/i.test(answer.refused)
+    const why = isReverse ? 'rp_filter: the route back uses another interface' : answer.refused
+    const fix = isReverse
+      ? `set \`net.ipv4.conf.${query.iif}.rp_filter=2\` with sysctl, and find why packets to ${subnetText(peer)} go elsewhere`
+      : first(rule)
+    const detail = `${about}: ${why}${rule && !isReverse ? `, by the rule "${rule.text}"` : ''}${marked}`
+    return [{ name: query.mark === undefined ? 'route-refused' : 'marked-route', detail, ...(fix ? { fix } : {}) }]
+  }
+  const { route } = answer
+  const isOther = route.table !== undefined && route.table !== 'main'
+  if (!isOther && isReported) return []
+  const rule = ruleFor(rules, query, ({ table }) => table === route.table)
+  const detail = `${about} goes to ${routeText(route, query, rules)}${marked}`
+  const fix = isOther && route.type !== 'local' ? first(rule) : undefined
+  const name =
+    query.mark !== undefined ? 'marked-route' : isOther && route.type !== 'local' ? 'policy-route' : 'foreign-route'
+  return [{ name, detail, ...(fix ? { fix } : {}) }]
+}
