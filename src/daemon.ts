@@ -3,9 +3,9 @@
 //   start   begin.ts forwards packets with the last known state, if there is any, and then loads this file. If another weftd forwards
 //           already, it continues to forward until this process is ready. The steps are: subnet manager -> network configuration ->
 //           external interface -> lease -> data path -> firewall (later, if it takes long) -> subnet.env -> ready; the other weftd ends
-//   loops   LOOPS lists them. Each loop maintains one thing, in the file of src/node/ that is named after it
-//   stop    one AbortController is aborted by a signal, a successor, the error of a loop or an uncaught error. All loops end. Then the
-//           data path is left to the next process or closed, and the store is closed
+//   loops   ESSENTIAL and OBSERVING list them. Each loop maintains one thing, in the file of src/node/loops/ that is named after it
+//   stop    one AbortController is aborted by a signal, a successor, the error of an essential loop or an uncaught error. All loops end.
+//           Then the data path is left to the next process or closed, and the store is closed
 //
 // Only the daemon runs loops. Stores and backends start no timers; the loops call them.
 
@@ -47,7 +47,7 @@ import { readPreviousNets, type PreviousNets } from './node/loops/subnet-env-fil
 import { keepSubnetEnv, publish as publishSubnet } from './node/loops/subnet-env.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
-import type { Node, NodeParts } from './node/node.ts'
+import type { NodeParts } from './node/node.ts'
 import { warnOfRoutesLeft } from './node/old-routes.ts'
 import { fitsTo, goesOnWith, openNode, type Before, type ResumedNode } from './node/open.ts'
 import { ownAddresses } from './node/own-addresses.ts'
@@ -56,6 +56,7 @@ import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } f
 import type { Handover } from './node/restart/handover.ts'
 import { lastKnownFile, removeLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
 import { permit } from './node/rights.ts'
+import { runLoops, type Loop } from './node/run-loops.ts'
 import { refuseToMove, waitForSameNetwork } from './node/same-network.ts'
 import type { DaemonOptions } from './options.ts'
 import type { Events } from './report/events.ts'
@@ -64,15 +65,19 @@ import type { Notifier } from './report/notify.ts'
 import { readPage } from './report/page.ts'
 import { serveStatus } from './report/serve.ts'
 
-/** The loops, in the order of their start. Each one runs until the signal to stop, and ends by throwing. */
-const LOOPS: readonly ((node: Node) => Promise<never>)[] = [
+/** The loops without which no packets pass. A failure that nobody foresaw ends the daemon. */
+const ESSENTIAL: readonly Loop[] = [
   keepPeers, // applies the subnet manager's reports to the data path's peer table
   keepLease, // renews the node's own lease, and acquires it again if it was lost
+  keepDataPath, // repairs the device, and reopens the data path if it failed or the node's address changed
+  keepFirewall, // sets the firewall rules and repairs them
+]
+
+/** The loops that observe the node and report about it. They are restarted after a failure, so that no defect in them stops packets. */
+const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP
   keepNames, // reads the names of other hosts, which they store next to their leases
   watchConfig, // reports that the network configuration differs from the one in use
-  keepDataPath, // repairs the device, and reopens the data path if it failed or the node's address changed
-  keepFirewall, // sets the firewall rules and repairs them
   keepSubnetEnv, // writes and repairs subnet.env
   watchForwarding, // reports a kernel that does not forward packets
   keepReady, // informs the subnet manager when the node is in the network
@@ -284,7 +289,7 @@ export async function runNode(
     handover.settle()
     if (!parts.next && handover.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
     log.info('Running backend.')
-    return await runLoops(node, stopping)
+    return await runLoops(node, stopping, ESSENTIAL, OBSERVING)
   } catch (error) {
     isUseless = lease.isNew === true && !node.isPublished && !signal.aborted
     stopping.abort(error) // so that no successor borrows a data path that is about to end
@@ -294,10 +299,4 @@ export async function runNode(
     else if (isUseless) await endUnusedNode(node)
     else await endNode(node, signal.reason)
   }
-}
-
-/** Waits for all loops to end. The first that fails stops the others. */
-async function runLoops(node: Node, stopping: AbortController): Promise<never> {
-  await Promise.allSettled(LOOPS.map((loop) => loop(node).catch((error: unknown) => stopping.abort(error))))
-  throw stopping.signal.reason
 }

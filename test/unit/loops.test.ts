@@ -1,18 +1,19 @@
-// loops.test.ts - each loop of the daemon: when it throws, the node ends with what it threw, and nothing of it goes on.
+// loops.test.ts - the failure of a loop: an essential one ends the node, and an observing one is started again.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { expect, it, vi } from 'vitest'
 import { packageRoot } from '../../lab/lab.ts'
-import { dataPaths, ended, installRig, own, ready, start, stopping, store } from '../support/node-rig.ts'
+import { dataPaths, ended, installRig, lines, own, ready, start, stopping, store } from '../support/node-rig.ts'
 
 const { failing, wrapped } = vi.hoisted(() => {
   type Loop = (node: unknown) => Promise<never>
   const throwers = new Map<string, (error: Error) => void>()
-  const orThrow =
-    (name: string, loop: Loop): Loop =>
-    (node) =>
+  const orThrow = (name: string, loop: Loop): Loop => {
+    const either: Loop = (node) =>
       Promise.race([loop(node), new Promise<never>((_resolve, reject) => throwers.set(name, reject))])
+    return Object.defineProperty(either, 'name', { value: name })
+  }
   return {
     failing: throwers,
     /** A module whose loops of these names throw when they are told to. */
@@ -44,14 +45,20 @@ vi.mock('../../src/node/loops/underlays.ts', (load) => wrapped(load, 'chooseUnde
 
 installRig()
 
-const [, table = ''] = /const LOOPS[^=]*=> Promise<never>\)\[\] = \[(.*?)^\]/ms.exec(
-  readFileSync(join(packageRoot, 'src/daemon.ts'), 'utf8'),
-)!
-const loops = [...table.matchAll(/^ +(\w+),/gm)].map(([, name = '']) => name)
+const daemon = readFileSync(join(packageRoot, 'src/daemon.ts'), 'utf8')
+/** The names of the loops in a table of daemon.ts. */
+function loopsOf(table: string): readonly string[] {
+  const [, text = ''] = new RegExp(`const ${table}[^=]*= \\[(.*?)^\\]`, 'ms').exec(daemon)!
+  return [...text.matchAll(/^ +(\w+),/gm)].map(([, name = '']) => name)
+}
+const [essential, observing] = [loopsOf('ESSENTIAL'), loopsOf('OBSERVING')]
 
-it('are all there', () => expect(loops.length).toBeGreaterThan(10))
+it('are all there', () => {
+  expect(essential.toSorted()).toEqual(['keepDataPath', 'keepFirewall', 'keepLease', 'keepPeers'])
+  expect(observing.length).toBeGreaterThan(10)
+})
 
-it.each(loops)('%s that throws ends the node with it, the data path closed and the lease kept', async (name) => {
+it.each(essential)('%s that throws ends the node with it, the data path closed and the lease kept', async (name) => {
   start()
   await ready()
   const key = own()
@@ -62,4 +69,30 @@ it.each(loops)('%s that throws ends the node with it, the data path closed and t
   expect(dataPaths.map(({ closed }) => closed)).toEqual([true])
   expect(store.entries.has(key)).toBe(true)
   expect(vi.getTimerCount()).toBe(0)
+})
+
+it.each(observing)('%s that throws starts again and stops no packets, and the log has the stack', async (name) => {
+  start()
+  await ready()
+  const first = failing.get(name)!
+  first(new Error(`a defect of ${name}`))
+  await vi.advanceTimersByTimeAsync(1_500)
+  expect(failing.get(name), 'the loop runs again').not.toBe(first)
+  const [line] = lines.filter((each) => each.includes(`The loop ${name} failed`))
+  expect(line).toMatch(/^E .*packets still pass, and it starts again in 1 s: Error: a defect of \w+\n +at /)
+  expect([stopping.signal.aborted, dataPaths.map(({ closed }) => closed)]).toEqual([false, [false]])
+})
+
+it('an observing loop that fails again and again starts less and less often', async () => {
+  start()
+  await ready()
+  const failures = (): string[] => lines.filter((line) => line.includes('The loop keepNames failed'))
+  for (let seconds = 0; seconds < 300; seconds++) {
+    failing.get('keepNames')!(new Error('a defect'))
+    await vi.advanceTimersByTimeAsync(1_000)
+  }
+  expect(failures().length).toBeGreaterThan(6)
+  expect(failures().length).toBeLessThan(15)
+  expect(failures().at(-1)).toContain('starts again in 60 s')
+  expect(stopping.signal.aborted).toBe(false)
 })

@@ -24,13 +24,25 @@ const PATIENCE_MS = 1_000
 
 type Traffic = ReadonlyMap<string, PeerTraffic>
 
-export async function keepMemory(node: Node): Promise<never> {
+const memories = new WeakMap<Node, ReturnType<typeof createMemory>>()
+/** Returns the node's memory. A loop that was restarted after a failure keeps it. */
+function memoryOf(node: Node): ReturnType<typeof createMemory> {
+  const memory = memories.get(node) ?? createMemory(node)
+  memories.set(node, memory)
+  return memory
+}
+
+function createMemory(node: Node) {
   const events = createPeerEvents()
-  const hour = createHour()
-  const recent = createRecent()
-  node.memory = { events, hour, recent }
   const file = createEventsFile(node, events)
   void file.begin()
+  const memory = { events, hour: createHour(), recent: createRecent() }
+  node.memory = memory
+  return { ...memory, file }
+}
+
+export async function keepMemory(node: Node): Promise<never> {
+  const { events, hour, recent, file } = memoryOf(node)
   const watch = createPeerWatch(events, () => new Date().toISOString())
   const sampler = createSampler(node, hour, recent, watch)
   let traffic: Traffic = new Map()
