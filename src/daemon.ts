@@ -49,7 +49,7 @@ import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
 import type { NodeParts } from './node/node.ts'
 import { warnOfRoutesLeft } from './node/old-routes.ts'
-import { fitsTo, goesOnWith, openNode, type Before, type ResumedNode } from './node/open.ts'
+import { fitsTo, goesOnWith, openNode, type StartParts, type ResumedNode } from './node/open.ts'
 import { ownAddresses } from './node/own-addresses.ts'
 import type { Ownership } from './node/ownership.ts'
 import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
@@ -246,7 +246,7 @@ export async function runNode(
   parts: NodeParts,
   previous: Nets,
   stopping: AbortController,
-  before: Before,
+  before: StartParts,
 ): Promise<never> {
   const { backend, health, log, signal } = parts
   const { ownership, handover } = before

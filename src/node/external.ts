@@ -2,7 +2,6 @@
 
 import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause, type Bell } from '../host/bell.ts'
 import { run } from '../host/command.ts'
@@ -49,17 +48,15 @@ export async function findExternal(
   { options, manager, families, hostChanged, before }: ExternalParts,
   waiter: Waiter,
 ): Promise<ExternalInterface> {
-  const { log, signal, publish = () => {} } = waiter
   const name = "this node's public IP"
-  const find = async () => manager.publicIp?.(signal)
+  const find = async () => manager.publicIp?.(waiter.signal)
   const { ipv4, ipv6 } = (await waitFor(name, { failure: `failed to look for ${name}: `, find }, waiter)) ?? {}
   const given = {
     ...options,
     'public-ip': ipv4 === undefined ? options['public-ip'] : formatAddress(ipv4),
     'public-ipv6': ipv6 === undefined ? options['public-ipv6'] : formatAddress(ipv6),
   }
-  publish('waiting for the external interface')
-  return waitForInterface(given, families, hostChanged, log, signal, before)
+  return waitForInterface(given, families, hostChanged, waiter, before)
 }
 
 /** Returns the external interface of the resumed data path. Without one, returns the last known interface, if the flags are the same. */
@@ -83,8 +80,7 @@ export async function waitForInterface(
   options: DaemonOptions,
   families: readonly Family[],
   hostChanged: Bell,
-  log: Log,
-  signal: AbortSignal,
+  { log, signal, publish = () => {} }: Waiter,
   { earlier, known = async () => undefined }: InterfaceBefore = {},
 ): Promise<ExternalInterface> {
   const wishes = interfaceWishes(options)
@@ -93,6 +89,7 @@ export async function waitForInterface(
     if (address !== '' && !families.includes(family))
       log.warn(`The public address ${address} is ignored: the network does not have its family`)
   }
+  publish('waiting for the external interface')
   const waitS = options['iface-wait']
   const began = performance.now()
   const end = began + waitS * 1000
@@ -133,6 +130,7 @@ export async function waitForInterface(
         return some
       }
       if (now >= end) throw error
+      publish(`waiting for the external interface: ${error.message}`)
       if (tries === 1) log.warn(`${error.message}; waiting up to ${waitS} s for one`)
     }
     await hostChanged.wait(signal, Math.min(Math.max(0, end - now), LOOK_MS))

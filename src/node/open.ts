@@ -29,7 +29,7 @@ export interface ResumedNode extends ForwardingNode {
 }
 
 /** The parts that exist before the node. */
-export interface Before {
+export interface StartParts {
   readonly ownership: Ownership
   readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter' | 'predecessorPid'>
   /** Returns the backend with an operator's public IP (lease.ts), and always the same result for the same backend. */
@@ -68,7 +68,7 @@ export async function openNode(
   lease: OwnLease,
   attrs: LeaseAttrs,
   resumed: ResumedNode | undefined,
-  before: Before,
+  before: StartParts,
   clear: () => Promise<void> = async () => {},
 ): Promise<Node> {
   const { config, options, signal, log } = parts
@@ -110,7 +110,7 @@ export async function openNode(
 async function knownBefore(
   options: NodeParts['options'],
   { key }: OwnLease,
-  { store, handover: { isOnLoan, tunNames } }: Pick<Before, 'store' | 'handover'>,
+  { store, handover: { isOnLoan, tunNames } }: Pick<StartParts, 'store' | 'handover'>,
   log: Log,
 ): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
   if (!isOnLoan && tunNames.length === 0) return undefined

@@ -2,10 +2,10 @@
 
 import { createBell } from '../../src/host/bell.ts'
 import type { NodeParts } from '../../src/node/node.ts'
-import type { Before } from '../../src/node/open.ts'
+import type { StartParts } from '../../src/node/open.ts'
 import { createOwnership } from '../../src/node/ownership.ts'
 
-export function alone({ log }: NodeParts, hostChanged = createBell()): Before {
+export function alone({ log }: NodeParts, hostChanged = createBell()): StartParts {
   return {
     ownership: createOwnership(log, hostChanged),
     handover: {

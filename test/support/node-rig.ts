@@ -15,7 +15,7 @@ import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/ad
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import type { NodeParts } from '../../src/node/node.ts'
-import type { Before } from '../../src/node/open.ts'
+import type { StartParts } from '../../src/node/open.ts'
 import type { Ownership } from '../../src/node/ownership.ts'
 import type { Backend, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
@@ -262,7 +262,11 @@ export const subnetFile = (): string => join(folder, 'subnet.env')
 const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
 export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
 
-export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell(), more: Partial<Before> = {}): void {
+export function start(
+  extra: Partial<NodeParts> = {},
+  hostChanged = createBell(),
+  more: Partial<StartParts> = {},
+): void {
   const options = {
     'subnet-file': subnetFile(),
     'subnet-lease-renew-margin': 60,

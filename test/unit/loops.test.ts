@@ -78,7 +78,7 @@ it.each(observing)('%s that throws starts again and stops no packets, and the lo
   first(new Error(`a defect of ${name}`))
   await vi.advanceTimersByTimeAsync(1_500)
   expect(failing.get(name), 'the loop runs again').not.toBe(first)
-  const [line] = lines.filter((each) => each.includes(`The loop ${name} failed`))
+  const line = lines.find((each) => each.includes(`The loop ${name} failed`))
   expect(line).toMatch(/^E .*packets still pass, and it starts again in 1 s: Error: a defect of \w+\n +at /)
   expect([stopping.signal.aborted, dataPaths.map(({ closed }) => closed)]).toEqual([false, [false]])
 })

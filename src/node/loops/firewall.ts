@@ -10,6 +10,7 @@ import { run, type Run } from '../../host/command.ts'
 import { xtablesLockHolder } from '../../host/xtables-lock.ts'
 import type { DaemonOptions } from '../../options.ts'
 import { createFirewall } from '../../path/firewall/firewall.ts'
+import { exitOrWait } from '../exit-or-wait.ts'
 import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
@@ -118,7 +119,7 @@ async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, end
 export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
   let isPatient = forwardsAlready
   node.raising = raiseFirewall(node).catch((error: unknown) => {
-    if (!isPatient || !isWeftError(error)) throw error
+    if (exitOrWait(error, isPatient, []) === 'exit') throw error
     node.log.error(describeError(error))
     node.rulesTrouble = describeError(error)
   })

@@ -36,6 +36,7 @@ vi.mock('../../../src/host/command.ts', () => ({
 }))
 
 let warnings: string[] = []
+const published: string[] = []
 const log = {
   info: () => {},
   warn: (message: string) => void warnings.push(message),
@@ -51,7 +52,11 @@ function wait(
   const { options } = parseFlags(FLAGS, args)
   checkOptions(options)
   let found: string | undefined
-  waitForInterface(options, families, changed, log, signal).then(
+  waitForInterface(options, families, changed, {
+    log,
+    signal,
+    publish: (waitsFor) => void published.push(waitsFor),
+  }).then(
     ({ name }) => (found = name),
     (error: Error) => (found = error.message),
   )
@@ -77,6 +82,8 @@ describe('the external interface', () => {
     for (let times = 0; times < 10; times++) changed.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect([host.looks, found()]).toEqual([2, undefined])
+    expect(published[0]).toBe('waiting for the external interface')
+    expect(published.at(-1)).toMatch(/^waiting for the external interface: .*unable to find default route/)
     host.hasRoute = true
     changed.ring()
     await vi.advanceTimersByTimeAsync(250)
@@ -130,7 +137,7 @@ describe('the external interface', () => {
     }
     const { options } = parseFlags(FLAGS, [])
     const waitWith = (before: ExternalInterface) =>
-      waitForInterface(options, ['ipv4'], createBell(), log, signal, { known: async () => before })
+      waitForInterface(options, ['ipv4'], createBell(), { log, signal }, { known: async () => before })
     expect(await waitWith(known)).toMatchObject({ name: 'eth0', address })
     expect(warnings.at(-1)).toMatch(/unable to find default route; going on with eth0, which this node used before$/)
     host.hasRoute = true
@@ -149,7 +156,7 @@ describe('the external interface', () => {
       return { name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'], hold }
     }
     const waitWith = (before: ExternalInterface) =>
-      waitForInterface(options, ['ipv4'], createBell(), told, signal, { known: async () => before })
+      waitForInterface(options, ['ipv4'], createBell(), { log: told, signal }, { known: async () => before })
     const gone = waitWith(usedBefore('192.0.2.1'))
     await vi.waitFor(() =>
       expect(lines).toContain('Waiting some seconds for eth0 and 192.0.2.1, which this node used before'),

@@ -9,7 +9,7 @@ import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import type { NodeParts } from '../../../src/node/node.ts'
-import { openNode, type Before, type ResumedNode } from '../../../src/node/open.ts'
+import { openNode, type StartParts, type ResumedNode } from '../../../src/node/open.ts'
 import { createOwnership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
@@ -45,9 +45,9 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     signal: stopping.signal,
     log,
   } as unknown as NodeParts
-  const before: Before = {
+  const before: StartParts = {
     ownership,
-    handover: { isOnLoan: false, tunNames: [] } as unknown as Before['handover'],
+    handover: { isOnLoan: false, tunNames: [] } as unknown as StartParts['handover'],
     amend: (backend) => backend,
     store: '',
     fits: () => false,
@@ -116,7 +116,7 @@ it.each([
       undefined,
       {
         ownership: createOwnership(log),
-        handover: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as Before['handover'],
+        handover: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as StartParts['handover'],
         amend: (of) => of,
         store: 'directory /leases',
         fits: () => false,
