@@ -29,12 +29,12 @@ import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
 /** For which nobody may forward while somebody could. */
 const BOUND_MS = 5_000
-/** Of a service manager, as deploy/weftd.service has it. */
+/** The pause of a service manager before a restart, as in deploy/weftd.service. */
 const RESTART_MS = 2_000
-/** What a machine that was busy may take besides. */
+/** The additional time that a busy machine may take. */
 const SLACK_MS = 200
 
-/** What a process may end with that is as it should be. */
+/** The errors with which a process may end. */
 const REFUSALS =
   /does not let this one take over|does not answer|of another network|took over before this one|cannot be opened|has the port/
 
@@ -76,13 +76,13 @@ interface OpenFile {
 interface Plan {
   /** Which lanes: a path of other ones does not fit. */
   readonly workers: number
-  /** What it fails at, if at anything. */
+  /** The step that fails; undefined if none does. */
   readonly failsAt: 'start' | 'open' | 'firewall' | undefined
   /** For how long its store does not answer. */
   readonly storeMs: number
   readonly store: string
   readonly isManaged: boolean
-  /** What carries its packets: its engine, or the kernel, of which nothing can be lent. */
+  /** Its data path: its own engine, or the kernel, which has nothing to lend. */
   readonly kind: 'tun' | 'kernel'
   /** The version of the protocol. */
   readonly version: number
@@ -103,9 +103,9 @@ interface Process {
   ended: boolean
   /** Whether its host does not let it open now and then. */
   readonly isUnable: boolean
-  /** Whether something befell it. */
+  /** True if a fate has struck it. */
   isStruck: boolean
-  /** Of the protocol that it speaks. */
+  /** The version of the protocol that it speaks. */
   readonly version: number
   readonly plan: Plan
 }
@@ -157,7 +157,7 @@ function createWorld(time: VirtualTime, random: Random) {
   let listening: { owner: Process; pending: Socket[]; wake: () => void } | undefined
   /** Which processes run an engine, and the file that it has open. */
   const engines = new Map<Process, OpenFile>()
-  /** The state of what a device is: it stays when a process dies, and can be opened by one at a time. */
+  /** The device. It remains when a process dies, and one process at a time can open it. */
   let pathFile: OpenFile | undefined
   /** Whether the kernel forwards by a device of its own, and which kind the last to forward was of. */
   let doesKernelForward: boolean = false
@@ -265,7 +265,7 @@ function createWorld(time: VirtualTime, random: Random) {
           try {
             await bell.wait(signal)
           } catch (error) {
-            // What has arrived is read before the timer's own turn is over (predecessor.ts, hear).
+            // A message that has arrived is read before the time limit ends (lender.ts, receive).
             const late = taken()
             if (late) return late
             throw error
@@ -355,7 +355,7 @@ function createWorld(time: VirtualTime, random: Random) {
     for (const socket of process.ends) shut(socket)
   }
 
-  // What packets go through.
+  // The data paths.
 
   function startEngine(process: Process, path: OpenPath | undefined): DataPath & { readonly open: OpenPath } {
     let fds: number[]
@@ -465,7 +465,7 @@ function createWorld(time: VirtualTime, random: Random) {
     if (process.isDead) return
     say(process, `ends: ${(error as Error).message}`)
     if (!(error instanceof Superseded)) {
-      // One that nothing befell ends for a reason that is said, or not at all.
+      // A process that no fate struck ends only with one of the known errors.
       if (
         !process.isStruck &&
         plan.failsAt === undefined &&
@@ -665,7 +665,7 @@ function createWorld(time: VirtualTime, random: Random) {
     }
   }
 
-  // What befalls them, and what must hold.
+  // The fates, and the rules that must hold.
 
   let isOver: boolean = false
   /** Since when nobody forwards though this process could. */
@@ -685,7 +685,7 @@ function createWorld(time: VirtualTime, random: Random) {
     const somebody = [...could, ...standing].filter(
       (each) => !each.isWaiting && !each.isUnable && !each.stopping.signal.aborted,
     )
-    // One that stands still in another PID namespace, and opened its own, keeps device and port: nobody can end it.
+    // A frozen process in another PID namespace that opened its own path blocks device and port, because no process can kill it.
     const isKept = !arePidsSeen && [...engines.keys()].some(({ isFrozen, isDead }) => isFrozen && !isDead)
     const able = new Set(forwarding.length > 0 || doesKernelForward || isKept ? [] : somebody)
     for (const each of silentSince.keys()) if (!able.has(each)) silentSince.delete(each)

@@ -16,7 +16,7 @@ const { failing, wrapped } = vi.hoisted(() => {
   }
   return {
     failing: throwers,
-    /** A module whose loops of these names throw when they are told to. */
+    /** A module whose loops of these names can be made to throw. */
     wrapped: async (load: () => Promise<unknown>, ...names: readonly string[]): Promise<object> => {
       const module = (await load()) as Record<string, Loop>
       return { ...module, ...Object.fromEntries(names.map((name) => [name, orThrow(name, module[name]!)])) }

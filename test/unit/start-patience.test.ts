@@ -78,7 +78,7 @@ it('ends where nothing forwards, by a defect, and where the data path goes meanw
   expect(await started).toBe(wrong)
 })
 
-/** What befalls a running node, which goes on: the other half of the table. */
+/** Faults that a running node survives: the other half of the table. */
 it.each<[what: string, befall: () => void]>([
   ['a store that is down', () => store.setDown(true)],
   ['a configuration that is no JSON', () => store.putConfig('{')],

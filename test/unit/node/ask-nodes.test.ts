@@ -20,7 +20,7 @@ let folder: string
 let server: ReturnType<typeof createServer>
 let port: number
 let sockets: Set<Socket>
-/** What the node with this number does when it is asked. */
+/** The answers of the nodes, by number. */
 let answer: (number: number, request: IncomingMessage, response: ServerResponse) => void
 let asked: number[]
 let stopping: AbortController
@@ -178,7 +178,7 @@ describe('a node that', () => {
   })
 })
 
-it('asks some of very many, and forgets what is told of others', async () => {
+it('queries some of very many nodes, and forgets what they report about the others', async () => {
   const view = { ...viewOf(2), seen: [2, 999].map((number) => ({ lease: key(number), reach: 'silent' })) }
   answer = (_number, _request, response) => void response.end(JSON.stringify(view))
   const node = nodeWith([2])
@@ -226,7 +226,7 @@ it('a peer that the data path has not is not asked', async () => {
 })
 
 describe('the token', () => {
-  it('is shown, and is read anew from its file', async () => {
+  it('is sent, and read again from its file', async () => {
     const file = join(folder, 'token')
     const shown: (string | undefined)[] = []
     answer = (number, { headers }, response) => {
@@ -240,7 +240,7 @@ describe('the token', () => {
     expect(shown).toEqual(['Bearer one', 'Bearer two'])
   })
 
-  it('that cannot be read is not left out: nobody is asked without it', async () => {
+  it('that cannot be read is not left out: no node is queried without it', async () => {
     writeFileSync(join(folder, 'empty'), ' \n')
     for (const [name, why] of [
       ['nothing', 'ENOENT'],
@@ -264,7 +264,7 @@ describe('the token', () => {
   })
 })
 
-it('is asked once for all who want to know at a time, and not at all where it is off', async () => {
+it('is queried once for all who want to know at a time, and not at all if it is off', async () => {
   answer = (number, _request, response) => tell(number, response)
   const asking = networkAsking(nodeWith([2]), async () => soundStatus)!
   const [one, other] = await Promise.all([asking.report(), asking.report()])

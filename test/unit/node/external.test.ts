@@ -74,7 +74,7 @@ beforeEach(() => {
 afterEach(() => vi.useRealTimers())
 
 describe('the external interface', () => {
-  it('is found within a quarter of a second when the host reports a change, which is looked at once for many', async () => {
+  it('is found within a quarter of a second when the host reports a change, and many reports cause one check', async () => {
     const changed = createBell()
     const { found } = wait(changed)
     await vi.advanceTimersByTimeAsync(1_000)
@@ -90,7 +90,7 @@ describe('the external interface', () => {
     expect(found()).toBe('eth0')
   })
 
-  it('is looked for every five seconds though the host reports nothing', async () => {
+  it('is checked every five seconds though the host reports nothing', async () => {
     const { found } = wait()
     host.hasRoute = false
     await vi.advanceTimersByTimeAsync(1_000)
@@ -107,7 +107,7 @@ describe('the external interface', () => {
     expect(found()).toMatch(/unable to find default route/)
   })
 
-  it('has an address of each family of the network, or of those that can be had after ten seconds', async () => {
+  it('has an address of each family of the network, or after ten seconds only of some families', async () => {
     host.hasRoute = true
     const { found } = wait(createBell(), ['--iface=eth0'], ['ipv4', 'ipv6'])
     const began = performance.now()
@@ -124,7 +124,7 @@ describe('the external interface', () => {
     await vi.waitFor(() => expect(none()).toMatch(/no such network interface/))
   })
 
-  it('of before needs no default route, and is given up when another is chosen', async () => {
+  it('that the node had needs no default route, and is given up when another is chosen', async () => {
     const address = { ipv4: parseIpv4('192.0.2.7')! }
     const known: ExternalInterface = {
       name: 'eth0',
@@ -144,7 +144,7 @@ describe('the external interface', () => {
     expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
   })
 
-  it('says which address of before it goes on with, or waits for', async () => {
+  it('says which earlier address it goes on with, or waits for', async () => {
     host.hasRoute = true
     const { options } = parseFlags(FLAGS, [])
     const lines: string[] = []
@@ -189,7 +189,7 @@ describe('what keeps the host from forwarding', () => {
   const IPV4 = 'net.ipv4.ip_forward is 0'
   const IPV6 = 'net.ipv6.conf.all.forwarding is 0'
   const RA = 'loses the route unless net.ipv6.conf.eth0/7.accept_ra is 2'
-  /** By the settings: those of all interfaces, then the uplink's. */
+  /** The warnings for the settings of all interfaces, then those of the uplink. */
   const settings = (ipv4: string, all: string, uplink: string, accepts: string): Record<string, string> => ({
     'net/ipv4/ip_forward': ipv4,
     'net/ipv6/conf/all/forwarding': all,

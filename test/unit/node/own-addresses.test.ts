@@ -63,7 +63,7 @@ it('a node had the addresses that were last known, then those of its subnet, the
   expect(texts(await earlier.addresses())).toEqual(['10.0.0.8', '10.0.0.1', 'fd00::1', '10.0.0.2'])
 })
 
-it('a name that many hosts have tells nothing', async () => {
+it('a name that many hosts have proves nothing', async () => {
   const { earlier } = life(
     [leaseOf('10.5.2.0-24', '10.0.0.2')],
     { '10.0.0.2': claim('localhost') },

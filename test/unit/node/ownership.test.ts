@@ -63,7 +63,7 @@ describe('a data path that can be lent', () => {
     takeBack: (ownership: Ownership) => ownership.takeBack(),
     end: (ownership: Ownership) => ownership.end(async () => {}),
   }
-  /** What is not here stays as it is. */
+  /** A transition that is not here changes nothing. */
   const LEADS_TO: Readonly<Record<string, Readonly<Record<string, string>>>> = {
     closed: { open: 'forwarding', release: 'released', end: 'ended' },
     forwarding: { close: 'closed', lend: 'lent', release: 'released', end: 'ended' },
@@ -125,7 +125,7 @@ describe('a data path that can be lent', () => {
     expect([opened, ownership.state.is]).toEqual([0, 'released'])
   })
 
-  it('is closed, and opened again, where it cannot be lent', async () => {
+  it('is closed, and opened again, if it cannot be lent', async () => {
     const { lines, log } = recorder()
     const { calls, dataPath } = lendable()
     const ownership = createOwnership(log)
@@ -139,7 +139,7 @@ describe('a data path that can be lent', () => {
   })
 })
 
-it('one that cannot be closed is released all the same, and taken back when the successor goes away', async () => {
+it('one that cannot be closed is released nevertheless, and taken back when the successor goes away', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-ownership-'))
   const stopping = new AbortController()
   try {

@@ -1,4 +1,4 @@
-// data-path.test.ts - when the device is looked at, and the data path opened again.
+// data-path.test.ts - when the device is checked, and the data path opened again.
 
 import { readFileSync } from 'node:fs'
 import { describe, expect, it, vi } from 'vitest'
@@ -71,7 +71,7 @@ it('waits a second before it opens one that died at once twice, and between trie
   await vi.advanceTimersByTimeAsync(60_000)
   const tries = lines.filter((line) => line.includes('Cannot open the data path: the port is taken'))
   expect(tries.length).toBe(2)
-  // What changes meanwhile is in force once it is open.
+  // A change during the opening takes effect once it is open.
   const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
   store.put(free, value('192.0.2.2'))
   refuseToOpen()
@@ -131,7 +131,7 @@ it('has a part of the data path that is behind given the rest every five seconds
   expect(path!.applied.length - given).toBe(3)
 })
 
-it('sets peers that could not be set though the device cannot be looked at', async () => {
+it('sets peers that could not be set though the device cannot be checked', async () => {
   start()
   await ready()
   const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
@@ -144,7 +144,7 @@ it('sets peers that could not be set though the device cannot be looked at', asy
   expect(logged(/^E Cannot check the device: no answer/)).toBe(true)
 })
 
-it('has a family that it lacks opened again at once, after the host was looked at, and then every five seconds', async () => {
+it('opens a missing family again immediately after a check of the host, and then every five seconds', async () => {
   let address = 1
   const moving = {
     ...backend,
@@ -162,7 +162,7 @@ it('has a family that it lacks opened again at once, after the host was looked a
   expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
   // Peers have to know.
   await until(() => [...store.entries.values()].some(({ value: text }) => text.includes('"PublicIPv6":"::2"')), 100)
-  // What that changes on the host is no reason to try again at once.
+  // A change of the host that the try itself causes does not cause the next try.
   for (let times = 0; times < 20; times++) {
     hostChanged.ring()
     await vi.advanceTimersByTimeAsync(200)
@@ -301,7 +301,7 @@ it('opens one again whose predecessor cannot be closed, and says why', async () 
   expect(lines).toContain('E Cannot close the data path: `ip link del` failed: no answer within 10 s')
 })
 
-it('publishes at once whatever the data path that is opened again has the lease say, and nothing where it is the same', async () => {
+it('publishes the new attributes of a data path that is opened again immediately, and nothing if they are the same', async () => {
   let key = 'first'
   const withKey = {
     ...backend,
@@ -326,7 +326,7 @@ it('publishes at once whatever the data path that is opened again has the lease 
   await until(() => published().some((text) => text.includes('"PublicKey":"second"')), 100)
 })
 
-describe('with an amendment that an operator made where the leases are', () => {
+describe('with an amendment that an operator made in the store of the leases', () => {
   const given = parseIpv4('198.51.100.7')!
   let answer: (publicIp: Addresses, signal: AbortSignal) => Promise<Addresses>
   let opened: LeaseAttrs[]
@@ -352,7 +352,7 @@ describe('with an amendment that an operator made where the leases are', () => {
           signal.addEventListener('abort', () => reject(signal.reason as Error))
         }),
     ],
-  ])('opens one that died again by what was last known of it while the store %s', async (_what, away) => {
+  ])('opens one that died again with the last known amendment while the store %s', async (_what, away) => {
     answer = async (publicIp) => ({ ...publicIp, ipv4: given })
     startAmended()
     await ready()

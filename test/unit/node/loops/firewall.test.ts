@@ -1,4 +1,4 @@
-// firewall.test.ts - when the rules are looked at, and what becomes of what was repaired and what could not be.
+// firewall.test.ts - when the rules are checked, and how repairs and failures are reported.
 
 import { existsSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
@@ -35,7 +35,7 @@ import {
 installRig()
 vi.mock('../../../../src/path/firewall/firewall.ts', () => ({ createFirewall: vi.fn<typeof createFirewall>() }))
 
-it('mends the rules at a pace of their own: however many they were, the device is looked at when it changes', async () => {
+it('repairs the rules at a pace of their own: however many there were, the device is checked when it changes', async () => {
   let raised = 0
   const rules = {
     raise: async () => void raised++,
@@ -55,7 +55,7 @@ it('mends the rules at a pace of their own: however many they were, the device i
   }
 })
 
-it('counts what was repaired of one family beside what cannot be had of the other, which is said once', async () => {
+it('counts the repairs of one family while the rules of the other cannot be set, which is said once', async () => {
   const failures = [new WeftError('COMMAND', 'no nat', { remedy: 'load it' })]
   const rules = { raise: async () => {}, ensure: async () => ({ repaired: ['rules of FLANNEL-FWD'], failures }) }
   start({ firewall: { rules, resyncMs: 1000 } })

@@ -1,4 +1,4 @@
-// last-known.test.ts - when the file of what is known is written, stays, and goes.
+// last-known.test.ts - when the file of the last known state is written, stays, and goes.
 
 import { existsSync, readFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
@@ -12,7 +12,7 @@ installRig()
 
 const lastKnown = (): string => `${subnetFile()}.last-known`
 
-/** What is written of a node, on this data path. */
+/** A node with a data path on these devices. */
 const nodeOn = (...tunNames: string[]): Node => {
   const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
   const known = {

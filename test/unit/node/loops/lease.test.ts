@@ -86,7 +86,7 @@ it('renews its lease in time though the clock was ahead by hours only while the 
   start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 60_000 } })
   await ready()
   const { revision } = store.entries.get(own())!
-  // The store gave it a day, by whichever clock.
+  // The store gave it a day, measured with each of the clocks.
   await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
   expect(store.entries.get(own())!.revision).not.toBe(revision)
 })
@@ -144,7 +144,7 @@ it('goes on forwarding when its subnet is taken and no other is free, until one 
   await until(() => dataPaths.at(-1)!.subnet === free, 5_000)
 })
 
-it('asks less and less often for a subnet where none is free: each time it lists all that there are', async () => {
+it('asks less and less often for a subnet if none is free, because each try lists all leases', async () => {
   start()
   await ready()
   for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))

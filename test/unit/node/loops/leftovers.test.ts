@@ -1,4 +1,4 @@
-// leftovers.test.ts - when a node looks for what other backends left, what it is until that is gone, and what it leaves to a successor.
+// leftovers.test.ts - when a node searches leftovers of other backends, its state until they are gone, and what it leaves to a successor.
 
 import { existsSync } from 'node:fs'
 import { beforeEach, describe, expect, it, vi } from 'vitest'
@@ -123,7 +123,7 @@ describe('what another backend left', () => {
     await inTurns(() => readiness())
   })
 
-  it('is looked for again while the node runs', async () => {
+  it('is searched again while the node runs', async () => {
     const doubt = createBell()
     start({ backend: sealed, leftovers }, doubt)
     await ready()
@@ -134,7 +134,7 @@ describe('what another backend left', () => {
     await inTurns(() => routes.length === 0)
   })
 
-  it('is told seldom while somebody puts it back again and again', async () => {
+  it('is logged seldom while another program restores it again and again', async () => {
     const doubt = createBell()
     store.put('10.5.0.192-26', value('192.0.2.2'))
     start({ backend: sealed, leftovers }, doubt)
@@ -217,7 +217,7 @@ describe('a route that only more leases could explain, while the store is away',
   })
 })
 
-describe('what is asked of each family, and of the kernel', () => {
+describe('the queries for each family, and to the kernel', () => {
   const lease = (number: number): Lease => ({
     key: `10.5.${number}.0-24`,
     subnet: netsOf([parseNet(`10.5.${number}.0/24`)!, parseNet(`fd00:5:0:${number}::/64`)!]),
@@ -262,7 +262,7 @@ describe('what is asked of each family, and of the kernel', () => {
       ).toEqual([expect.stringContaining(`unencrypted: by routes that weft did not make: ${dst} to eth9`)])
   })
 
-  it('is answered by the leases where the kernel has rules of policy routing', async () => {
+  it('is answered by the leases if the kernel has rules of policy routing', async () => {
     expect(
       await said((command) => {
         if (command.includes('rule show')) return [{ priority: 100 }]
@@ -272,7 +272,7 @@ describe('what is asked of each family, and of the kernel', () => {
   })
 })
 
-describe('a host that cannot be looked at', () => {
+describe('a host that cannot be checked', () => {
   it.each([
     ['by a refusal', () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))],
     ['since `ip` prints no JSON', async () => void JSON.parse('[{')],
@@ -315,7 +315,7 @@ describe('a route past the data path that weft did not make', () => {
     expect(logged(/Nothing leads packets past the data path any more/)).toBe(true)
   })
 
-  it('is no matter to one that does not', async () => {
+  it('does not concern one that does not', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     routes.push(toPeer('static'))
     start({ backend: { ...sealed, isSealed: false }, leftovers })

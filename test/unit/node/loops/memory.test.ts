@@ -1,5 +1,4 @@
-// memory.test.ts - a node remembers what befell its peers: in the status, in a file for the next one, and nothing that is wrong with
-// that file harms it.
+// memory.test.ts - a node records the events of its peers: in the status, and in a file for the next process. A bad file does no harm.
 
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -104,7 +103,7 @@ it('tells what was dropped lately, and a minute later no more of it', async () =
       return done
     })
   }
-  expect(await recent()).toMatchObject({ packets: 0, drops: {} }) // of before nothing is told
+  expect(await recent()).toMatchObject({ packets: 0, drops: {} }) // earlier drops are not reported
   dataPaths[0]!.dropped += 5n
   await becomesTo({ tx_drop_no_route: 5 })
   await becomesTo({})
@@ -123,7 +122,7 @@ it('counts the events of a peer, and writes them before the process ends', async
   expect(written(path)).toEqual(['silent 10.5.0.64/26', 'back 10.5.0.64/26'])
 })
 
-it('goes on where the file cannot be written, and says so', async () => {
+it('goes on if the file cannot be written, and says so', async () => {
   await open(join(folder, 'nowhere', 'events'))
   isSilent = true
   await counted('silent', 1)
@@ -145,7 +144,7 @@ it.each([
   expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 0 })
 })
 
-it('writes nothing while the process before it does, and then goes on from what that one wrote last', async () => {
+it('writes nothing while the previous process does, and then goes on from the last events of that process', async () => {
   const path = join(folder, 'events')
   writeFileSync(path, eventsText([event({})]))
   let free!: () => void

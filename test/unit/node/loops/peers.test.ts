@@ -45,7 +45,7 @@ it('gives the data path all peers but itself, and names who comes and goes', asy
   ])
 })
 
-it('names a lease of another node that lies across its own, once while it does', async () => {
+it('names a lease of another node that overlaps its own, once while it does', async () => {
   start()
   await ready()
   const said = (key: string): number =>
@@ -57,7 +57,7 @@ it('names a lease of another node that lies across its own, once while it does',
   await until(() => said('10.5.0.0-24') === 1)
   store.put(part, value('192.0.2.9'))
   await until(() => said(part) === 1)
-  // Its own from another time lies there too, and is no other node's.
+  // An older lease of its own overlaps too, but belongs to no other node.
   store.put(own().replace('-26', '-27'), ours)
   store.remove('10.5.0.0-24')
   await until(() => !dataPaths[0]!.applied.at(-1)!.includes('10.5.0.0-24'))
@@ -150,7 +150,7 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   } as unknown as Parameters<typeof applyPeers>[0]
   await applyPeers(node, new Set(['a']))
   expect([node.unapplied, node.unprobed.keys]).toEqual(['rest', new Set(['a'])])
-  // The device is looked at soon, and then no sooner than ever.
+  // The device is checked soon, and later at the usual interval.
   expect(await doubt.wait(signal, 0)).toBe(true)
   await applyPeers(node, new Set(['b']))
   const waiting = doubt.wait(signal, 0)

@@ -28,7 +28,7 @@ it('goes on when subnet.env cannot be written, and says it is not ready', async 
   start()
   await until(() => logged(/^W Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
   expect([logged(/flannel is ready/), readiness()]).toEqual([false, false])
-  // As flanneld it has told its service manager READY=1 all the same.
+  // It has sent READY=1 nevertheless, like flanneld.
   await until(() => told.some((status) => status.includes(`: ${subnetFile()} is not written; `)))
   // It is tried again every five seconds, and not spoken of each time.
   for (let tries = 0; tries < 4; tries++) {
@@ -71,12 +71,12 @@ it.each([
     '"EnableIPv4":false,',
     'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:LAST::1/64\n',
   ],
-  // Of the family by which it is not reached nothing is routed, though it has a subnet still.
+  // It has a subnet of the missing family still, but no routes.
   ['IPv4 alone of both', { ipv4: 1 }, '', 'FLANNEL_NETWORK=10.5.0.0/24\nFLANNEL_SUBNET=10.5.0.129/26\n'],
 ] as const)('has %s families of those that are enabled and leased', async (_what, publicIp, off, text) => {
   const config = parseNetworkConfig(`{${off}"Network":"10.5.0.0/24","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`)
   const prepare = async () => ({ publicIp, backendType: '' })
-  // The backend of the rig has its own address in the subnet of IPv4.
+  // The backend of the rig has its own address in the IPv4 subnet.
   const none = { address: 0, prefixLength: 32 }
   const open: typeof backend.open = (lease, ...rest) =>
     backend.open({ ...lease, subnet: { ...lease.subnet, ipv4: lease.subnet.ipv4 ?? none } }, ...rest)

@@ -1,4 +1,4 @@
-// handover.test.ts - what is gone on with, of a daemon that runs or of a service manager's keeping, what is closed, and who is refused.
+// handover.test.ts - which paths of a running daemon or of the service manager are used, which are closed, and who is refused.
 
 import { closeSync, fstatSync, openSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
@@ -39,7 +39,7 @@ const path = (tunName = 'flannel0', bindAddress = '192.0.2.1'): OpenPath => ({
   ],
 })
 
-/** A predecessor that answers so, what it was asked, and the descriptors that it sent. */
+/** A predecessor with these answers, the requests that it got, and the descriptors that it sent. */
 function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) {
   const asked: string[] = []
   const sent: number[] = []
@@ -75,7 +75,7 @@ function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) 
 const ABOUT = { version: '9', store: 'etcd /x', healthPort: 0 }
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-/** A successor of that one; without one, a daemon that is alone, which goes on with what is kept. */
+/** A successor of that predecessor. Without one, a daemon that is alone and uses the kept paths. */
 async function enter(
   predecessor?: ReturnType<typeof running>,
   kept: EarlierRun = earlierRun([], undefined),
@@ -136,7 +136,7 @@ describe('what fits', () => {
   it.each([
     ['the network now', '10.5.1.0-24', true],
     ['another network', '10.6.96.0-24', false],
-  ])('is taken from what is kept, and from one that runs, for %s', async (_of, key, isTaken) => {
+  ])('is taken from the kept paths, and from a running daemon, for %s', async (_of, key, isTaken) => {
     const subnets = parseLeaseKey(key)!
     const [was, forNow] = [parseLeaseKey('10.5.1.0-24')!, { ...wanted, subnets }]
     const { descriptions, fds } = packPaths([path()])
@@ -159,7 +159,7 @@ describe('what fits', () => {
     successor.close(false)
   })
 
-  it('is closed where it is kept of another store, and where the backend takes none of it', async () => {
+  it('is closed if it belongs to another store, or if the backend takes none of it', async () => {
     const [others, own] = [packPaths([path()]).fds, packPaths([path()])]
     earlierRun(others, { tunNames: ['flannel0'], store: 'etcd /x' }, 'etcd /y')
     expect(others.some(isOpen)).toBe(false)
@@ -171,7 +171,7 @@ describe('what fits', () => {
     handover.close(false)
   })
 
-  it('is taken from what is kept, once', async () => {
+  it('is taken from the kept paths, once', async () => {
     const { descriptions, fds } = packPaths([path()])
     const handover = await enter(undefined, earlierRun(fds, { tunNames: ['flannel0'], paths: descriptions }))
     const taken = await handover.take(wanted)
@@ -278,7 +278,7 @@ describe('what does not fit', () => {
 })
 
 describe('a daemon that runs', () => {
-  it('is told of as it says', async () => {
+  it('is reported in its own words', async () => {
     const handover = await enter(running({ meet: ABOUT }))
     expect(await handover.predecessor()).toEqual({ ...ABOUT, lease: undefined, pid: 42 })
     handover.close(false)
