@@ -41,8 +41,8 @@ import { searchPaths } from './node/loops/path-search.ts'
 import { keepPeers } from './node/loops/peers.ts'
 import { probePeers } from './node/loops/probes.ts'
 import { keepReady } from './node/loops/ready.ts'
-import { serveWatchdog, tellManager } from './node/loops/service-manager.ts'
-import { tellNetwork } from './node/loops/status-network.ts'
+import { serveWatchdog, reportToManager } from './node/loops/service-manager.ts'
+import { serveNetworkStatus } from './node/loops/status-network.ts'
 import { readPreviousNets, type PreviousNets } from './node/loops/subnet-env-file.ts'
 import { keepSubnetEnv, publish as publishSubnet } from './node/loops/subnet-env.ts'
 import { watchThreads } from './node/loops/threads.ts'
@@ -86,9 +86,9 @@ const OBSERVING: readonly Loop[] = [
   chooseUnderlays, // chooses IPv4 or IPv6 for each dual-stack peer, by the probes' results
   searchPaths, // finds the longest packet that reaches each peer
   keepMemory, // records the events of the peers and the last hour
-  tellManager, // reports the node's status to the service manager
+  reportToManager, // reports the node's status to the service manager
   serveWatchdog, // sends the service manager's keep-alive messages
-  tellNetwork, // answers the status queries of other nodes
+  serveNetworkStatus, // answers the status queries of other nodes
   keepLastKnown, // writes the state that the next process starts with
   giveBack, // returns memory to the kernel that only the start needed
 ]

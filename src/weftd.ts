@@ -163,7 +163,7 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
     const { Superseded } = await import('./node/restart/lender.ts')
     if (error instanceof Superseded) {
       log.info(`Ending: ${error.message}`)
-      error.tell()
+      error.confirm()
       if (process.pid === 1 || context.notifier) {
         log.info('Waiting to be stopped: whoever started this process would start it again')
         const free = error.how === 'end' ? untilFree(options, log) : new Promise<never>(() => {})

@@ -7,7 +7,7 @@ import { addon } from '../host/addon.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import type { Notifier } from '../report/notify.ts'
-import { writeKnown, type Knowing } from './loops/last-known.ts'
+import { writeKnown, type KnownParts } from './loops/last-known.ts'
 import type { Node } from './node.ts'
 import type { Ownership } from './ownership.ts'
 import { keptName } from './restart/earlier-run.ts'
@@ -24,7 +24,7 @@ const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && 
 interface Ending {
   readonly ownership: Ownership
   /** The node, or the node that forwards with the last known state; undefined if there is neither. */
-  readonly forwarding: Knowing | undefined
+  readonly forwarding: KnownParts | undefined
   readonly notifier?: Notifier | undefined
   readonly log: Log
 }

@@ -66,9 +66,9 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
   const namesOf = (): Promise<ReadonlyMap<string, string>> =>
     (names ??= (async () => {
       if (!manager.claims) return new Map<string, string>()
-      const ask = async (till: AbortSignal) => manager.claims?.(undefined, till)
+      const query = async (till: AbortSignal) => manager.claims?.(undefined, till)
       // An etcd user that was created for flanneld may read only the leases.
-      const claims = await queryPatiently("this host's name", ask, log, signal).catch((error: unknown) => {
+      const claims = await queryPatiently("this host's name", query, log, signal).catch((error: unknown) => {
         throwUnlessWaiting(error, signal)
         log.warn(`This node may not recognise its lease if its address changed: ${describeError(error)}`)
       })

@@ -53,8 +53,8 @@ export interface Ownership {
 export function createOwnership(log: Log, recheck = createBell()): Ownership {
   const inTurn = createTurn()
   let state: OwnershipState = { is: 'closed' }
-  /** Runs a transition that another process asked for. */
-  const asked = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
+  /** Runs a transition that another process forOther for. */
+  const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
 
   async function lend(): Promise<readonly OpenPath[]> {
     if (state.is !== 'forwarding') return []
@@ -133,9 +133,9 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
         state = { is: 'closed' }
         await dataPath.close()
       }),
-    lend: () => asked(lend),
-    release: () => asked(release),
-    takeBack: () => asked(takeBack),
+    lend: () => forOther(lend),
+    release: () => forOther(release),
+    takeBack: () => forOther(takeBack),
     end: (keep) => inTurn(() => end(keep)),
   }
 }

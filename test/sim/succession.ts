@@ -476,7 +476,7 @@ function createWorld(time: VirtualTime, random: Random) {
         violations.push(`${process.name} ended for no reason: ${(error as Error).message}`)
       return exit(process, plan)
     }
-    error.tell()
+    error.confirm()
     reached.add('taken over')
     if (!process.isManaged) return exit(process, plan)
     process.isWaiting = true

@@ -48,10 +48,10 @@ export async function keepForwarding(
   let mtu = openMtu()
   let diedYoung = 0
   const repairs = createRepairLog(node, node.log)
-  const tellGone = createGoneLog(node.log)
+  const logGone = createGoneLog(node.log)
   for (;;) {
     const openedAt = performance.now()
-    await keepRight(node, lease, repairs, tellGone, { beside, until })
+    await keepRight(node, lease, repairs, logGone, { beside, until })
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const before = { lease, mtu }
@@ -91,7 +91,7 @@ async function keepRight(
   node: ForwardingNode,
   lease: OwnLease,
   repairs: RepairLog,
-  tellGone: GoneLog,
+  logGone: GoneLog,
   { beside, until: stop }: { readonly beside: () => Promise<unknown>; readonly until: AbortSignal },
 ): Promise<void> {
   const { log, ownership } = node
@@ -102,7 +102,7 @@ async function keepRight(
   const ring = (): void => ownership.recheck.ring()
   const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
   try {
-    return await lookAfter(node, dataPath, lease, repairs, tellGone, { beside, signal: stop })
+    return await lookAfter(node, dataPath, lease, repairs, logGone, { beside, signal: stop })
   } finally {
     ended.abort()
     await watching
@@ -114,7 +114,7 @@ async function lookAfter(
   dataPath: DataPath,
   lease: OwnLease,
   repairs: RepairLog,
-  tellGone: GoneLog,
+  logGone: GoneLog,
   { beside, signal }: { readonly beside: () => Promise<unknown>; readonly signal: AbortSignal },
 ): Promise<void> {
   const { log, ownership } = node
@@ -142,7 +142,7 @@ async function lookAfter(
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
       const gone = dataPath.gone?.() ?? {}
-      tellGone(gone)
+      logGone(gone)
       for (const each of repaired) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
       // A missing address is given up only after it has been missing for a while.

@@ -89,11 +89,11 @@ function foreignRevision({ lease: { key, revision: ours }, manager, view }: Node
 
 /** Returns a function that is true once for each foreign write of this node's lease. */
 function foreignWrite(node: Node): () => boolean {
-  let told: bigint | undefined
+  let reported: bigint | undefined
   return () => {
     const revision = foreignRevision(node)
-    const isNew = revision !== undefined && revision !== told
-    told = revision ?? told
+    const isNew = revision !== undefined && revision !== reported
+    reported = revision ?? reported
     return isNew
   }
 }

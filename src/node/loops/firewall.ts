@@ -85,7 +85,7 @@ export async function raiseFirewall(
   const { firewall, lease } = node
   if (!firewall) return
   const ended = new AbortController()
-  void tellLate(node, ended.signal) // it never rejects, and logs nothing after `ended`
+  void reportLate(node, ended.signal) // it never rejects, and logs nothing after `ended`
   try {
     await firewall.rules.raise(lease.subnet)
   } finally {
@@ -94,7 +94,7 @@ export async function raiseFirewall(
   }
 }
 
-async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, ended: AbortSignal): Promise<void> {
+async function reportLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, ended: AbortSignal): Promise<void> {
   const calm = seldom(node.log)
   const until = AbortSignal.any([node.signal, ended])
   try {

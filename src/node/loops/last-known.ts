@@ -13,7 +13,7 @@ const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
 /** The parts of a node that the last-known file needs. */
-export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'ownership'> & {
+export type KnownParts = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'ownership'> & {
   readonly backend?: Pick<Node['backend'], 'external'>
 }
 
@@ -28,13 +28,13 @@ export function nextFor(options: DaemonOptions, config: string, free = Promise.r
 /** Returns the flags about the external interface as text, for comparison with those of another process. */
 export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))
 
-const turns = new WeakMap<Knowing, Promise<void>>()
+const turns = new WeakMap<KnownParts, Promise<void>>()
 
 /**
  * Writes the last known state, with the descriptions of paths that the service manager keeps. Writes run one after another, so the file has
  * the last one. Rejects with the file system's error.
  */
-export function writeKnown(node: Knowing, paths?: unknown): Promise<void> {
+export function writeKnown(node: KnownParts, paths?: unknown): Promise<void> {
   const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, paths))
   turns.set(
     node,
@@ -44,7 +44,7 @@ export function writeKnown(node: Knowing, paths?: unknown): Promise<void> {
 }
 
 async function write(
-  { next, lease, attrs, view, backend, ownership: { dataPath } }: Knowing,
+  { next, lease, attrs, view, backend, ownership: { dataPath } }: KnownParts,
   paths: unknown,
 ): Promise<void> {
   // While the data path is down, the file keeps the state before, for a process that starts meanwhile.

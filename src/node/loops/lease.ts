@@ -87,13 +87,13 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
     async prepare(stopping) {
       const attrs = await backend.prepare(stopping)
       const { publicIp } = attrs
-      const ask = async (signal: AbortSignal): Promise<Addresses> => {
+      const query = async (signal: AbortSignal): Promise<Addresses> => {
         const { ipv4, ipv6 } = (await manager.amend?.(publicIp, signal)) ?? publicIp
         return { ipv4: ipv4 === publicIp.ipv4 ? undefined : ipv4, ipv6: ipv6 === publicIp.ipv6 ? undefined : ipv6 }
       }
-      if (known === undefined) known = await queryPatiently("an operator's public IP", ask, log, stopping)
+      if (known === undefined) known = await queryPatiently("an operator's public IP", query, log, stopping)
       else
-        known = await limited(stopping, AMEND_MS, late, ask).catch((error: unknown) => {
+        known = await limited(stopping, AMEND_MS, late, query).catch((error: unknown) => {
           throwUnlessWaiting(error, stopping)
           calm.warn(
             `The store does not say which public IP an annotation gives this node; the last known one is used: ${messageOf(error)}`,
@@ -230,8 +230,8 @@ async function renewOrReplace(node: Node): Promise<void> {
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
     // A change of this node's lease meanwhile shows that the store is reachable again.
-    const heard = await node.leaseDoubt.wait(signal, retryMs)
-    retryMs = heard ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
+    const rang = await node.leaseDoubt.wait(signal, retryMs)
+    retryMs = rang ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
   }
 }
 

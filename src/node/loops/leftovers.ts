@@ -60,7 +60,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     const line = `Cannot check for leftovers of another backend: ${why}`
     // A node that is ready keeps its last findings.
     if (node.isReady) calmOf(node).warn(line)
-    else tell(node, [line])
+    else setPastPath(node, [line])
   }
   return node.pastPath.length === 0
 }
@@ -214,7 +214,7 @@ function note(
         'remove them with `ip route del`, or set "AllowBypass": true in Backend if they are wanted',
     isUnjudged && 'Routes into the network cannot be judged yet: the leases are not known; see that the store answers',
   ]
-  tell(
+  setPastPath(
     node,
     lines.filter((line) => line !== false),
   )
@@ -226,7 +226,7 @@ const routesText = (bypasses: readonly Bypass[]): string => {
 }
 
 /** Sets `node.pastPath`, and logs the lines that are new. The part of a line before the first colon is public. */
-function tell(node: Node, lines: readonly string[]): void {
+function setPastPath(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)
   node.pastPath = lines.map((line) => {
     const at = line.indexOf(': ')

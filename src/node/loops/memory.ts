@@ -72,11 +72,11 @@ async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
 function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatch, traffic: Traffic): void {
   const now = performance.now()
   for (const family of FAMILIES) {
-    const [asked, searched] = [probes?.[family], lengths[family]]
-    for (const key of new Set([...(asked?.takeNews() ?? []), ...(searched?.takeNews() ?? [])])) {
+    const [watched, searched] = [probes?.[family], lengths[family]]
+    for (const key of new Set([...(watched?.takeNews() ?? []), ...(searched?.takeNews() ?? [])])) {
       const place = key === own.key ? undefined : placeIn(view, key, family)
       if (!place) continue
-      const [probed, length] = [asked?.result(key), searched?.length(key)]
+      const [probed, length] = [watched?.result(key), searched?.length(key)]
       watch.look({ ...place, probed, length, heardAt: traffic.get(key)?.heardAt }, now)
     }
   }

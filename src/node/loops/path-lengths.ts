@@ -209,7 +209,7 @@ export function createPathSearch(
     return { key, endpoint, address, sequence, bytes: (at === undefined ? undefined : search.sizes[at]) ?? 0 }
   }
 
-  function ask(peer: Known, now: number): readonly Question[] {
+  function questionsFor(peer: Known, now: number): readonly Question[] {
     const longest = knownMtu(peer.key)
     if (longest === undefined) {
       end(peer, now + RETRY_MS)
@@ -275,12 +275,12 @@ export function createPathSearch(
     look,
     due(now) {
       const questions: Question[] = []
-      let asked = 0
+      let peersAsked = 0
       for (const peer of turns(now)) {
-        const more = ask(peer, now)
-        if (more.length > 0) asked++
+        const more = questionsFor(peer, now)
+        if (more.length > 0) peersAsked++
         questions.push(...more)
-        if (asked === ASKED_A_SECOND) break
+        if (peersAsked === ASKED_A_SECOND) break
       }
       return questions
     },

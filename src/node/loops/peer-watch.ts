@@ -83,7 +83,7 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
     }
   }
 
-  function tell(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
+  function addEvent(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
     const { peer, publicIp, family } = looked
     const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
     events.add({ at: stamp(), what, peer, publicIp, family, ...nothing, ...known })
@@ -101,16 +101,16 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
     if (!probed.isAnswering) {
       if (!state.silent) {
         state.silent = { now: probed.at }
-        tell(looked, 'silent')
+        addEvent(looked, 'silent')
       }
       // For a silence that began in an earlier process this is the time when this process first saw it.
       state.silentHere ??= probed.at
       if (!state.isOneWay && heardAt !== undefined && heardAt > state.silentHere + ON_ITS_WAY_MS) {
         state.isOneWay = true
-        tell(looked, 'one-way')
+        addEvent(looked, 'one-way')
       }
     } else if (state.silent) {
-      tell(looked, 'back', { afterSeconds: lasted(state.silent, now) })
+      addEvent(looked, 'back', { afterSeconds: lasted(state.silent, now) })
       state.silent = undefined
       state.silentHere = undefined
       state.isOneWay = false
@@ -122,9 +122,9 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
     if (!length || probed?.isAnswering === false) return
     if (!length.isWhole && !state.narrow && length.bytes !== undefined) {
       state.narrow = { now: length.since }
-      tell(looked, 'narrow', { bytes: length.bytes })
+      addEvent(looked, 'narrow', { bytes: length.bytes })
     } else if (length.isWhole && state.narrow) {
-      tell(looked, 'whole', { afterSeconds: lasted(state.narrow, now) })
+      addEvent(looked, 'whole', { afterSeconds: lasted(state.narrow, now) })
       state.narrow = undefined
     }
   }
@@ -145,12 +145,12 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
       if (!isSlow) state.usualMs += (ms - state.usualMs) * WEIGHT
       if (state.doubts < SLOW_IN_A_ROW) return
       state.slow = now
-      tell(looked, 'slow', known)
+      addEvent(looked, 'slow', known)
     } else {
       const isNew = now - state.slow >= NEW_USUAL_MS
       state.doubts = ms < USUAL_TIMES * state.usualMs || ms < state.usualMs + SLOW_MORE_MS ? state.doubts + 1 : 0
       if (!isNew && state.doubts < SLOW_IN_A_ROW) return
-      tell(looked, 'usual', { ...known, afterSeconds: lasted({ now: state.slow }, now) })
+      addEvent(looked, 'usual', { ...known, afterSeconds: lasted({ now: state.slow }, now) })
       if (isNew) Object.assign(state, { usualMs: 0, learnt: 0 })
       state.slow = undefined
     }
@@ -163,7 +163,7 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
       const state = states.get(place) ?? begin(looked)
       states.set(place, state)
       if (state.publicIp !== looked.publicIp) {
-        tell(looked, 'moved', { movedFrom: state.publicIp })
+        addEvent(looked, 'moved', { movedFrom: state.publicIp })
         state.publicIp = looked.publicIp
       }
       lookAtAnswers(state, looked, now)

@@ -21,7 +21,7 @@ const MOST_UNHEARD_MS = 60_000
 export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
 
 /** The probes over one inner family. */
-interface Asking {
+interface Probing {
   readonly family: Family
   readonly probes: Probes
   /** The open socket, and its source address. */
@@ -33,7 +33,7 @@ export async function probePeers(node: Node): Promise<never> {
   const { signal, options } = node
   const everyMs = options['probe-interval'] * 1000
   if (!node.openEcho || everyMs === 0) return forGood(signal)
-  const askings = FAMILIES.map((family): Asking => {
+  const probings = FAMILIES.map((family): Probing => {
     const probes = createProbes(everyMs, Math.random, () => (isHearing(node) ? MOST_SILENT_MS : MOST_UNHEARD_MS))
     return { family, probes, socket: undefined, isForbidden: false }
   })
@@ -44,8 +44,8 @@ export async function probePeers(node: Node): Promise<never> {
     for (;;) {
       await pause(signal, TICK_MS)
       const { dataPath } = node.ownership
-      for (const asking of askings) openFor(asking, dataPath?.probeSource?.[asking.family], node)
-      const open = askings.filter(({ socket }) => socket)
+      for (const probing of probings) openFor(probing, dataPath?.probeSource?.[probing.family], node)
+      const open = probings.filter(({ socket }) => socket)
       if (open.length === 0) continue
       const now = performance.now()
       // Reading thousands of peers each second costs too much, so usually only changed peers are read. A refused route may be accepted later.
@@ -54,12 +54,12 @@ export async function probePeers(node: Node): Promise<never> {
       if (!isOther && unseen && dataPath?.peer) {
         for (const key of unseen) {
           const peer = dataPath.peer(key)
-          for (const { family, probes } of askings) probes.look(key, peer?.[family]?.probe, now)
+          for (const { family, probes } of probings) probes.look(key, peer?.[family]?.probe, now)
         }
       } else if (isOther || !unseen || unseen.size > 0 || now - given.at > KEEP_MS) {
         given = { dataPath, at: now }
         const peers = dataPath?.peers() ?? []
-        for (const { family, probes } of askings) probes.keep(targetsOf(peers, family), now)
+        for (const { family, probes } of probings) probes.keep(targetsOf(peers, family), now)
       }
       await lively(open)
       for (const { probes, socket } of open)
@@ -71,7 +71,7 @@ export async function probePeers(node: Node): Promise<never> {
       node.probes = Object.fromEntries(open.map(({ family, probes }) => [family, probes]))
     }
   } finally {
-    for (const { socket } of askings) socket?.echo.close()
+    for (const { socket } of probings) socket?.echo.close()
   }
 }
 
@@ -82,19 +82,19 @@ const isHearing = ({ ownership: { dataPath } }: Node): boolean => {
 }
 
 /** Wakes silent peers after a sign of life: packets of theirs arrived, their lease was written, or this host's own address is back. */
-function createLively(node: Node): (askings: readonly Asking[]) => Promise<void> {
+function createLively(node: Node): (probings: readonly Probing[]) => Promise<void> {
   let lookedAt = -Infinity
   let wasGone = false
-  return async (askings) => {
+  return async (probings) => {
     const now = performance.now()
     const { dataPath } = node.ownership
     const wake = (key: string, heardAt?: number): void => {
-      for (const { probes } of askings) probes.wake(key, now, heardAt)
+      for (const { probes } of probings) probes.wake(key, now, heardAt)
     }
     for (const key of node.written) wake(key)
     node.written.clear()
     const isGone = listed(dataPath?.gone?.() ?? {}).length > 0
-    const resting = new Set(askings.flatMap(({ probes }) => probes.resting()))
+    const resting = new Set(probings.flatMap(({ probes }) => probes.resting()))
     if (wasGone && !isGone) for (const key of resting) wake(key)
     wasGone = isGone
     if (resting.size === 0 || now - lookedAt < HEARD_MS || !isHearing(node)) return
@@ -112,20 +112,20 @@ const targetsOf = (peers: readonly PathPeer[], family: Family) =>
   peers.flatMap(({ key, [family]: side }) => (side?.probe === undefined ? [] : [{ key, address: side.probe }]))
 
 /** Opens a socket with this source address if the present socket has another one. Without an address, closes the socket. */
-function openFor(asking: Asking, source: Address | undefined, { openEcho, log }: Node): void {
-  const { probes, socket, isForbidden } = asking
+function openFor(probing: Probing, source: Address | undefined, { openEcho, log }: Node): void {
+  const { probes, socket, isForbidden } = probing
   if (socket && socket.source === source) return
   socket?.echo.close()
-  asking.socket = undefined
+  probing.socket = undefined
   if (source === undefined || !openEcho || isForbidden) return
   try {
     const echo = openEcho(source, (from, sequence, roundTripMs) =>
       probes.answered(sequence, from, roundTripMs, performance.now()),
     )
-    asking.socket = { echo, source }
+    probing.socket = { echo, source }
   } catch (error) {
     if (!FORBIDDEN.has((error as NodeJS.ErrnoException).code)) return // the address may not exist yet
-    asking.isForbidden = true
+    probing.isForbidden = true
     log.info(
       `Peers are not probed (${messageOf(error)}): probes need a net.ipv4.ping_group_range that includes ` +
         'the group of weftd, or CAP_NET_RAW',

@@ -15,7 +15,7 @@ export async function keepReady(node: Node): Promise<never> {
       if (node.isReady) await manager.ready?.(signal)
     } catch (error) {
       throwUnlessWaiting(error, signal)
-      calm.error(`Cannot tell Kubernetes that the network of this node is up: ${describeError(error)}`)
+      calm.error(`Cannot report to Kubernetes that the network of this node is up: ${describeError(error)}`)
     }
     await pause(signal, RESYNC_MS)
   }

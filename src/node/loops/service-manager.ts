@@ -7,7 +7,7 @@ import { RESYNC_MS, type Node } from '../node.ts'
 import { snapshotOf } from '../report.ts'
 import { LOOK_MS } from './threads.ts'
 
-export async function tellManager(node: Node): Promise<never> {
+export async function reportToManager(node: Node): Promise<never> {
   const { notifier, signal } = node
   for (;;) {
     const ready = node.isReady || node.pastPath.length === 0

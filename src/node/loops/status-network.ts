@@ -12,7 +12,7 @@ import { forGood } from './probes.ts'
 /** The interval at which the addresses are checked, because they change with the data path. */
 const LOOK_MS = 1_000
 
-export async function tellNetwork(node: Node): Promise<never> {
+export async function serveNetworkStatus(node: Node): Promise<never> {
   const { options, health, log, signal } = node
   const port = options['status-network']
   if (port === 0 || !health) return forGood(signal)
@@ -37,7 +37,7 @@ export async function tellNetwork(node: Node): Promise<never> {
         if (open.has(address)) continue
         try {
           open.set(address, await serveView({ address, port }, health, audience))
-          log.info(`Other nodes may ask for the status at ${address}, TCP port ${port}`)
+          log.info(`Other nodes can query the status at ${address}, TCP port ${port}`)
         } catch (error) {
           // The address may not exist yet, and the previous weftd may still have the port.
           calm.warn(

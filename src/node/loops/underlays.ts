@@ -21,7 +21,7 @@ const TICK_MS = 1_000
 const BOTH = ['first', 'other'] as const
 
 /** The probes of one data path's peers over both underlay families. */
-interface Asking {
+interface Probing {
   readonly dataPath: DataPath
   readonly underlays: Underlays
   /** The inner source address. One family is enough, because both inner families use the same underlay. */
@@ -39,28 +39,28 @@ export async function chooseUnderlays(node: Node): Promise<never> {
     for (const key of underlays?.others() ?? []) underlays?.choose(key, underlays.first)
     return forGood(signal)
   }
-  let asking: Asking | undefined
-  const choices = createUnderlayChoices(() => asking?.probes.first.intervalMs() ?? everyMs)
+  let probing: Probing | undefined
+  const choices = createUnderlayChoices(() => probing?.probes.first.intervalMs() ?? everyMs)
   const close = (): void => {
-    for (const which of BOTH) asking?.echoes[which].close()
-    asking = undefined
+    for (const which of BOTH) probing?.echoes[which].close()
+    probing = undefined
   }
   try {
     for (;;) {
       await pause(signal, TICK_MS)
       const { dataPath } = node.ownership
       const source = sourceOf(dataPath)
-      if (asking && (asking.dataPath !== dataPath || asking.source !== source)) close()
-      if (!asking && dataPath && source !== undefined) {
-        asking = openFor(dataPath, source, everyMs, node)
+      if (probing && (probing.dataPath !== dataPath || probing.source !== source)) close()
+      if (!probing && dataPath && source !== undefined) {
+        probing = openFor(dataPath, source, everyMs, node)
         // Choices stay valid for a data path that was opened again. The first data path has the choices of the previous process.
-        choices.assume(asking?.underlays.others() ?? [])
-        for (const key of asking ? choices.others() : []) dataPath.underlays?.choose(key, dataPath.underlays.other)
+        choices.assume(probing?.underlays.others() ?? [])
+        for (const key of probing ? choices.others() : []) dataPath.underlays?.choose(key, dataPath.underlays.other)
       }
-      if (!asking) continue
-      const { underlays, probes, echoes } = asking
+      if (!probing) continue
+      const { underlays, probes, echoes } = probing
       const now = performance.now()
-      const targets = targetsOf(asking)
+      const targets = targetsOf(probing)
       const keys = new Set(targets.map(({ key }) => key))
       choices.keep((key) => keys.has(key))
       // The data path's present choices. A peer that was removed and added again uses the first family. A peer that could not be probed for a
@@ -87,7 +87,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
         node.learnt.ring()
         // The new path may have another MTU.
         touch(node.unsearched, new Set([key]))
-        tell(key, underlays, by, node)
+        logChoice(key, underlays, by, node)
       }
     }
   } finally {
@@ -101,7 +101,7 @@ function sourceOf(dataPath: DataPath | undefined): Address | undefined {
 }
 
 /** Opens the sockets. Returns undefined if the address does not exist yet, or if echo requests are forbidden, which probes.ts logs. */
-function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEcho }: Node): Asking | undefined {
+function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath
   if (!underlays || !openEcho) return undefined
   const probes = createUnderlayProbes(everyMs, Math.random)
@@ -118,7 +118,7 @@ function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEch
 }
 
 /** Returns the peers that can be reached over both families, each with its inner address. */
-function targetsOf({ dataPath, underlays, source }: Asking): Target[] {
+function targetsOf({ dataPath, underlays, source }: Probing): Target[] {
   const family = familyOf(source)
   const probeOf = (peer: PathPeer): Address | undefined => peer[family]?.probe
   return dataPath.peers().flatMap((peer) => {
@@ -127,7 +127,7 @@ function targetsOf({ dataPath, underlays, source }: Asking): Target[] {
   })
 }
 
-function tell(key: string, underlays: Underlays, by: Underlay, { log, view, memory }: Node): void {
+function logChoice(key: string, underlays: Underlays, by: Underlay, { log, view, memory }: Node): void {
   const [now, before] = [underlays[by], underlays[otherThan(by)]]
   const { subnet, attrs } = view.get(key) ?? {}
   const family = FAMILIES.find((each) => subnet?.[each])

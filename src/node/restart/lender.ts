@@ -11,7 +11,7 @@ import {
   SILENCE_MS,
   VERSION,
   type About,
-  type Heard,
+  type HandoverEvent,
   type Stage,
 } from './protocol.ts'
 
@@ -40,12 +40,12 @@ export interface Lender {
 export class Superseded extends Error {
   readonly how: 'end' | 'leave'
   /** Reports to the other process that this one has no path open any more. */
-  readonly tell: () => void
+  readonly confirm: () => void
 
-  constructor(how: 'end' | 'leave', tell: () => void) {
+  constructor(how: 'end' | 'leave', confirm: () => void) {
     super(how === 'end' ? 'another weftd has taken over' : 'weftd --leave')
     this.how = how
-    this.tell = tell
+    this.confirm = confirm
   }
 }
 
@@ -103,14 +103,14 @@ class Conversations {
       for (;;) {
         const isSuccessor = this.successor === connection
         const withinMs = isSuccessor && this.isAway ? SILENCE_MS : undefined
-        const heard = await receive(connection, this.stopping, withinMs).catch(() => undefined)
-        if (heard === undefined || this.stopping.aborted) return // this process stops, and the successor keeps what it was lent
-        if (heard === 'gone' || heard === 'silent') {
-          if (isSuccessor) await this.comeBack(connection, heard)
+        const received = await receive(connection, this.stopping, withinMs).catch(() => undefined)
+        if (received === undefined || this.stopping.aborted) return // this process stops, and the successor keeps what it was lent
+        if (received === 'gone' || received === 'silent') {
+          if (isSuccessor) await this.comeBack(connection, received)
           return
         }
-        closeAll(heard.fds)
-        const reply = await this.answer(heard.text, connection)
+        closeAll(received.fds)
+        const reply = await this.answer(received.text, connection)
         // If this process stops meanwhile, it does not send the path, which ends with the process.
         if (this.stopping.aborted) return
         if (reply instanceof Superseded) {
@@ -138,9 +138,9 @@ class Conversations {
       return refused(
         `another weftd${other.peerPid ? ` (pid ${other.peerPid})` : ''} is taking over already; end that one first`,
       )
-    const next = typeof want === 'string' ? NEXT[this.stage][want as Heard] : undefined
+    const next = typeof want === 'string' ? NEXT[this.stage][want as HandoverEvent] : undefined
     if (next === undefined || want === 'gone' || want === 'silent') return refused(`not while it is ${this.stage}`)
-    switch (want as Heard) {
+    switch (want as HandoverEvent) {
       case 'meet': {
         const refusal = lender.refusal()
         if (refusal !== undefined) return refused(refusal)
@@ -250,8 +250,8 @@ function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
 async function untilGone(connection: Connection, stopping: AbortSignal): Promise<void> {
   const until = performance.now() + KILL_MS
   for (let leftMs = KILL_MS; leftMs > 0; leftMs = until - performance.now()) {
-    const heard = await receive(connection, stopping, leftMs).catch(() => 'gone' as const)
-    if (typeof heard === 'string') return
-    closeAll(heard.fds)
+    const received = await receive(connection, stopping, leftMs).catch(() => 'gone' as const)
+    if (typeof received === 'string') return
+    closeAll(received.fds)
   }
 }

@@ -4,7 +4,7 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import { unpackPaths } from './open-path.ts'
-import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type Heard } from './protocol.ts'
+import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type HandoverEvent } from './protocol.ts'
 
 /** Serves a new connection to a running daemon. */
 export const predecessorAt = (connection: Connection): Predecessor => new Predecessor(connection)
@@ -123,7 +123,7 @@ export class Predecessor {
   }
 
   /** Sends a request and waits for its answer. After a missed answer it closes the connection, because later answers would not match. */
-  private async request(want: Heard, withinMs = ANSWER_MS): Promise<Parcel | undefined> {
+  private async request(want: HandoverEvent, withinMs = ANSWER_MS): Promise<Parcel | undefined> {
     if (this.isGone) return undefined
     let late: NodeJS.Timeout | undefined
     try {
@@ -170,7 +170,7 @@ export class Predecessor {
   }
 
   /** Returns false if the daemon's buffer is full. Then the daemon has messages that it has not read yet, or hangs. */
-  private send(want: Heard): boolean {
+  private send(want: HandoverEvent): boolean {
     try {
       this.connection.send(messageFor({ want }))
       return true

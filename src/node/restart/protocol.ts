@@ -58,10 +58,10 @@ export type Stage =
   | 'over' // the successor is the node, or this node has left
 
 /** The events of a conversation: the successor's requests, its end (`gone`) and its silence. */
-export type Heard = 'meet' | 'path' | 'release' | 'still' | 'end' | 'leave' | 'gone' | 'silent'
+export type HandoverEvent = 'meet' | 'path' | 'release' | 'still' | 'end' | 'leave' | 'gone' | 'silent'
 
 /** The next stage by stage and event. Other events are refused. From `lent` and `released` to `alone` the path is taken back. */
-export const NEXT: { readonly [From in Stage]: { readonly [What in Heard]?: Stage } } = {
+export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent]?: Stage } } = {
   alone: { meet: 'met', leave: 'over' },
   met: { meet: 'met', path: 'lent', release: 'released', gone: 'alone' },
   lent: { release: 'released', still: 'lent', end: 'over', gone: 'alone', silent: 'alone' },

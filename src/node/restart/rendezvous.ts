@@ -94,7 +94,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
     const isFolder = !mayWrite(folder)
     const message = isFolder
       ? `this user may not write ${folder}: ${messageOf(error)}`
-      : `cannot tell whether another weftd runs: ${messageOf(error)}`
+      : `cannot find out whether another weftd runs: ${messageOf(error)}`
     const remedy = isFolder
       ? 'run weftd as root, or give --subnet-file another folder'
       : 'run weftd as the user that ran before, or remove what that one left: `weft cleanup`'
