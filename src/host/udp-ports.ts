@@ -1,20 +1,20 @@
-// udp-ports.ts - finds out whether a UDP port of this host can be had, and who has it.
+// udp-ports.ts - checks whether a UDP port of this host is free, and finds the process that holds it.
 
 import { createSocket } from 'node:dgram'
 import { readdir, readFile, readlink } from 'node:fs/promises'
 import { parseAddress, type Family } from '../net/address.ts'
 
 /** A socket of this network namespace. */
-export interface UdpSocket {
+interface UdpSocket {
   /** The local address as text, `*` for any address. */
   readonly address: string
-  /** The inode of the socket. No process has a socket of the kernel's own open, such as that of a vxlan device. */
+  /** The inode of the socket. A socket of the kernel itself, such as that of a vxlan device, is open in no process, so no process is found for it. */
   readonly inode: number
 }
 
 /**
  * Binds the port once, without SO_REUSEADDR and SO_REUSEPORT, and closes the socket again. Resolves with the system's error code, such as
- * EADDRINUSE; undefined if the port can be had.
+ * EADDRINUSE; undefined if the port is free.
  */
 export function tryUdpPort(family: Family, address: string, port: number): Promise<string | undefined> {
   return new Promise((resolve) => {

@@ -37,7 +37,7 @@ const inNamespace = (command: readonly string[]): string[] => [
 const NOTHING: ProbeJob = {
   toTun: [],
   toUdp: [],
-  fromStranger: [],
+  fromUnknown: [],
   without: [],
   encapsulation: 'udp',
   verifySource: 'strict',
@@ -232,11 +232,11 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       // There is no IPv6 peer. With the filter off the engines differ in this.
       const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
       const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
-      const { fromTun, counters, strangers } = await probe(engine, {
+      const { fromTun, counters, unknownSenders } = await probe(engine, {
         encapsulation,
         verifySource,
         toUdp,
-        fromStranger: sent(false),
+        fromUnknown: sent(false),
       })
       const [sender, spoofed, destination] = ['rx_drop_unknown_sender', 'rx_drop_spoofed_source', 'rx_drop_destination']
       const counted = { off: [0, 0, 0], inner: [4, 2, 3], strict: [4, 3, 3] }[verifySource]
@@ -247,7 +247,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       const forContainer = letIn.map((each) => each.packet).filter((packet) => packet.readUInt32BE(16) === CONTAINER)
       if (verifySource !== 'off')
         expect(sorted(fromTun)).toEqual(sorted(hex(forContainer.map((packet) => forwarded(packet, 2)!))))
-      const named = strangers.map(({ reason, from }) => `${reason} ${from}`)
+      const named = unknownSenders.map(({ reason, from }) => `${reason} ${from}`)
       const here = [sender, spoofed, destination].map((reason) => `${reason} 127.0.0.1`)
       const inner = [...here, `${sender} 127.0.0.66`]
       const expected = { off: [], inner, strict: [...inner, `${spoofed} 127.0.0.66`] }[verifySource]

@@ -1,5 +1,5 @@
-// backend-change.test.ts - the backend of a cluster is changed, from each to each: afterwards no packet goes by the way of the old one, and
-// with wireguard none is readable on the cable.
+// backend-change.test.ts - changes the backend of a cluster from each one to each other one. Afterwards no packet uses the old backend, and
+// with wireguard no packet is readable on the underlay.
 
 import { writeFileSync, mkdirSync } from 'node:fs'
 import { join } from 'node:path'
@@ -12,14 +12,14 @@ import { parseAddress, type Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft } from '../support/hosts.ts'
 import type { KubeApi } from '../support/kube-admin.ts'
-import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
+import { openKubeRelay, type KubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
 const lack = needs(HOSTS, ...ETCD, 'openssl', 'ping', 'tcpdump')
 
 const NETWORK = '10.5.0.0/16'
-/** As long as ping's pattern can be. */
+/** The maximum length of ping's pattern. */
 const TEXT = 'nobody reads it.'
 const PATTERN = Buffer.from(TEXT).toString('hex')
 const PINGS = 5
@@ -27,7 +27,7 @@ const PINGS = 5
 /** The devices of a backend that has one for each family. */
 const VXLAN = { ipv4: ['flannel.1'], ipv6: ['flannel-v6.1'] } as const
 const ONE = { ipv4: ['flannel0'], ipv6: ['flannel0'] } as const
-/** The backends that this machine can run: what each makes on a host, and how its packets are known on the cable. */
+/** The backends that this machine can run: the devices that each creates, and how its packets look on the underlay. */
 const BACKENDS = {
   udp: { options: { Type: 'udp' }, devices: ONE, ports: { ipv4: [8285], ipv6: [8285] } },
   'vxlan by the kernel': {
@@ -48,10 +48,10 @@ const BACKENDS = {
   },
 } as const
 type Name = keyof typeof BACKENDS
-/** Lanes of WireGuard's, beside the port that it listens on. */
+/** The source ports of WireGuard's lanes, in addition to its listening port. */
 const LANES = { first: 52_060, last: 52_067 }
 
-/** Each ordered pair once, as one walk over all of them (Hierholzer's algorithm): each change begins where the one before has ended. */
+/** Returns a path that uses each ordered pair once (Hierholzer's algorithm), so each change starts from the result of the previous one. */
 function walkOver(names: readonly Name[]): Name[] {
   const left = new Map(names.map((name) => [name, names.filter((other) => other !== name)]))
   const [stack, walk]: [Name[], Name[]] = [[names[0]!], []]
@@ -69,7 +69,7 @@ let lab: Lab
 const labsMade: Lab[] = []
 let etcd: Etcd | undefined
 let api: KubeApi | undefined
-let gate: KubeGate | undefined
+let relay: KubeRelay | undefined
 let hosts: readonly [Host, Host]
 let pods: readonly [Pod, Pod] | undefined
 const running = new Map<Host, Daemon>()
@@ -85,12 +85,12 @@ beforeAll(async () => {
 })
 afterAll(async () => {
   for (const each of labsMade) await each.close()
-  await gate?.close()
+  await relay?.close()
   await api?.close()
   await etcd?.close()
 })
 
-/** The keeper of the leases. */
+/** A store of leases. */
 interface Bed {
   readonly configure: (backend: object) => Promise<unknown> | void
   readonly args: (host: Host) => readonly string[]
@@ -120,8 +120,8 @@ const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
   },
   async 'nodes of Kubernetes'() {
     api = await startKubeServer()
-    gate = await openKubeGate(lab, api)
-    const { kubeconfig } = gate
+    relay = await openKubeRelay(lab, api)
+    const { kubeconfig } = relay
     for (const host of hosts) await api.admin.addNode(host.name, subnetOf(host))
     const file = join(lab.folder, 'net-conf.json')
     return {
@@ -143,7 +143,7 @@ async function stopAll(): Promise<void> {
   running.clear()
 }
 
-/** How a daemon with the new backend comes in the place of the one that runs. */
+/** Ways to replace the running daemon by one with the new backend. */
 const WAYS = {
   'is restarted': async (host: Host, bed: Bed) => {
     await running.get(host)!.stop()
@@ -156,16 +156,16 @@ const WAYS = {
   },
 } as const
 
-/** Packets on the cable of a host, of one kind each. */
-interface Heard {
-  /** Readable packets, whatever is around them. */
+/** The packets on a host's link, by kind. */
+interface Captured {
+  /** Packets whose inner content is readable, with any encapsulation. */
   readonly readable: number
-  /** By destination port of UDP; 0 stands for packets without a tunnel. */
+  /** The UDP destination ports; 0 stands for packets without a tunnel. */
   readonly ports: ReadonlySet<number>
 }
 
-/** What is heard on the cable of the first host while its container pings the other's. */
-async function listenWhilePinging(isAnswered: boolean, family: Family): Promise<Heard> {
+/** Captures on the first host's link while its container pings the other host's container. */
+async function listenWhilePinging(isAnswered: boolean, family: Family): Promise<Captured> {
   const [from, to] = pods!.map((pod) => addressOf(pod, family)) as [string, string]
   const tap = hosts[0].spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', 'ip or ip6'])
   const parts: Buffer[] = []
@@ -186,11 +186,11 @@ async function listenWhilePinging(isAnswered: boolean, family: Family): Promise<
   }
 }
 
-/** The address of a host's link, in hexadecimal digits. */
+/** Returns the MAC address of a host's link in hexadecimal digits. */
 const macOf = async (host: Host): Promise<string> =>
   (await host.output(['cat', '/sys/class/net/eth0/address'])).trim().replaceAll(':', '')
 
-/** The packets of a capture (pcap, as tcpdump writes it on this machine), with their Ethernet headers. */
+/** Splits a capture (pcap, as tcpdump writes it on this machine) into packets with their Ethernet headers. */
 function packetsOf(pcap: Buffer): Buffer[] {
   const packets: Buffer[] = []
   for (let at = 24; at + 16 <= pcap.length;) {
@@ -202,8 +202,8 @@ function packetsOf(pcap: Buffer): Buffer[] {
 }
 
 /**
- * The port of a datagram of some tunnel; 0 for a packet of the two containers that goes to one of these hosts without a tunnel. One for
- * which there is no way any more goes to the default gateway.
+ * Returns the port of a tunnel's datagram, or 0 for a packet between the containers that goes directly to one of these hosts. A packet
+ * without a route goes to the default gateway instead.
  */
 function portOf(frame: Buffer, from: string, to: string, macs: readonly string[]): readonly number[] {
   const packet = frame.subarray(14)
@@ -216,13 +216,13 @@ function portOf(frame: Buffer, from: string, to: string, macs: readonly string[]
   const port = packet.readUInt16BE((isIpv6 ? 40 : (packet[0]! & 15) * 4) + 2)
   return [port >= LANES.first && port <= LANES.last ? 51_820 : port]
 }
-/** An address as hexadecimal digits. */
+/** Returns an address as hexadecimal digits. */
 function hexOf(text: string): string {
   const address = parseAddress(text)!
   return address.toString(16).padStart(typeof address === 'number' ? 8 : 32, '0')
 }
 const addressOf = (pod: Pod, family: Family): string => (family === 'ipv4' ? pod.address : (pod.ipv6 ?? ''))
-/** The subnet of a host in this family. */
+/** Returns the subnet of a host in this family. */
 const netOf = (host: Host, family: Family): string =>
   networkOf(host.subnetEnv()[family === 'ipv4' ? 'FLANNEL_SUBNET' : 'FLANNEL_IPV6_SUBNET'] ?? '')
 const TUNNELS: ReadonlySet<number> = new Set(
@@ -234,7 +234,7 @@ const portsOf = (name: Name, family: Family): readonly number[] => {
   return name === 'wireguard' && family === 'ipv6' ? [...ports.ipv4, ...ports.ipv6] : ports[family]
 }
 
-/** The devices of any backend on a host, and the devices to which the other host's subnet is routed. */
+/** Lists the devices of all backends on a host, and the devices of the routes to the other host's subnet. */
 async function leftOn(host: Host, other: Host, family: Family): Promise<{ devices: string[]; routes: string[] }> {
   const flag = family === 'ipv4' ? '-4' : '-6'
   const [links, routes] = [await host.output(['ip', '-j', 'link']), await host.output(['ip', flag, '-j', 'route'])]
@@ -253,7 +253,7 @@ async function check(from: Name, to: Name): Promise<void> {
     const { readable, ports } = await listenWhilePinging(true, family)
     const tunnels = [...ports].filter((port) => TUNNELS.has(port))
     expect(tunnels.length, change).toBeGreaterThan(0)
-    // In a network of both families udp carries IPv6 in datagrams of IPv4.
+    // In a dual-stack network udp carries IPv6 in IPv4 datagrams.
     expect(portsOf(to, family), change).toEqual(expect.arrayContaining(tunnels))
     if (to === 'wireguard') expect(readable).toBe(0)
     for (const [host, other] of [hosts, hosts.toReversed()] as [Host, Host][]) {
@@ -267,7 +267,7 @@ async function check(from: Name, to: Name): Promise<void> {
   }
 }
 
-/** Makes each change on one node after the other, and listens after each. */
+/** Makes each change on one node after the other, and captures packets after each. */
 async function goThrough(steps: readonly Name[], way: keyof typeof WAYS, bed: Bed): Promise<void> {
   const changes = steps.slice(1).map((to, at) => [steps[at]!, to] as const)
   for (const [from, to] of changes) {
@@ -275,7 +275,7 @@ async function goThrough(steps: readonly Name[], way: keyof typeof WAYS, bed: Be
     for (const [at, host] of hosts.entries()) {
       await WAYS[way](host, bed)
       if (at > 0) continue
-      // The other node has the old backend still.
+      // The other node still has the old backend.
       for (const family of families) {
         const { readable, ports } = await listenWhilePinging(false, family)
         const change = `${from} to ${to}, half-way, ${family}`
@@ -291,7 +291,7 @@ async function goThrough(steps: readonly Name[], way: keyof typeof WAYS, bed: Be
   }
 }
 
-/** Starts a node on each host, with the backend udp and a container. */
+/** Starts a node with the backend udp and a container on each host. */
 async function startBoth(bed: Bed): Promise<void> {
   await bed.configure(BACKENDS.udp.options)
   for (const host of hosts) await start(host, bed)
@@ -301,7 +301,7 @@ async function startBoth(bed: Bed): Promise<void> {
 
 describe.each(Object.keys(BEDS))('with leases in %s', (keeper) => {
   let bed: Bed
-  it('starts', async ({ skip }) => {
+  it('starts with the first backend', async ({ skip }) => {
     const why = await whyNoVxlan()
     skip(why !== undefined, why)
     await stopAll()
@@ -310,12 +310,12 @@ describe.each(Object.keys(BEDS))('with leases in %s', (keeper) => {
   })
 
   const steps = walkOver(Object.keys(BACKENDS) as Name[])
-  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet goes by the old way once a node %s', (way) =>
+  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet uses the old backend after a node %s', (way) =>
     goThrough(steps, way, bed),
   )
 })
 
-describe('a route past wireguard that weft did not make', () => {
+describe('a route that bypasses wireguard and that weft did not create', () => {
   let bed: Bed
   const way = (): string[] => [subnetOf(hosts[1]), 'via', hosts[1].address, 'dev', 'eth0', 'proto', 'static']
   const isReady = async (host: Host): Promise<string> =>
@@ -323,7 +323,7 @@ describe('a route past wireguard that weft did not make', () => {
   const isBypassed = async (host: Host): Promise<boolean> =>
     (await statusOf(host)).impairments.some(({ by }) => by === 'bypass')
 
-  it('makes a node that runs impaired and not ready, as each reader says, until it is gone', async () => {
+  it('makes a running node impaired and not ready in every report, until the route is removed', async () => {
     await stopAll()
     bed = await BEDS['a directory']!()
     await bed.configure(BACKENDS.wireguard.options)
@@ -377,7 +377,7 @@ describe('a route past wireguard that weft did not make', () => {
         'ip link del eth9',
       ],
     ],
-  ])('is seen if it is %s', async (_what, commands) => {
+  ])('is detected if it is %s', async (_what, commands) => {
     const [host, other] = hosts
     const [add, remove] = commands(subnetOf(host), subnetOf(other), other.address)
     await host.output(['sh', '-c', add])
@@ -387,7 +387,7 @@ describe('a route past wireguard that weft did not make', () => {
     await reach(pods![0].namespace, pods![1].address)
   })
 
-  it('is none if it is a rule by which the network goes as ever, as VPNs have it', async () => {
+  it('is not reported for a policy rule that leaves the traffic in the tunnel, as VPNs use it', async () => {
     const [host, other] = hosts
     const rules = [
       `ip route add default via ${other.address} table 101`,
@@ -395,16 +395,16 @@ describe('a route past wireguard that weft did not make', () => {
       'ip rule add pref 101 not fwmark 0xca6c lookup 101',
     ]
     await host.output(['sh', '-c', rules.join('; ')])
-    await WAYS['is restarted'](host, bed) // which is ready only if there is none
+    await WAYS['is restarted'](host, bed) // the restarted node becomes ready only without a bypass
     await host.output(['sh', '-c', 'ip rule del pref 100; ip rule del pref 101; ip route flush table 101'])
   })
 
-  it('keeps one that starts from being ready until it is gone', async () => {
+  it('keeps a starting node from becoming ready until it is removed', async () => {
     const [host] = hosts
     await running.get(host)!.stop()
     await host.output(['ip', 'route', 'add', ...way()])
     const starting = start(host, bed)
-    starting.catch(() => {}) // a failure below tells more
+    starting.catch(() => {}) // a failure below has more details
     await eventually(async () => expect(await isBypassed(host)).toBe(true))
     expect(await isReady(host)).toBe('503')
     await host.output(['ip', 'route', 'del', ...way()])
@@ -412,7 +412,7 @@ describe('a route past wireguard that weft did not make', () => {
     await eventually(async () => expect(await isReady(host)).toBe('200'))
   })
 
-  it('is left alone, and no matter, with "AllowBypass": true', async () => {
+  it('is kept and not reported with "AllowBypass": true', async () => {
     const [host] = hosts
     await bed.configure({ ...BACKENDS.wireguard.options, AllowBypass: true })
     await host.output(['ip', 'route', 'add', ...way()])
@@ -423,9 +423,9 @@ describe('a route past wireguard that weft did not make', () => {
   })
 })
 
-describe('a route of an earlier run to what is the own subnet now', () => {
+describe("a route of an earlier run to the node's present subnet", () => {
   const BY_HOST = { ...BACKENDS['host-gw'].options }
-  it.each(['host-gw', 'udp'] as const)('goes as %s starts', async (name) => {
+  it.each(['host-gw', 'udp'] as const)('is removed when %s starts', async (name) => {
     const [host, other] = hosts
     const bed = await BEDS['a directory']!()
     await stopAll()
@@ -433,7 +433,7 @@ describe('a route of an earlier run to what is the own subnet now', () => {
     for (const each of hosts) await start(each, bed)
     pods ??= [await host.startPod(), await other.startPod()]
     await running.get(host)!.stop()
-    // As a bridge that is made later would find it: before its own route.
+    // A bridge that is created later would find the old route before its own route.
     await host.output(['ip', 'link', 'set', 'cni0', 'down'])
     await host.output(['ip', 'route', 'add', subnetOf(host), 'via', other.address, 'dev', 'eth0'])
     await host.output(['ip', 'link', 'set', 'cni0', 'up'])
@@ -445,7 +445,7 @@ describe('a route of an earlier run to what is the own subnet now', () => {
 })
 
 describe('a backend whose routes other programs make', () => {
-  /** The routes to the other host's subnet, and the devices of backends. */
+  /** Lists the routes to the other host's subnet, and the devices of backends. */
   const left = () => leftOn(hosts[0], hosts[1], 'ipv4')
   const AS_HOST_GW = {
     Type: 'extension',
@@ -460,7 +460,7 @@ describe('a backend whose routes other programs make', () => {
         (Object.keys(WAYS) as (keyof typeof WAYS)[]).map((way) => [to as keyof typeof TYPES, from, way] as const),
       ),
     ),
-  )('%s has nothing that %s left once the node %s', async (to, from, way) => {
+  )('%s leaves nothing of %s after the node %s', async (to, from, way) => {
     const bed = await BEDS['a directory']!()
     await stopAll()
     await bed.configure(BACKENDS[from].options)
@@ -496,7 +496,7 @@ describe.each([
   ['both families', ['ipv4', 'ipv6']],
 ] as const)('with a network of %s', (_name, of) => {
   let bed: Bed
-  it('starts', async ({ skip }) => {
+  it('starts with the first backend', async ({ skip }) => {
     const why = await whyNoVxlan()
     skip(why !== undefined, why)
     await stopAll()
@@ -505,13 +505,13 @@ describe.each([
     await startBoth(bed)
   })
 
-  // To and from wireguard, whose packets must not be readable. In a network of both families also the others among themselves.
+  // From and to wireguard, whose packets must not be readable; in a dual-stack network also between the other backends.
   const steps: readonly Name[] = [
     ...(['udp', 'wireguard', 'host-gw', 'wireguard', 'vxlan by the kernel', 'wireguard', 'vxlan by weftd'] as const),
     ...(of.length > 1 ? (['vxlan by the kernel', 'host-gw', 'udp', 'vxlan by weftd', 'wireguard'] as const) : []),
     'udp',
   ]
-  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet goes by the old way once a node %s', (way) =>
+  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet uses the old backend after a node %s', (way) =>
     goThrough(steps, way, bed),
   )
 })

@@ -8,7 +8,7 @@ import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { createLab, whyNoVxlan, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import type { KubeApi } from '../support/kube-admin.ts'
-import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
+import { openKubeRelay, type KubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
@@ -18,7 +18,7 @@ let lab: Lab
 let host: Host
 let etcd: Etcd | undefined
 let api: KubeApi | undefined
-let gate: KubeGate | undefined
+let relay: KubeRelay | undefined
 
 beforeAll(async () => {
   if (lack !== undefined) return
@@ -27,7 +27,7 @@ beforeAll(async () => {
 })
 afterAll(async () => {
   await lab?.close()
-  await gate?.close()
+  await relay?.close()
   await api?.close()
   await etcd?.close()
 })
@@ -38,7 +38,7 @@ const networkOf = (families: Families): object => ({
   ...(families === 'IPv4' ? {} : { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }),
 })
 
-/** The keeper of the leases, and what a node has written to it. */
+/** The flags for a store, and the keys that a node has written to it. */
 interface Bed {
   readonly configure: (config: object) => Promise<unknown> | void
   readonly args: readonly string[]
@@ -69,12 +69,12 @@ const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
   },
   async 'nodes of Kubernetes'() {
     const server = (api = await startKubeServer())
-    gate = await openKubeGate(lab, api)
+    relay = await openKubeRelay(lab, api)
     await server.admin.addNode(host.name, '10.5.7.0/24,fd00:5:0:7::/64')
     const file = join(lab.folder, 'net-conf.json')
     return {
       configure: (config) => writeFileSync(file, JSON.stringify(config)),
-      args: ['--kube-subnet-mgr', '--kubeconfig-file', gate.kubeconfig, '--net-config-path', file],
+      args: ['--kube-subnet-mgr', '--kubeconfig-file', relay.kubeconfig, '--net-config-path', file],
       written: async () => {
         const { metadata } = await server.admin.node(host.name)
         return Object.keys(metadata?.annotations ?? {}).filter((name) => name.startsWith('flannel.'))
@@ -84,10 +84,10 @@ const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
   },
 }
 
-/** Puts an obstacle in the way; resolves with what takes it away. */
+/** Creates an obstacle; resolves with a function that removes it. */
 type Obstacle = () => Promise<() => Promise<unknown>>
 
-/** A program has a UDP port of all addresses of both families, or of one address. */
+/** A program uses a UDP port on all addresses of both families, or on one address. */
 const program =
   (port: number, address?: string): Obstacle =>
   async () => {
@@ -101,7 +101,7 @@ const program =
       await ended(child)
     }
   }
-/** A command has made something, and another one takes it away. */
+/** One command creates the obstacle, another one removes it. */
 const made =
   (add: string, remove: string): Obstacle =>
   async () => {
@@ -207,7 +207,7 @@ const noDevices: readonly Case[] = [
     says: /IPv6 needs an MTU of 1280/,
   },
 ]
-/** A program `nft` that does one thing, and refuses everything else. */
+/** A program `nft` that succeeds at one task and fails at all others. */
 const noFirewall: readonly (readonly [what: string, script: string, says: RegExp])[] = [
   ['cannot be run', 'exit 1', /no nftables support: `nft --version` failed/],
   ['cannot read', '[ "$1" = --version ]', /couldn't setup masq rules: `nft/],
@@ -232,7 +232,7 @@ async function refused(bed: Bed, config: object, says: RegExp, more: Partial<Par
   expect(await bed.written()).toEqual(bed.nothing)
 }
 
-describe.each(Object.keys(BEDS))('with leases in %s, nothing is written by a node of which', (keeper) => {
+describe.each(Object.keys(BEDS))('with leases in %s, a node writes nothing if', (keeper) => {
   let bed: Bed
   beforeAll(async () => {
     if (lack === undefined) bed = await BEDS[keeper]!()
@@ -241,13 +241,13 @@ describe.each(Object.keys(BEDS))('with leases in %s, nothing is written by a nod
     cases.map((each) => [`${JSON.stringify(each.backend)} with ${each.families}`, each] as const)
 
   it.each(titled(noPorts))(
-    'another program has the port: %s',
+    'another program uses the port: %s',
     async (_title, { families, backend, obstacle, says }) => {
       const remove = await obstacle()
       await refused(bed, { ...networkOf(families), Backend: backend }, says).finally(remove)
     },
   )
-  it.for(titled(noDevices))('something has the place of the device: %s', async ([, each], { skip }) => {
+  it.for(titled(noDevices))('another object blocks the device: %s', async ([, each], { skip }) => {
     const why = await whyNoVxlan()
     skip(why !== undefined, why)
     const remove = await each.obstacle()

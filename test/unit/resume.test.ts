@@ -106,9 +106,7 @@ it('logs the loss of a family also after the node has taken over what was resume
     expect(handover.resumed).toBeDefined()
     await handover.resumed!.hand()
     lose(new Error('flannel-wg-v6 is gone'))
-    await vi.waitFor(() =>
-      expect(lines.join('\n')).toMatch(/IPv6 is not carried, and tried again: flannel-wg-v6 is gone/),
-    )
+    await vi.waitFor(() => expect(lines.join('\n')).toMatch(/Cannot carry IPv6, trying again: flannel-wg-v6 is gone/))
     throw stop
   }
   await expect(runDaemon(options, log, stopping)).rejects.toBe(stop)

@@ -183,7 +183,7 @@ describe('chooseExternalInterface', () => {
     })
   })
 
-  it('takes linear time for what a backtracking matcher never ends with', async () => {
+  it('matches in linear time a pattern with which a backtracking matcher never ends', async () => {
     const pattern = '^(a+)+$'
     const name = `${'a'.repeat(23)}!` // longer than the 15 characters that the kernel allows
     const clock = (): number => process.cpuUsage().user
@@ -389,7 +389,7 @@ async function chooseOf(
 }
 
 describe('chooseExternalInterface in a network with IPv6', () => {
-  it('takes the default route of IPv6 alone, and says so as flanneld does', async () => {
+  it('uses the IPv6 default route in an IPv6-only network, and logs it as flanneld does', async () => {
     const { lines, found, ...is } = await chooseOf(IPV6, {}, hostOfBoth([]))
     expect(is).toEqual({ name: 'eth0', address: '2001:db8::7', publicIp: '2001:db8::7' })
     expect(found.address.ipv4).toBeUndefined()

@@ -1,4 +1,4 @@
-// plan.test.ts - what another configuration changes, and whom it cuts off from whom.
+// plan.test.ts - planOf: which keys another configuration changes, and how many nodes it cuts off.
 
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
@@ -12,7 +12,7 @@ const config = (backend: object, head: object = {}) =>
 it.each<[string, object, object, readonly string[], readonly string[], number]>([
   ['nothing', { Type: 'udp' }, { Type: 'udp', Port: 0 }, ['', ''], [], 0],
   [
-    'another backend',
+    'the backend',
     { Type: 'udp', Port: 9 },
     { Type: 'vxlan', VNI: 7 },
     ['', '', ''],
@@ -20,7 +20,7 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     3,
   ],
   [
-    'another backend with a key',
+    'the backend to one with a key',
     { Type: 'vxlan', Port: 9 },
     { Type: 'wireguard', PSK: KEY },
     ['vxlan'],
@@ -35,12 +35,26 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     ['Backend.PSK: none -> <hidden>'],
     1,
   ],
-  ['one that some run', { Type: 'udp' }, { Type: 'vxlan' }, ['', 'vxlan', ''], ['Backend.Type: udp -> vxlan'], 2],
-  ['one that publishes as little', { Type: 'udp' }, { Type: 'alloc' }, ['', ''], ['Backend.Type: udp -> alloc'], 2],
+  [
+    'the backend, which some nodes have already',
+    { Type: 'udp' },
+    { Type: 'vxlan' },
+    ['', 'vxlan', ''],
+    ['Backend.Type: udp -> vxlan'],
+    2,
+  ],
+  [
+    'the backend to one that publishes the same data',
+    { Type: 'udp' },
+    { Type: 'alloc' },
+    ['', ''],
+    ['Backend.Type: udp -> alloc'],
+    2,
+  ],
   ['the port', { Type: 'udp' }, { Type: 'udp', Port: 9000 }, ['', ''], ['Backend.Port: 0 -> 9000'], 2],
   ['the VNI', { Type: 'vxlan' }, { Type: 'vxlan', VNI: 2 }, ['vxlan'], ['Backend.VNI: 1 -> 2'], 1],
   [
-    'who is let in',
+    'the filter of sources',
     { Type: 'udp' },
     { Type: 'udp', VerifySource: 'off' },
     [''],
@@ -48,7 +62,7 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     0,
   ],
   [
-    'who carries',
+    'the data path',
     { Type: 'vxlan' },
     { Type: 'vxlan', DataPath: 'kernel' },
     ['vxlan'],
@@ -56,7 +70,7 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     0,
   ],
   [
-    'a key',
+    'the key',
     { Type: 'wireguard', PSK: KEY },
     { Type: 'wireguard', PSK: OTHER },
     ['wireguard'],
@@ -64,18 +78,18 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     1,
   ],
   [
-    'no key',
+    'the key to none',
     { Type: 'wireguard', PSK: KEY },
     { Type: 'wireguard' },
     ['wireguard'],
     ['Backend.PSK: <hidden> -> none'],
     1,
   ],
-])('of %s', (_what, before, after, published, changes, cut) => {
+])('plans a change of %s', (_what, before, after, published, changes, cut) => {
   expect(planOf(config(before), config(after), published)).toEqual({ changes, cut })
 })
 
-it('of the network, whose leases others compare', () => {
+it('plans a change of the network', () => {
   const wider = planOf(config({ Type: 'udp' }), config({ Type: 'udp' }, { Network: '10.4.0.0/15' }), [''])
   expect(wider).toEqual({
     changes: ['Network: 10.5.0.0/16 -> 10.4.0.0/15', 'SubnetMin: 10.5.1.0 -> 10.4.1.0'],

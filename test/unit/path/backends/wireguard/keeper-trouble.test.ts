@@ -1,4 +1,4 @@
-// keeper-trouble.test.ts - what is forged, comes late or too often, and what is lost: of whom it asks for handshakes, and whom it moves.
+// keeper-trouble.test.ts - forged, late, frequent and lost messages: which peers get a handshake, and which are moved.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -31,7 +31,7 @@ interface FakeEngine extends EngineSessions {
   readonly forgotten: number[]
   mail: Mail
   taken: number
-  /** For how long mail keeps the thread busy. */
+  /** How long taking the messages keeps the thread busy, in ms. */
   slowMs: number
 }
 function engineOf(): FakeEngine {
@@ -67,7 +67,7 @@ let folder: string
 let keeper: Keeper
 let engine: FakeEngine
 let ownPublic: Uint8Array
-/** What the keeper says of a lease, in place of what a backend reads in it. */
+/** Replaces the function of a backend that reads the peer from a lease. */
 const ends = new WeakMap<Lease, KeeperPeer>()
 function leaseOf(publicKey: Uint8Array, place: UdpEndpoint = THEIRS): Lease {
   const lease = {} as Lease
@@ -102,10 +102,10 @@ function tell(mail: Partial<Mail>): void {
   engine.mail = { ...NO_MAIL, ...mail }
   keeper.onMail()
 }
-/** The first bytes of a packet that names no session. */
+/** The first bytes of a data message for an unknown session. */
 const unknown = (from: UdpEndpoint) => ({ ...from, bytes: Buffer.from([4, ...Buffer.alloc(15)]) })
 
-/** A peer that answers, with the lease that the keeper has of it. */
+/** A peer that answers, with its lease. */
 function peer(): { readonly lease: Lease; readonly answer: () => void } {
   const sent: Uint8Array[] = []
   const handshakes: Handshakes = createHandshakes({
@@ -132,7 +132,7 @@ function peer(): { readonly lease: Lease; readonly answer: () => void } {
   }
 }
 describe('the numbers of sessions', () => {
-  it('stay while a key is known, and are nobody else’s for a while after', () => {
+  it('stay while a key is known, and are unused for a while afterwards', () => {
     const [a, b, c] = [leaseOf(keyOf()), leaseOf(keyOf()), leaseOf(keyOf())]
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', a]]))
@@ -146,7 +146,7 @@ describe('the numbers of sessions', () => {
     expect(numberOf(a)).toBe(1)
     keeper.setPeers(new Map())
     expect(engine.forgotten).toEqual([1])
-    // What the mail says of the one that went is said of nobody.
+    // Reports about the removed peer affect no other peer.
     keeper.setPeers(new Map([['b', b]]))
     expect(numberOf(b)).toBe(2)
     const elsewhere = { address: 0x0a00_0063, port: 9 }
@@ -163,8 +163,8 @@ describe('the numbers of sessions', () => {
   })
 })
 
-describe('mail', () => {
-  it('that a flood of moves brings is taken with pauses', () => {
+describe('messages of the engine', () => {
+  it('about a flood of moves are taken with pauses', () => {
     const lease = leaseOf(keyOf())
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', lease]]))
@@ -200,7 +200,7 @@ describe('mail', () => {
     },
   )
 
-  it('of packets for no session asks for keys of a peer at that place, and of none that has keys', () => {
+  it('about an unknown session lead to a handshake with the peer at that address, unless it has keys', () => {
     const { lease, answer } = peer()
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', lease]]))
@@ -213,7 +213,7 @@ describe('mail', () => {
     answer()
     vi.advanceTimersByTime(10)
     expect(engine.keyed).toEqual([{ session: 1, isInitiator: true }])
-    // Whoever forges its address gets no handshake out of this.
+    // A forged address does not lead to handshakes.
     for (let at = 0; at < 170; at += 10) {
       vi.advanceTimersByTime(10_000)
       tell({ controlMessages: [unknown(THEIRS)] })
@@ -225,7 +225,7 @@ describe('mail', () => {
   })
 })
 
-it('asks a peer itself that is not heard in a flood by its address, unless it has keys', () => {
+it('sends its own initiation to a peer that is lost in a flood from its address, unless it has keys', () => {
   const { lease, answer } = peer()
   keeper.begin(engine)
   keeper.setPeers(new Map([['a', lease]]))
@@ -252,15 +252,15 @@ it('asks a peer itself that is not heard in a flood by its address, unless it ha
   expect(initiations()).toEqual([])
 })
 
-it('asks a peer itself that finds no place beside forged initiations, few as those are that are looked at', () => {
+it('sends its own initiation to a peer that is crowded out by forged initiations, even if few of them are processed', () => {
   const { lease } = peer()
   keeper.begin(engine)
   keeper.setPeers(new Map([['a', lease]]))
-  engine.slowMs = 1 // the gate lets 100 a second through, of which a slow machine looks at fewer
+  engine.slowMs = 1 // the limiter accepts 100 per second, of which a slow machine processes fewer
   const forged = Buffer.alloc(INITIATION_BYTES, 7)
   forged.writeUInt32LE(1, 0)
   writeMacs(forged, macKeysOf(ownPublic), undefined)
-  // Of an address one initiation has a place until it is taken (native/core/mailbox.h).
+  // The engine keeps one initiation per address until it is taken (native/core/mailbox.h).
   for (let ms = 0; ms < 1_000; ms += 1) {
     vi.advanceTimersByTime(1)
     tell({ controlMessages: [{ ...THEIRS, bytes: forged }] })
@@ -268,14 +268,14 @@ it('asks a peer itself that finds no place beside forged initiations, few as tho
   expect(engine.sent.map(({ to, datagram }) => [to, datagram.length])).toEqual([[THEIRS, INITIATION_BYTES]])
 })
 
-it('gives an engine that takes the place of another keys at once, however new those were', () => {
+it('gives a new engine keys immediately, however recent the last handshake was', () => {
   const { lease, answer } = peer()
   keeper.begin(engine)
   keeper.setPeers(new Map([['a', lease]]))
   tell({ wanted: [1] })
   vi.advanceTimersByTime(10)
   answer()
-  vi.advanceTimersByTime(5_400) // the distance of two initiations
+  vi.advanceTimersByTime(5_400) // the interval between two initiations
   tell({ wanted: [1] })
   vi.advanceTimersByTime(10)
   answer()
