@@ -424,7 +424,7 @@ describe('on dual-stack hosts', () => {
     expect(await doctor(a)).toMatchObject({
       code: 3,
       names: ['family-broken'],
-      details: [expect.stringMatching(new RegExp(`: by ${name} it does not answer$`))],
+      details: [expect.stringMatching(new RegExp(`: over ${name} it does not answer$`))],
     })
     expect((await doctor(b)).names).toEqual(['port-dropped', 'family-broken'])
     await b.output([tool, '-D', ...rule])
