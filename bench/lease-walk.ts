@@ -19,7 +19,7 @@ import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
 import { probePeers } from '../src/node/loops/probes.ts'
 import { createNode, type Node, type NodeParts } from '../src/node/node.ts'
-import { createPossession } from '../src/node/possession.ts'
+import { createOwnership } from '../src/node/ownership.ts'
 import { createUdpBackend } from '../src/path/backends/udp.ts'
 import type { Engine } from '../src/path/engine/engine.ts'
 
@@ -131,9 +131,9 @@ async function openNode(count: number, onPeers: () => void, signal: AbortSignal,
     openEcho: () => ({ send: () => {}, close: () => {} }),
     next: { config: '', store: 'bench', lastKnown: join(folder, 'last-known') },
   } as unknown as NodeParts
-  const possession = createPossession(log)
-  await possession.open(() => backend.open(own, signal, new Map()))
-  const node = createNode(parts, own, attrs, possession, new Map())
+  const ownership = createOwnership(log)
+  await ownership.open(() => backend.open(own, signal, new Map()))
+  const node = createNode(parts, own, attrs, ownership, new Map())
   return { node, change }
 }
 
