@@ -140,6 +140,18 @@ const showHoles = (text) =>
     .map((part) => part.replaceAll(HOLE, part.startsWith('`') ? '<$1>' : '*$1*').replaceAll('*...*', '…'))
     .join('')
 
+/**
+ * True if a reader of the page would not know what a remedy of the code means: it has a value outside code, or one without a name. Such a
+ * remedy is not copied, and scripts/messages.txt must have one.
+ */
+const hasUnnamedValue = (remedy) =>
+  remedy
+    .split(/(`[^`]*`)/)
+    .some((part) => (part.startsWith('`') ? part.includes(hole('...')) : part.includes('\uE000')))
+
+/** Returns the sentences of a remedy that the entry's own remedy does not repeat. */
+const unlike = (remedy, own) => (own.includes(remedy.replace(/\.$/, '')) ? [] : [remedy])
+
 /** A remedy of the code, which is a clause, as a sentence. */
 const sentence = (clause) =>
   /^ip6?tables\b/.test(clause) ? `${clause}.` : `${clause[0].toUpperCase()}${clause.slice(1)}.`
@@ -151,15 +163,21 @@ export function messages() {
   const all = sections()
   const entries = all.flatMap((section) => section.entries)
   const remedies = new Map(entries.map((entry) => [entry, new Set()]))
+  /** The entries that must have a remedy of their own. */
+  const byHand = new Set()
   for (const message of codeMessages()) {
     if (message.remedies.length === 0) continue
     const fitting = entries.filter(({ line }) => isLineOf(line, message.text))
     const entry = fitting.toSorted((a, b) => a.line.length - b.line.length)[0]
-    if (entry) for (const remedy of message.remedies) remedies.get(entry).add(sentence(showHoles(remedy)))
+    for (const remedy of entry ? message.remedies : [])
+      if (hasUnnamedValue(remedy)) byHand.add(entry)
+      else for (const text of unlike(sentence(showHoles(remedy)), entry.remedy)) remedies.get(entry).add(text)
   }
   const whole = (entry) => ({
     ...entry,
-    remedy: [[...remedies.get(entry)].join(' Or: '), entry.remedy].filter(Boolean).join(' '),
+    remedy: byHand.has(entry)
+      ? entry.remedy
+      : [[...remedies.get(entry)].join(' Or: '), entry.remedy].filter(Boolean).join(' '),
   })
   return all.map((section) => ({ ...section, entries: section.entries.map(whole) }))
 }
@@ -181,7 +199,7 @@ This page lists every error and every warning that weft can print, with its caus
 in. Search the page for a few words of the line that you see.
 
 - In the log, a line that begins with \`E\` is an error and one that begins with \`W\` is a warning.
-- An error ends a weftd that is starting, unless the line says that weftd waits or tries again. An error never ends a weftd that forwards packets.
+- An error ends a weftd that is starting, unless the line or its cause says that weftd waits or tries again. An error never ends a weftd that forwards packets.
 - A remedy that the program knows follows the message after \`; \`. The last column of the tables repeats the remedy.
 - If the same event repeats, weftd logs it only rarely, so one line may stand for many events.
 `

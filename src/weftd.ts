@@ -197,9 +197,9 @@ async function warnOfUnread(
     const isValue =
       /^(true|false|t|f|0|1)$/i.test(first) && last !== undefined && typeof FLAGS[last].default === 'boolean'
     const hint = isValue ? `write --${last}=${first}` : 'write flags before all other words, or leave these out'
-    const where = last === undefined ? 'which is the first' : `after --${last}`
+    const word = isValue ? `"${first}"` : last === undefined ? 'The first word' : `The word after --${last}`
     log.warn(
-      `Flags end at the first word that is none, ${where}: ${named === '' ? 'what follows' : named} ${lost.length > 1 ? 'have' : 'has'} no effect; ${hint}`,
+      `${word} is not a flag, so ${named === '' ? 'what follows' : named} ${lost.length > 1 ? 'have' : 'has'} no effect; ${hint}`,
     )
   }
   const unknown = unknownVariables(FLAGS, 'FLANNELD', environment)

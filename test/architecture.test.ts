@@ -107,9 +107,12 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'options.ts',
     'path/catalog.ts',
     'host',
+    'control/store',
+    'control/lease',
     'path/device',
     'path/remains.ts',
     'path/firewall',
+    'node/choose.ts',
     'node/restart',
   ],
   'tool/weft': [

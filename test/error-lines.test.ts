@@ -60,6 +60,11 @@ describe('docs/messages.md', () => {
     expect(incomplete).toEqual([])
   })
 
+  it('has no remedy in which only the program knows what to fill in', () => {
+    const remedies = sections.flatMap((section) => section.entries.map(({ remedy }) => remedy))
+    expect(remedies.filter((remedy) => /\*[a-z ]+\*|…|<\.\.\.>/.test(remedy))).toEqual([])
+  })
+
   it.each([...new Set(messages)])('has: %s', (message) => {
     for (const part of fixedParts(message, HOLE).map(beginningOf))
       expect(

@@ -46,7 +46,13 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
   switch (storeKindOf(options)) {
     case 'directory': {
       const { createDirectoryStore } = await import('../control/store/directory/directory.ts')
-      return createDirectoryStore({ directory: options['lease-dir'] })
+      return createDirectoryStore({
+        directory: options['lease-dir'],
+        onMade: (path) =>
+          log.warn(
+            `Made the lease directory ${path}, which was missing; if it is shared, check that it is mounted, and that --lease-dir is right`,
+          ),
+      })
     }
     case 'etcd':
       return createEtcd(options, log)

@@ -69,7 +69,7 @@ async function giveToManager(
 /** Ends a node. If the reason is `weftd --leave`, the node leaves its network. */
 export async function endNode(node: Node, reason: unknown): Promise<void> {
   await endDataPath({ ...node, forwarding: node }, reason)
-  if (isLeaving(reason)) await giveLeaseBack(node)
+  if (isLeaving(reason)) (reason as Superseded).isLeaseBack = await giveLeaseBack(node)
 }
 
 /** Ends a node that could not become ready, and gives back its lease, which is new. */
@@ -80,14 +80,18 @@ export async function endUnusedNode(node: Node): Promise<void> {
   await giveNewLeaseBack(node, node.lease)
 }
 
-async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<void> {
-  if (!manager.holder(config).release)
-    return log.info('This node has left; its lease ends with the node of the cluster')
+/** Gives the lease back to the store. Returns the value for Superseded.isLeaseBack. */
+async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<boolean | undefined> {
+  if (!manager.holder(config).release) {
+    log.info('This node has left; its lease ends with the node of the cluster')
+    return undefined
+  }
   const isBack = await isReleased({ manager, config, log }, lease, async (signal) => {
     // A claim that remains in the store does no harm.
     if (claimed) await manager.unclaim?.(claimed.address, claimed.value, signal)
   })
   if (isBack) log.info('This node has left the network')
+  return isBack
 }
 
 /** Gives back a lease that this process has just created, because the node cannot forward. The lease would attract packets for a day. */

@@ -493,6 +493,9 @@ it('weftd --leave gives the lease back and removes everything', async () => {
   await ended(leaving.process)
   expect(leaving.process.exitCode).toBe(0)
   expect(leaving.lines.join('\n')).toContain(`removed file ${a.subnetFile}`)
+  expect(leaving.lines.join('\n')).toMatch(
+    /The weftd that ran here \(pid \d+\) has left the network, and has given its lease back/,
+  )
   expect(await device(a)).toBe(false)
   expect(readdirSync(join(leases(), 'subnets'))).not.toContain(subnet)
   expect(readdirSync(dirname(a.subnetFile)).filter((file) => /^subnet\.env|wgkey/.test(file))).toEqual([])

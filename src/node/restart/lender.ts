@@ -41,6 +41,8 @@ export class Superseded extends Error {
   readonly how: 'end' | 'leave'
   /** Reports to the other process that this one has no path open any more. */
   readonly confirm: () => void
+  /** For `leave`: true if the store took the lease back, false if not; undefined if the subnet manager cannot delete leases. */
+  isLeaseBack: boolean | undefined
 
   constructor(how: 'end' | 'leave', confirm: () => void) {
     super(how === 'end' ? 'another weftd has taken over' : 'weftd --leave')
@@ -236,14 +238,16 @@ async function receive(
 }
 
 function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
-  return new Superseded(how, () => {
+  const reason = new Superseded(how, () => {
     try {
-      connection.send(messageFor({ ended: true }))
+      const { isLeaseBack } = reason
+      connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
     } catch {
       // The other process has gone.
     }
     connection.close()
   })
+  return reason
 }
 
 /** Waits for the end of a killed process. Skips messages that the process sent before. */

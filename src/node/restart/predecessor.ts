@@ -83,14 +83,18 @@ export class Predecessor {
       this.timer = setInterval(() => void (this.send('end') && clearInterval(this.timer)), STILL_MS)
   }
 
-  /** Makes the daemon leave the network. Rejects with WeftError DEVICE if it does not. */
-  async leave(): Promise<void> {
+  /**
+   * Makes the daemon leave the network. Resolves with Superseded.isLeaseBack; undefined also if an older version of weftd answers. Rejects
+   * with WeftError DEVICE if the daemon does not leave.
+   */
+  async leave(): Promise<boolean | undefined> {
     const parcel = await this.request('leave', LEAVE_MS)
-    if (parse(parcel?.text ?? '{}')['ended'] === true) return
+    const { ended: hasEnded, isLeaseBack } = parse(parcel?.text ?? '{}')
+    if (hasEnded === true) return typeof isLeaseBack === 'boolean' ? isLeaseBack : undefined
     throw new WeftError(
       'DEVICE',
       `another weftd that runs on this host (pid ${this.pidText}) did not say that it has left the network`,
-      { remedy: 'see its log' },
+      { remedy: 'read the log of the running weftd' },
     )
   }
 
