@@ -2,7 +2,8 @@
 // delays weftd's other work.
 //
 // A host without a lease sends datagrams at a fixed rate. weftd refuses each datagram, because its inner source address belongs to no peer.
-// The kernel chooses the forwarding thread by the source port, so the ports decide whether one thread or all threads get datagrams.
+// The source port of a datagram decides which forwarding thread receives it, so the number of ports decides whether one thread or all
+// threads are loaded.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'

@@ -219,8 +219,8 @@ const nebula: Setup = async (from, to, lab) => {
   return { address: own(2), subnets: [subnet(1), subnet(2)] }
 }
 /**
- * The largest MTU, in bytes, that fits into 1500 bytes with the headers of IPv4 (20), UDP (8) and nebula (16) and nebula's authentication
- * tag (16).
+ * The largest MTU, in bytes, that fits into 1500 bytes together with an IPv4 header (20), a UDP header (8), nebula's header (16) and
+ * nebula's authentication tag (16).
  */
 const NEBULA_MTU = 1500 - 20 - 8 - 16 - 16
 
