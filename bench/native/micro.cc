@@ -89,9 +89,8 @@ class Bench {
     for (size_t at = 0; at < arena_.size(); at += sizeof(uint64_t)) store(&arena_[at], random());
   }
 
-  // Calls `once(buffer)` many times and prints its duration: first with a buffer that stays in the CPU's cache, then
-  // with buffers that do not. Each buffer starts with the bytes of `content`. `touched` is the number of bytes that one
-  // call reads or writes.
+  /// Calls `once(buffer)` for buffers that start with the bytes of `content`, in cache and out of cache. `touched` is
+  /// the number of bytes that a call reads or writes.
   template <typename Once>
   void run(const char* name, const std::string& label, size_t bytes, size_t touched,
            const std::vector<uint8_t>& content, Once once) {
@@ -104,7 +103,7 @@ class Bench {
     measure(name, label + ", cold", touched, [&](size_t call) { once(&arena_[order[call % order.size()] * stride]); });
   }
 
-  // Calls `once(n)` with n = 0, 1, 2, ... and prints the average duration of a call.
+  /// Calls `once(n)` with n = 0, 1, 2, ... and prints the time of a call.
   template <typename Once>
   void measure(const char* name, const std::string& label, size_t bytes, Once once) {
     size_t calls = 0;
@@ -129,7 +128,7 @@ class Bench {
   std::vector<uint8_t> arena_;
 };
 
-// A TCP superpacket over IPv4, preceded by the virtio header, as read(2) on a TUN device returns it.
+/// A TCP superpacket over IPv4 with its virtio header, as a read of the TUN returns it.
 struct Superpacket {
   VirtioHeader virtio{kVirtioNeedsCsum, kGsoTcp4, 40, kSegmentBytes, 20, 16};
   Packet packet;
@@ -150,7 +149,7 @@ struct Superpacket {
     read_packet(bytes.data(), bytes.size(), packet);
   }
 
-  // Returns the segments into which the superpacket is split, one after another. All segments have the same size.
+  /// Returns the segments of the superpacket one after another, all of one size.
   std::vector<uint8_t> cut() {
     std::vector<uint8_t> result((40 + kSegmentBytes) * kSegments);
     uint8_t* at = result.data();
@@ -224,8 +223,7 @@ void packets(Bench& bench) {
   });
 }
 
-// Returns encoded records of `count` peers in the format of src/path/engine/peers.ts. Each peer has a /24 subnet,
-// starting with 10.0.0.0/24.
+/// Returns the records of `count` peers with a /24 each from 10.0.0.0, in the layout of src/path/engine/peers.ts.
 std::vector<uint8_t> peer_records(size_t count) {
   std::vector<uint8_t> records(count * sizeof(PeerRecord));
   for (size_t i = 0; i < count; i++) {

@@ -51,7 +51,7 @@ int open_tun() {
   return tun;
 }
 
-// Returns the ones' complement sum over an IPv4 header. The sum is 0xffff if the header's checksum is right.
+/// Returns the ones' complement sum over an IPv4 header: 0xffff if its checksum is right.
 uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
   uint32_t sum = 0;
   for (ssize_t i = 0; i < bytes; i += 2) sum += static_cast<uint32_t>(header[i] << 8 | header[i + 1]);
@@ -59,7 +59,7 @@ uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
   return sum;
 }
 
-// Checks the IPv4 header and decrements its TTL. Returns false if the packet must be dropped.
+/// Checks the header and decrements the TTL. Returns false if the packet must be dropped.
 bool forward(uint8_t* packet, ssize_t bytes) {
   if (bytes < kIpv4HeaderBytes || packet[0] >> 4 != 4) return false;
   const ssize_t header_bytes = (packet[0] & 0xf) * 4;
@@ -67,8 +67,7 @@ bool forward(uint8_t* packet, ssize_t bytes) {
     return false;
   if (packet[8] <= 1) return false;
   packet[8]--;
-  // Update the checksum as in RFC 1624. The TTL is the high byte of its 16-bit word, so a TTL that is lower by 1 makes
-  // the checksum 0x100 higher.
+  // RFC 1624: the TTL is the high byte of its word, so the checksum grows by 0x100.
   uint32_t checksum = static_cast<uint32_t>(packet[10] << 8 | packet[11]) + 0x100;
   checksum = (checksum & 0xffff) + (checksum >> 16);
   packet[10] = static_cast<uint8_t>(checksum >> 8);
@@ -107,7 +106,7 @@ int main(int count, char** words) {
       bytes = recv(udp, packet, sizeof packet, 0);
       if (bytes > 0) {
         moved = true;
-        // Ignore the error if the TUN device refuses a packet; the packet is lost, as it would be in flanneld.
+        // A packet that the TUN refuses is lost.
         if (forward(packet, bytes) && write(tun, packet, static_cast<size_t>(bytes)) < 0) continue;
       }
     }

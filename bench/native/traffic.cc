@@ -41,16 +41,15 @@ constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
 /// The maximum number of datagrams in one system call.
 constexpr size_t kBatch = 64;
-// The interval at which the sender sends all datagrams that are due. It is short enough not to fill a queue, and long
-// enough to use little CPU time.
+/// The interval at which the sender sends the datagrams that are due. It is short enough not to fill a queue, and long
+/// enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
-// The maximum delay for which a sender compensates if the kernel did not run it in time. Compensation for a longer
-// delay would be a burst. The printed number of sent datagrams shows whether the requested rate was reached.
+/// The maximum delay that a sender makes up for when it was not scheduled in time. More would be a burst. The sender
+/// reports the number of sent datagrams, which shows a rate that is too low.
 constexpr uint64_t kCatchUpNs = 500'000;
-// The interval at which the receiver of `udp-polled` checks its socket. Datagrams do not wake the receiver, so it uses
-// almost no CPU time.
+/// The interval at which a polled sink checks its socket. No datagram wakes it, so it costs almost no CPU time.
 constexpr uint64_t kSinkTickNs = 500'000;
-// How long the receiver waits for late datagrams after the sender has finished.
+/// How long a sink waits for more datagrams after the sender has finished.
 constexpr uint64_t kPatienceNs = 50'000'000;
 constexpr int kSinkBufferBytes = 128 << 20;
 constexpr int kSendBufferBytes = 8 << 20;
@@ -73,7 +72,7 @@ void sleep_until(uint64_t ns) {
   }
 }
 
-// Returns the CPU time that this process has used, including the time in its system calls, in ns.
+/// Returns the CPU time of this process, including the kernel's work for it.
 uint64_t cpu_ns() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -84,8 +83,7 @@ void set(int fd, int level, int option, int value, const char* what) {
   if (setsockopt(fd, level, option, &value, sizeof value) != 0) fail(what);
 }
 
-// Sets the size of a socket buffer with the option `forced`, which needs CAP_NET_ADMIN. Without that right, uses
-// `plain`, to which the system's limit applies.
+/// Sets the size of a socket buffer. Without CAP_NET_ADMIN the system's limit applies.
 void set_buffer(int fd, int forced, int plain, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
 }
@@ -104,7 +102,7 @@ Fd connect_to(int type, const weft::Address& address, uint16_t port) {
   return fd;
 }
 
-// Opens a socket that accepts IPv6 and IPv4, or only IPv4 if the host has no IPv6.
+/// Opens a socket for both families, or for IPv4 if the host has no IPv6.
 Fd bind_any(int type, uint16_t port) {
   sockaddr_in6 both{};
   both.sin6_family = AF_INET6;
@@ -123,7 +121,7 @@ Fd bind_any(int type, uint16_t port) {
   return fd;
 }
 
-// Reads exactly `size` bytes. Returns false if the stream ends before that.
+/// Returns false at the end of the stream.
 bool read_all(int fd, void* bytes, size_t size) {
   const ssize_t got = recv(fd, bytes, size, MSG_WAITALL);
   if (got < 0) fail("recv");
@@ -134,8 +132,7 @@ void write_all(int fd, const void* bytes, size_t size) {
   if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
 }
 
-// The counts of received datagrams, which the receiver sends to the sender. Both run this program on one machine, so
-// the struct is sent as it is in memory.
+/// The counts of the sink. Both ends are this program on one machine, so the struct is sent as it is in memory.
 struct Received {
   uint64_t datagrams = 0;
   uint64_t reordered = 0;   // datagrams that arrived after a later one
@@ -143,7 +140,7 @@ struct Received {
   uint64_t cpu_ns = 0;
 };
 
-// The number at the start of each datagram, and the only part that the receiver reads.
+/// The start of each datagram, and the only part that the sink reads.
 using Sequence = uint64_t;
 
 class Sink {
@@ -166,7 +163,7 @@ class Sink {
     return ntohs(local.port());
   }
 
-  // Reads and counts all datagrams that are in the socket's buffer.
+  /// Counts the datagrams in the socket.
   void drain() {
     for (;;) {
       const int count = recvmmsg(fd_.get(), messages_, kBatch, MSG_DONTWAIT, nullptr);
@@ -259,7 +256,7 @@ class Sender {
     }
   }
 
-  // Sends `count` datagrams and returns how many of them the kernel accepted.
+  /// Returns how many of `count` datagrams the kernel took.
   size_t send(size_t count) {
     count = std::min(count, kBatch);
     for (size_t i = 0; i < count; i++) {
@@ -267,8 +264,7 @@ class Sender {
       std::memcpy(iovecs_[i].iov_base, &sequence, sizeof sequence);
     }
     const int taken = sendmmsg(fd_.get(), messages_, static_cast<unsigned>(count), 0);
-    // A datagram that the kernel refuses because a queue is full counts as lost, because ordinary programs ignore this
-    // error too.
+    // A datagram that a full queue refused counts as lost, as for any program that ignores the error.
     if (taken < 0 && errno != ENOBUFS && errno != EAGAIN) fail("sendmmsg");
     sent_ += taken < 0 ? 1 : static_cast<uint64_t>(taken);
     return taken < 0 ? 1 : static_cast<size_t>(taken);
@@ -321,7 +317,7 @@ int send_udp(char sink, const weft::Address& address, uint64_t duration, size_t 
   return 0;
 }
 
-// Prints the number of requests per second, and percentiles of the duration of a request.
+/// Prints the number of requests a second, and percentiles of their duration.
 int print_times(std::vector<uint64_t>& ns, uint64_t duration) {
   if (ns.empty()) fail("no answer");
   std::sort(ns.begin(), ns.end());
@@ -362,8 +358,8 @@ int connect_request_response(const weft::Address& address, uint64_t duration) {
   while (now < start + duration) {
     const uint64_t asked = now;
     const Fd fd = connect_to(SOCK_STREAM, address, kPort);
-    // Reset the connection when this end closes it, after the server has closed its end. Otherwise tens of thousands of
-    // connections would stay in TIME-WAIT.
+    // The server closes first, and this end answers with a reset. Otherwise tens of thousands of connections would stay
+    // in TIME-WAIT.
     const linger reset{1, 0};
     if (setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0) fail("SO_LINGER");
     char byte = kOnce;
