@@ -1,16 +1,20 @@
-// eavesdrop.ts - checks if the packets between two containers can be read on the cable. It sends packets with a known text, and captures
-// them inside and outside the tunnel. The text must be in the packets inside: otherwise the search proves nothing.
+// eavesdrop.ts - checks if the packets between two containers can be read on the cable between their hosts. It sends packets with a known
+// text, and captures them inside the tunnel and on the cable. The text must be found inside the tunnel; otherwise its absence on the cable
+// would prove nothing.
 
 import { once } from 'node:events'
 import { parseIpv4 } from '../src/net/ipv4.ts'
 import { ended } from './command.ts'
 import { EVENT_MS, type Host, type Place, type Pod } from './lab.ts'
 
-/** The text in each packet: 16 bytes, the maximum length of ping's pattern. */
+/** The text in each ping: 16 bytes, the maximum length that ping accepts as a pattern. */
 export const TEXT = 'nobody reads it.'
 const PINGS = 10
 const PAYLOAD = 1_000
-/** The length of an ICMP echo request in IPv4, and the UDP length of WireGuard's data message with it, without padding. */
+/**
+ * The length in bytes of an IPv4 packet with the ping, and the UDP length of the WireGuard message that carries the packet. Neither
+ * includes padding.
+ */
 const INNER = PAYLOAD + 28
 const UDP_LENGTH = INNER + 8 + 32
 /** The length of an Ethernet header and of a UDP header, in bytes. */
@@ -19,7 +23,7 @@ const UDP = 8
 /** The longest datagram that follows the pings in a superpacket, such as a probe. It is shorter than the rest of a probe with long packets. */
 const TAIL = 256
 
-/** The number of captured pings and answers, and how many of them show the text or the containers' addresses. */
+/** The number of captured pings and answers, and how many of these packets contain the known text or the containers' addresses. */
 interface Found {
   readonly packets: number
   readonly withText: number
@@ -31,7 +35,9 @@ export interface Captures {
   readonly cable: Found
 }
 
-/** Returns the complete packets of a capture (pcap, in the byte order of this machine). */
+/**
+ * Returns the packets of a capture file in pcap format and this machine's byte order. A packet that was not completely written is left out.
+ */
 function packetsOf(pcap: Buffer): Buffer[] {
   const packets: Buffer[] = []
   for (let at = 24; at + 16 <= pcap.length;) {
@@ -104,7 +110,10 @@ function addressBytes(address: string): Buffer {
   return bytes
 }
 
-/** Sends the text from one container to another and back. Captures the packets in the other container, and on the cable of its host. */
+/**
+ * Sends pings with the known text from one container to another, which answers them. Captures the packets in the other container, and on
+ * the cable of the host `host`.
+ */
 export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Captures> {
   const [tapInside, tapCable] = await Promise.all([
     tap(to, `icmp and host ${from.address} and greater ${INNER}`, () => 1),

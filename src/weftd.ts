@@ -156,14 +156,14 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
       const { addon } = await import('./host/addon.ts')
       return addon.notify
     })
-    const { takeKept } = await import('./node/restart/kept.ts')
+    const { takeKept } = await import('./node/restart/earlier-run.ts')
     const kept = takeKept(environment, process.pid)
     await runDaemon(options, log, stopping, context.notifier, kept, events).finally(() => clearTimeout(killing))
   } catch (error) {
-    const { Superseded } = await import('./node/restart/predecessor.ts')
+    const { Superseded } = await import('./node/restart/lender.ts')
     if (error instanceof Superseded) {
       log.info(`Ending: ${error.message}`)
-      error.tell()
+      error.confirm()
       if (process.pid === 1 || context.notifier) {
         log.info('Waiting to be stopped: whoever started this process would start it again')
         const free = error.how === 'end' ? untilFree(options, log) : new Promise<never>(() => {})

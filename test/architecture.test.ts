@@ -68,7 +68,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'report',
     'node/restart',
   ],
-  'node/start.ts': ['base', 'net', 'options.ts', 'host', 'control/config', 'control/lease', 'node'],
   'node/choose.ts': [
     'base',
     'options.ts',
@@ -84,17 +83,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'path/backends',
     'node/restart',
   ],
-  'daemon.ts': [
-    'base',
-    'net',
-    'options.ts',
-    'host',
-    'report',
-    'node/restart',
-    'node',
-    'node/start.ts',
-    'node/choose.ts',
-  ],
+  'daemon.ts': ['base', 'net', 'options.ts', 'host', 'report', 'node/restart', 'node', 'node/choose.ts'],
   'begin.ts': [
     'base',
     'net',

@@ -39,6 +39,7 @@ const messages = [
   /\b(?:invalid|usage|prefixed)\(/,
   /\.(?:warn|error)\(/,
   /\bnotes\.push\(/,
+  /\bfailure(?::| =)(?=\s*(?:'[^'\n]*: '|"[^"\n]*: "|`[^`\n]*: `))/, // the tasks of node/exit-or-wait.ts
 ]
   .flatMap(literalsAfter)
   .filter((text) => fixedParts(text, HOLE).length > 0)

@@ -386,7 +386,7 @@ it('waits while its store is away, continues when the earlier daemon ends, and b
   await open({ Type: 'udp' })
   const bringBack = hideStore()
   const next = a.startDaemon({ args: ['--lease-dir', leases()] })
-  await next.line(/Another weftd forwards \(pid \d+\); it goes on until this one is ready/)
+  await next.line(/Another weftd forwards \(pid \d+\); it forwards until this weftd is ready/)
   await reach(pods[0].namespace, pods[1].address)
   // A third daemon is refused because the second one exists.
   const third = a.startDaemon({ args: ['--lease-dir', leases()] })
