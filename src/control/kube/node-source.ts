@@ -25,7 +25,7 @@ const PAGE = 500
  * started together do not reconnect together (as in client-go).
  */
 const WATCH_S = 300
-/** A watch that ends earlier than this many ms without an event counts as failed. */
+/** The minimum duration, in ms, of a watch without an event. A shorter watch counts as failed. */
 const SHORT_MS = 5_000
 /**
  * The minimum interval of listings, in ms per node of the cluster. A listing has the complete nodes, so large clusters are listed less

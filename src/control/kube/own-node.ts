@@ -39,7 +39,7 @@ const WAIT_S = 60
  * watches immediately.
  */
 const AGAIN_MS = 1_000
-/** After this many ms weftd creates an Event again if its reason persists, because the API server deletes an Event after an hour. */
+/** The interval, in ms, at which weftd creates an Event again while its reason persists. The API server deletes an Event after an hour. */
 const EVENT_AGAIN_MS = 3_600_000
 const PATCH = 'application/strategic-merge-patch+json'
 
