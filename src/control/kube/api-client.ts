@@ -12,7 +12,10 @@ import type { Access } from './access.ts'
 
 /** How long reading a complete answer of the API server may take, in ms. A listing of 500 nodes has about 10 MB. */
 const ANSWER_MS = 30_000
-/** How much longer than requested a watch may last, in ms. After that weftd ends the watch, because the API server or a proxy in between is gone. */
+/**
+ * How much longer than requested a watch may last, in ms. After that weftd ends the watch, because the API server or a proxy in between
+ * is gone.
+ */
 const WATCH_GRACE_MS = 10_000
 /**
  * The idle time in ms before TCP sends keepalive probes. Node.js sends ten probes one second apart (libuv, uv_tcp_keepalive), so a dead

@@ -38,7 +38,7 @@ export interface OwnLease extends Lease {
   /** The time when the lease expires, in ms since the epoch; undefined for a reservation, which never expires. */
   readonly expiresAt: number | undefined
   /**
-   * The time when the lease expires, in ms of performance.now(), which does not jump if the time of day is set. node/loops/lease.ts
+   * The time when the lease expires, in ms of the monotonic clock, which does not jump if the time of day is set. node/loops/lease.ts
    * computes it.
    */
   readonly endsAt?: number | undefined

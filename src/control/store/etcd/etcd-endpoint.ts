@@ -80,8 +80,8 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
 }
 
 /**
- * The maximum duration of a connection attempt in ms; weftd replaces a longer one by a new attempt. The kernel repeats a lost SYN after 1, 2, 4 ...
- * 64 s, so a host that returns would otherwise not be noticed for a minute.
+ * The maximum duration of a connection attempt in ms; weftd replaces a longer one by a new attempt. The kernel repeats a lost SYN after
+ * 1, 2, 4 ... 64 s, so a host that returns would otherwise not be noticed for a minute.
  */
 const CONNECT_MS = 3_000
 
