@@ -42,8 +42,8 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
 }
 
 /**
- * Finds the addon's file next to the executable, which only the container image has. There a file that weftd writes itself may not be
- * executable.
+ * Finds the addon's file next to the executable, which only the container image has. In a container the kernel may refuse to load a file
+ * that weftd wrote itself.
  */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')

@@ -113,7 +113,7 @@ export function writeToStderr(line: string): void {
   process.stderr.write(line)
 }
 
-/** Formats a duration in ms as Go prints a Duration, rounded to seconds: 82800000 becomes `23h0m0s`. */
+/** Formats a duration in ms as Go prints a Duration, rounded down to seconds: 82800000 becomes `23h0m0s`. */
 export function formatGoDuration(ms: number): string {
   const seconds = Math.floor(ms / 1000)
   const hours = Math.floor(seconds / 3600)

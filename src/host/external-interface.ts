@@ -3,7 +3,7 @@
 // The rules and texts are those of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with three differences. If there are several
 // default routes, the one with the lowest metric counts, as for all packets of the host. A tentative IPv6 address is not used, because no
 // socket can be bound to it. If there are several addresses, the node uses its earlier address, or else the kernel's source address,
-// because an address that another program adds later, such as a virtual IP, must not become the node's.
+// because an address that another program adds later, such as a virtual IP, must not become the node's address.
 
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'

@@ -1,4 +1,5 @@
-// go-json.ts - JSON objects as Go's encoding/json reads them into a struct: keys match in any case, the last one wins.
+// go-json.ts - reads JSON objects as Go's encoding/json reads them into a struct: the case of a key does not matter, and the last of
+// equal keys counts.
 
 import { parseJson } from './hidden.ts'
 

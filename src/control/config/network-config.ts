@@ -1,4 +1,5 @@
-// network-config.ts - parses and checks the network configuration, with flannel's keys, defaults, checks and messages (pkg/subnet/config.go).
+// network-config.ts - parses and checks the network configuration, with the keys, defaults, checks and messages of flannel
+// (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'

@@ -1,5 +1,5 @@
-// plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that lose each other's packets
-// until all nodes have restarted.
+// plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that cannot exchange
+// packets with other nodes until all nodes have restarted weftd.
 
 import { Secret } from '../../base/secret.ts'
 import { formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'

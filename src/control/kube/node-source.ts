@@ -1,8 +1,8 @@
-// node-source.ts - the nodes of the Kubernetes API as a source of leases.
+// node-source.ts - makes the nodes of the Kubernetes API a source of leases.
 //
-// Most of a node (images, conditions, capacity) is irrelevant here, and every heartbeat writes a node again. So only the metadata, which has
-// the annotations, is watched. It lacks the podCIDR, which never changes in a node's life. A listing has the podCIDRs of all nodes, and a
-// newer node is read once.
+// Most of a node (images, conditions, capacity) is irrelevant here, and every heartbeat writes a node again. So weftd watches only the
+// metadata of nodes, which include the annotations. The metadata lack the podCIDR, but it never changes in a node's life. A listing has
+// the podCIDRs of all nodes. A node that was created after the listing is read once.
 
 import { WeftError } from '../../base/errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'

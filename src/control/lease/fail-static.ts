@@ -1,9 +1,10 @@
-// fail-static.ts - the leases that a node uses, given the reports of its source. Pure.
+// fail-static.ts - decides which leases a node uses when leases vanish from its source or cannot be read. It does no I/O.
 //
-// A value that cannot be read does not change its key. If most peers vanish at the same time, usually the store lost them (it was restored
-// or wiped, or another cluster has its name), not the hosts. So if more than half of the known leases, and more than two, vanish within the
-// hold time, the node keeps them until a listing at least the hold time later still lacks them. A smaller loss takes effect immediately.
-// With few peers the node's own key decides: if it vanishes together with more than half of the peers, the store lost them.
+// If the value of a key cannot be read, the key keeps its previous lease. If most peers vanish at the same time, usually the store lost
+// their leases, because it was restored or wiped, or because another cluster has its name; the hosts still run. So if more than half of
+// the known leases, and more than two, vanish within the hold time, the node keeps these leases. It drops them when a listing at least
+// the hold time later still lacks them. A smaller loss takes effect immediately. With few peers the node's own key decides: if that key
+// vanishes together with more than half of the peers, the store lost them.
 
 import type { Log } from '../../base/log.ts'
 import { listed, type Address } from '../../net/address.ts'
@@ -28,7 +29,7 @@ interface ViewOptions {
   /** How long, in ms, most of the peers' leases must be missing before the node drops these peers. */
   readonly holdMs: number
   /**
-   * Returns the key of this node's own lease. If that key vanishes, the change takes effect immediately, because no route depends on it.
+   * Returns the key of this node's own lease. A loss of that key takes effect immediately, because its lease is not a peer's.
    */
   readonly ownKey: () => string
   readonly log: Log
@@ -179,7 +180,7 @@ export class LeaseView {
 
   /**
    * Returns a function that checks if a node has a lease after the batch. The function is true for an address that the batch adds, or
-   * that is in the view under a key which the batch does not change.
+   * that a current lease publishes whose key the batch does not change. Vanished leases that are kept do not count.
    */
   #isPresentBut(
     batch: ReadonlyMap<string, unknown>,

@@ -1,12 +1,12 @@
-// follow.ts - follows the leases of all nodes in any source: by a listing, a watch, and another listing after a gap and every minute.
+// follow.ts - follows the leases of all nodes in any source: by a complete listing, by a watch, and by a new listing after a gap of the
+// watch and every minute. If listings are expensive for a source, a listing stays valid for longer, as long as the watch advances every
+// minute.
 //
-// If listings are expensive, one stays valid for longer, as long as the watch advances every minute.
+// The periodic listing runs while the watch is open, so neither waits for the other. A watch may lag behind a listing, or be ahead of a
+// slow listing. Comparing their cursors shows which of the two is newer. If a listing has changes although the watch reported none since
+// the previous listing, the watch is dead and is opened again.
 //
-// The periodic listing runs while the watch is open, so neither waits for the other. Cursors show how the two overlap, because a watch may
-// lag behind a listing, or be ahead of a slow one. If a listing has changes although the watch reported none since the previous listing,
-// the watch is dead and is opened again.
-//
-// The listing and the watch are tasks that run concurrently. One loop takes their results, and sleeps until there are more.
+// The listing and the watch are requests that run concurrently. One loop takes their results, and sleeps until there are more results.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'

@@ -1,7 +1,7 @@
 // subnet-manager.ts - the interface to the leases of a network (flannel: pkg/subnet/subnet.go, Manager).
 //
-// It is implemented for compare-and-set stores (store-manager.ts) and for the Kubernetes API (kube/kube-manager.ts). All methods reject with
-// a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
+// store-manager.ts implements it for compare-and-set stores, kube/kube-manager.ts for the Kubernetes API. All methods reject with a
+// WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
 
 import type { Log } from '../../base/log.ts'
 import type { Address, Addresses, Nets } from '../../net/address.ts'

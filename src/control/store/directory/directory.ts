@@ -1,10 +1,12 @@
-// directory.ts - the store in a directory: each lease is a file. It needs no service, and daemons on several hosts can share it.
+// directory.ts - implements the interface of store.ts by a directory in which each lease is a file. It needs no service, and daemons on
+// several hosts can share the directory.
 //
-// A read-only file (chmod a-w) is a reservation and never expires. Any other lease expires `ttl` after its file's mtime, by the clock of the
-// file system. So hosts with different clocks agree, because they compare two times of the same file server.
+// A read-only file (chmod a-w) is a reservation by an operator and never expires. Any other lease expires when `ttlMs` have passed since
+// its file's mtime, by the clock of the file system. All hosts compare two times of the same file server, so their own clocks need not
+// agree.
 //
-// Changes of other processes are noticed by inotify. The directory is also scanned every few seconds, because a shared file system does not
-// report the writes of other hosts.
+// inotify reports changes by other processes of this host. The directory is also scanned every few seconds, because a shared file system
+// does not report changes by other hosts.
 
 import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'

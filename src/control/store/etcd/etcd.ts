@@ -1,4 +1,4 @@
-// etcd.ts - the store in etcd v3, with flannel's keys.
+// etcd.ts - implements the interface of store.ts by etcd v3, with flannel's keys.
 
 import { randomBytes } from 'node:crypto'
 import { posix } from 'node:path'
