@@ -126,6 +126,13 @@ export function notInstalled(error: unknown): string | undefined {
   return code === 'ENOENT' ? path : undefined
 }
 
+/** True if the reason of a failure is a program that did not end within TIMEOUT_MS, for example because the host is overloaded. */
+export function hasTimedOut(error: unknown): boolean {
+  for (let each = error; each instanceof Error; each = each.cause)
+    if ((each as ExecFileException).killed === true) return true
+  return false
+}
+
 /** True if a program ran and exited with an error. False if the program could not be started, or ran longer than allowed. */
 export function isRefusal(error: unknown): boolean {
   return error instanceof WeftError && typeof (error.cause as Partial<ExecFileException> | undefined)?.code === 'number'
