@@ -124,7 +124,7 @@ it('measures outside and inside the tunnel, names what blocks a measurement, and
     code: 1,
     stdout: '',
     stderr: expect.stringMatching(
-      /no program listens on TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` there$/m,
+      /no program listens on TCP port 8286 of 192\.168\.77\.2; run `weft bench --listen` on that host$/m,
     ),
   })
   const listener = second.spawn(weftOf(second, ['bench', '--listen']))

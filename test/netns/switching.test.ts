@@ -70,7 +70,7 @@ it.for(KINDS)('loses no ping and no IPv4 subnet, with leases in %s and %s', asyn
       const set = (...flags: string[]) =>
         hosts[0]!.run([process.execPath, join(packageRoot, 'bin/weft'), 'config', 'set', ...flags, file, ...args])
       const isBack = isSet && !('EnableIPv6' in config)
-      if (isBack) expect((await set()).stderr).toMatch(/it has no IPv6: 3 leases would lose the subnet of it/)
+      if (isBack) expect((await set()).stderr).toMatch(/it has no IPv6: 3 leases would lose the IPv6 subnet/)
       expect(await set(...(isBack ? ['--force'] : []))).toMatchObject({ code: 0 })
       isSet = true
     },
