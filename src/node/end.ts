@@ -1,8 +1,9 @@
 // end.ts - what becomes of the data path, and of the node, when the process ends: it stays for the next process, or nothing of it does.
 
-import { messageOf } from '../base/errors.ts'
+import { describeError, messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { addon } from '../host/addon.ts'
+import { limited } from '../host/bell.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import type { Notifier } from '../report/notify.ts'
@@ -16,6 +17,8 @@ import { Superseded } from './restart/predecessor.ts'
 
 /** The store may take this long to take the lease back. */
 const RELEASE_MS = 3_000
+/** The time limit to withdraw a published route. With RELEASE_MS it is less than LEAVE_MS of restart/protocol.ts. */
+const WITHDRAW_MS = 10_000
 
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
@@ -32,7 +35,9 @@ interface Ending {
 export async function endDataPath({ possession, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
   if (isLeaving(reason)) {
     await possession.close()
-    if (forwarding?.next) await removeLastKnown(forwarding.next.lastKnown)
+    // The file stays if the route could not be withdrawn, because weft cleanup needs it to try again.
+    const isWithdrawn = !forwarding || (await withdraw(forwarding, log))
+    if (forwarding?.next && isWithdrawn) await removeLastKnown(forwarding.next.lastKnown)
     return
   }
   await possession.end(async (paths) => {
@@ -41,6 +46,22 @@ export async function endDataPath({ possession, forwarding, notifier, log }: End
       log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
     )
   })
+}
+
+/** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot; the node leaves all the same. */
+async function withdraw({ backend, lease }: Knowing, log: Log): Promise<boolean> {
+  if (!backend.withdraw) return true
+  const late = () => new Error(`no answer within ${WITHDRAW_MS / 1000} s`)
+  try {
+    const removed = await limited(new AbortController().signal, WITHDRAW_MS, late, async (signal) =>
+      backend.withdraw?.(lease, signal),
+    )
+    for (const each of removed ?? []) log.info(`removed ${each}`)
+    return true
+  } catch (error) {
+    log.error(`The route to this node's subnet cannot be withdrawn, and stays: ${describeError(error)}`)
+    return false
+  }
 }
 
 /** Closes paths; their descriptions if the service manager keeps them open. */

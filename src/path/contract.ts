@@ -62,6 +62,11 @@ export interface Backend {
     leases: ReadonlyMap<string, Lease>,
     others?: readonly string[],
   ): Promise<DataPath>
+  /**
+   * Removes what this node published outside of the host for a lease, such as a route in a cloud. Returns the removed things in words. Called
+   * when the node leaves the network, after the data path was closed. Throws WeftError. Left out if the backend publishes nothing.
+   */
+  withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
 
 /** The way of packets of one family to a peer. */

@@ -1,0 +1,153 @@
+// http-publisher.ts - publishes a route by requests that the operator describes: to a switch, or to any API without a publisher of its own.
+
+import { readFile } from 'node:fs/promises'
+import { messageOf, WeftError } from '../../../base/errors.ts'
+import { HIDDEN, Secret } from '../../../base/secret.ts'
+import { formatAddress, formatNet, parseAddress, parseNet } from '../../../net/address.ts'
+import type { Settings } from '../../catalog.ts'
+import { jsonOf, refusalOf, type ApiAnswer, type ApiRequest } from './api-client.ts'
+import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
+import { fillBody, fillHeaders, fillUrl, variablesOf, type Variables } from './template.ts'
+
+type HttpSettings = Settings<'http'>
+type Action = 'put' | 'remove' | 'list'
+const NAMES = { put: 'Put', remove: 'Remove', list: 'List' } as const
+
+/** The longest file with a secret or with certificates, in bytes. */
+const FILE_BYTES = 1024 * 1024
+
+export class HttpPublisher implements Publisher {
+  readonly #settings: HttpSettings
+  readonly #place: Place
+  readonly #variables: Variables
+  readonly #canList: boolean
+  /** The text of SecretFile and of CAFile, read by `find`, so that a changed file counts after the next failure. */
+  #secret: Secret | undefined
+  #ca: string | undefined
+
+  constructor(settings: HttpSettings, place: Place) {
+    const { subnet, publicIp, address, nodeName } = place
+    this.#settings = settings
+    this.#place = place
+    this.#variables = variablesOf(subnet, publicIp, address, nodeName)
+    this.#canList = settings.listUrl !== ''
+  }
+
+  async find(): Promise<readonly RouteTable[]> {
+    const { secretFile, caFile, putUrl, limit } = this.#settings
+    this.#secret = secretFile === '' ? undefined : new Secret((await read('SecretFile', secretFile)).trim())
+    this.#ca = caFile === '' ? undefined : await read('CAFile', caFile)
+    const table: RouteTable = {
+      name: new URL(fillUrl(putUrl, this.#variables, 'PutURL')).host,
+      limit: limit === 0 ? undefined : limit,
+      isBlind: !this.#canList,
+      list: (signal) => this.#list(signal),
+      put: (signal) => this.#put(signal),
+      remove: (route, signal) => this.#remove(route, signal),
+    }
+    return [table]
+  }
+
+  async #list(signal: AbortSignal): Promise<readonly FabricRoute[]> {
+    if (!this.#canList) {
+      const destination = formatNet(this.#place.subnet)
+      return [{ destination, target: formatAddress(this.#place.publicIp), isOwn: true, state: 'active' }]
+    }
+    const { listRoutes, listDestination, listGateway, listId } = this.#settings
+    const request = this.#request('list', {})
+    const answer = await this.#place.client.send(request, signal)
+    if (answer.status === 404) return []
+    this.#check(request, answer)
+    const found = memberOf(jsonOf(request, answer), listRoutes) ?? []
+    const gateways = new Set([this.#variables['publicIp'], this.#variables['address']])
+    return (Array.isArray(found) ? found : [found]).flatMap((each: unknown): FabricRoute[] => {
+      const [destination, gateway] = [memberOf(each, listDestination), memberOf(each, listGateway)]
+      if (typeof destination !== 'string') return []
+      const net = parseNet(destination)
+      const target = typeof gateway === 'string' ? gateway : 'no gateway'
+      const host = parseAddress(target)
+      const id = listId === '' ? undefined : memberOf(each, listId)
+      return [
+        {
+          destination: net ? formatNet(net) : destination,
+          target,
+          isOwn: host !== undefined && gateways.has(formatAddress(host)),
+          state: 'active',
+          ...(typeof id === 'string' || typeof id === 'number' ? { id: String(id) } : {}),
+        },
+      ]
+    })
+  }
+
+  async #put(signal: AbortSignal): Promise<'made' | 'exists'> {
+    const request = this.#request('put', {})
+    const answer = await this.#place.client.send(request, signal)
+    // 409: the API refuses a second route to the subnet. The list shows which route it has; without a list it counts as this node's.
+    if (answer.status === 409) return 'exists'
+    this.#check(request, answer)
+    return 'made'
+  }
+
+  async #remove(route: FabricRoute, signal: AbortSignal): Promise<void> {
+    if (this.#settings.removeUrl === '')
+      throw new WeftError('CONFIG', `the route to ${route.destination} stays, because Backend has no RemoveURL`, {
+        remedy: 'remove the route by hand, or set RemoveURL in Backend',
+      })
+    const net = parseNet(route.destination)
+    const { publicIp, address, nodeName } = this.#place
+    const variables = net ? variablesOf(net, publicIp, address, nodeName) : this.#variables
+    const request = this.#request('remove', { ...variables, ...(route.id === undefined ? {} : { id: route.id }) })
+    const answer = await this.#place.client.send(request, signal)
+    if (answer.status !== 404 && answer.status !== 410) this.#check(request, answer)
+  }
+
+  #request(action: Action, more: Variables): ApiRequest {
+    const { [`${action}Url` as const]: url, [`${action}Method` as const]: method, headers } = this.#settings
+    const name = NAMES[action]
+    const open = { ...this.#variables, ...more }
+    const variables = this.#secret ? { ...open, secret: this.#secret.reveal() } : open
+    const filled = fillBody(this.#settings[`${action}Body` as const], variables, `${name}Body`)
+    return {
+      method,
+      url: fillUrl(url, open, `${name}URL`),
+      headers: { ...(filled ? { 'content-type': filled.type } : {}), ...fillHeaders(headers, variables) },
+      body: filled?.body,
+      ca: this.#ca,
+    }
+  }
+
+  /** Throws WeftError FABRIC if the status is not 2xx. The message has none of the request's secrets, even if the answer repeats them. */
+  #check(request: ApiRequest, answer: ApiAnswer): void {
+    if (answer.status >= 200 && answer.status < 300) return
+    let { text } = answer
+    const { 'content-type': _, ...headers } = request.headers ?? {}
+    for (const secret of [this.#secret?.reveal() ?? '', ...Object.values(headers)])
+      if (secret.length > 3) text = text.replaceAll(secret, HIDDEN)
+    const isRedirect = answer.status >= 300 && answer.status < 400
+    const remedy = isRedirect ? 'weft follows no redirects: name the address to which it leads' : undefined
+    throw refusalOf(request, { ...answer, text }, '', text.trim(), remedy)
+  }
+}
+
+/** Returns a member of a JSON value by a path such as `data.routes`; the value itself by an empty path. */
+function memberOf(value: unknown, path: string): unknown {
+  if (path === '') return value
+  let member = value
+  for (const name of path.split('.')) {
+    if (typeof member !== 'object' || member === null || !Object.hasOwn(member, name)) return undefined
+    member = (member as Record<string, unknown>)[name]
+  }
+  return member
+}
+
+async function read(option: string, path: string): Promise<string> {
+  try {
+    const text = await readFile(path, 'utf8')
+    if (text.length <= FILE_BYTES) return text
+    throw new Error(`it is longer than ${FILE_BYTES} bytes`)
+  } catch (error) {
+    throw new WeftError('CONFIG', `cannot read Backend.${option}: ${messageOf(error)}`, {
+      remedy: 'mount the file at that path on each node',
+    })
+  }
+}
