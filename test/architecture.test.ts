@@ -118,10 +118,12 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'options.ts',
     'path/catalog.ts',
     'host',
+    'control/config',
     'path/device',
     'path/remains.ts',
     'path/firewall',
     'node/restart',
+    'node/choose.ts',
   ],
   'tool/weft': [
     'base',

@@ -50,7 +50,7 @@ export async function endDataPath({ possession, forwarding, notifier, log }: End
 
 /** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot; the node leaves all the same. */
 async function withdraw({ backend, lease }: Knowing, log: Log): Promise<boolean> {
-  if (!backend.withdraw) return true
+  if (!backend?.withdraw) return true
   const late = () => new Error(`no answer within ${WITHDRAW_MS / 1000} s`)
   try {
     const removed = await limited(new AbortController().signal, WITHDRAW_MS, late, async (signal) =>

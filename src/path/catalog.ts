@@ -128,12 +128,29 @@ const CLOUD_KEYS = {
 } as const satisfies Options
 /** The route tables, by number; the table of this node's cloud subnet if it is left out. */
 const routeTables = <F extends RegExp>(form: F, example: string) =>
-  ({ name: 'RouteTableID', kind: 'texts', form, remedy: `give it a text or a list of texts such as ${example}` }) as const
+  ({
+    name: 'RouteTableID',
+    kind: 'texts',
+    form,
+    remedy: `give it a text or a list of texts such as ${example}`,
+  }) as const
 /** The variables of the templates of `http`. {secret} is not for URLs, because the log shows them. */
-export const TEMPLATE_VARIABLES = ['subnet', 'subnetAddress', 'prefixLength', 'netmask', 'publicIp', 'address', 'node', 'id', 'secret']
+export const TEMPLATE_VARIABLES = [
+  'subnet',
+  'subnetAddress',
+  'prefixLength',
+  'netmask',
+  'publicIp',
+  'address',
+  'node',
+  'id',
+  'secret',
+]
 const URL_VARIABLES = TEMPLATE_VARIABLES.filter((name) => name !== 'secret')
 /** No variable can stand in the host, so that a template reaches no other one. */
-const URL_FORM = new RegExp(String.raw`^https?:\/\/[^\s/?#@{}\\]+(?:[/?](?:[^\s#@{}\\]|\{(?:${URL_VARIABLES.join('|')})\})*)?$`)
+const URL_FORM = new RegExp(
+  String.raw`^https?:\/\/[^\s/?#@{}\\]+(?:[/?](?:[^\s#@{}\\]|\{(?:${URL_VARIABLES.join('|')})\})*)?$`,
+)
 const URL_REMEDY = `give it an http or https URL without user and password; the variables ${URL_VARIABLES.map((name) => `{${name}}`).join(', ')} may follow its host`
 const METHOD_FORM = /^(?:GET|PUT|POST|PATCH|DELETE)$/
 const METHOD_REMEDY = 'give it GET, PUT, POST, PATCH or DELETE'
@@ -383,9 +400,7 @@ export function publishers(published: string): string {
 }
 
 /** Backends that flannel removed, and what takes their place. */
-const REMOVED: ReadonlyMap<string, string> = new Map([
-  ['ipsec', 'take wireguard'],
-])
+const REMOVED: ReadonlyMap<string, string> = new Map([['ipsec', 'take wireguard']])
 
 /** Says what to do about a `Type` that is none of them. */
 export function remedyFor(type: string): string {

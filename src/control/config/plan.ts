@@ -61,7 +61,8 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   }
 }
 
-const isSame = (a: unknown, b: unknown): boolean => a === b || JSON.stringify(identityOf(a)) === JSON.stringify(identityOf(b))
+const isSame = (a: unknown, b: unknown): boolean =>
+  a === b || JSON.stringify(identityOf(a)) === JSON.stringify(identityOf(b))
 
 /** Replaces each secret in a value by its keyed hash, so that two values can be compared as texts. */
 function identityOf(value: unknown): unknown {

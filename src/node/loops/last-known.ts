@@ -14,7 +14,7 @@ const REST_MS_A_LEASE = 1
 
 /** The facts that the next process is told. */
 export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'possession'> & {
-  readonly backend?: Pick<Node['backend'], 'external'>
+  readonly backend?: Pick<Node['backend'], 'external' | 'withdraw'>
 }
 
 /** Undefined where nothing is to outlive this process. */

@@ -5,9 +5,9 @@
 // ends no data path, because the routes that are there stay there.
 
 import { hostname } from 'node:os'
+import { carryIpv4Alone } from '../../control/config/network-config.ts'
 import type { LeaseAttrs, Lease, OwnLease } from '../../control/lease/lease.ts'
 import { hasFamily, sideOf } from '../../control/lease/lease.ts'
-import { carryIpv4Alone } from '../../control/config/network-config.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, formatAddress, type Family } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'

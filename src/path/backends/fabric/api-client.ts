@@ -47,7 +47,11 @@ export class ApiClient {
   readonly #answerBytes: number
   readonly #now: () => number
 
-  constructor({ answerMs = ANSWER_MS, answerBytes = ANSWER_BYTES, now = () => performance.now() }: ApiClientOptions = {}) {
+  constructor({
+    answerMs = ANSWER_MS,
+    answerBytes = ANSWER_BYTES,
+    now = () => performance.now(),
+  }: ApiClientOptions = {}) {
     this.#answerMs = answerMs
     this.#answerBytes = answerBytes
     this.#now = now

@@ -104,7 +104,11 @@ export class RouteKeeper {
             removed.push(`route ${route.destination} to ${route.target} in ${table.name}`)
           }
           if (own.length > 0 && !table.isBlind)
-            await this.#lookUntil(table, limit, (routes) => !routes.some((each) => each.isOwn && this.#isToSubnet(each)))
+            await this.#lookUntil(
+              table,
+              limit,
+              (routes) => !routes.some((each) => each.isOwn && this.#isToSubnet(each)),
+            )
         }
         this.#isThere = false
         return removed

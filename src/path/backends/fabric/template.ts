@@ -103,7 +103,11 @@ function plain(text: string | Secret, what: string): string {
 /** Throws WeftError CONFIG if a body or a header is not a valid template. The schema has checked the URLs. */
 export function checkTemplates(settings: Settings<'http'>): void {
   const secret = settings.secretFile === '' ? {} : { secret: 'x' }
-  const variables = { ...Object.fromEntries(TEMPLATE_VARIABLES.map((name) => [name, 'x'])), secret: undefined, ...secret }
+  const variables = {
+    ...Object.fromEntries(TEMPLATE_VARIABLES.map((name) => [name, 'x'])),
+    secret: undefined,
+    ...secret,
+  }
   const known = variables as unknown as Variables
   fillHeaders(settings.headers, known)
   fillBody(settings.putBody, known, 'PutBody')
