@@ -118,8 +118,8 @@ const TUNNEL = {
 } as const satisfies Options
 export type TunnelSettings = Values<typeof TUNNEL>
 
-/** A key of a cloud's API, which never contains `<`: the placeholder of a secret that only the store has is refused. */
-const API_KEY = /^[^\s<>]+$/
+/** A key of a cloud's API, which has at least 16 characters and no `<`: the placeholder of a secret that only the store has is refused. */
+const API_KEY = /^[^\s<>]{16,128}$/
 const API_KEY_REMEDY = 'give it a key of the cloud, or leave it out and set the environment variables of the cloud'
 /** Keys of the cloud's API, by the names of flannel's documents. */
 const CLOUD_KEYS = {
@@ -134,7 +134,7 @@ const routeTables = <F extends RegExp>(form: F, example: string) =>
     form,
     remedy: `give it a text or a list of texts such as ${example}`,
   }) as const
-/** The variables of the templates of `http`. {secret} is not for URLs, because the log shows them. */
+/** The variables of the templates of `http`. {credential} is not for URLs, because the log shows them. */
 export const TEMPLATE_VARIABLES = [
   'subnet',
   'subnetAddress',
@@ -144,9 +144,9 @@ export const TEMPLATE_VARIABLES = [
   'address',
   'node',
   'id',
-  'secret',
+  'credential',
 ]
-const URL_VARIABLES = TEMPLATE_VARIABLES.filter((name) => name !== 'secret')
+const URL_VARIABLES = TEMPLATE_VARIABLES.filter((name) => name !== 'credential')
 /** No variable can stand in the host, so that a template reaches no other one. */
 const URL_FORM = new RegExp(
   String.raw`^https?:\/\/[^\s/?#@{}\\]+(?:[/?](?:[^\s#@{}\\]|\{(?:${URL_VARIABLES.join('|')})\})*)?$`,
@@ -183,8 +183,8 @@ const HTTP_OPTIONS = {
   /** The maximum number of routes that the switch takes; 0 if it is not known. */
   limit: { name: 'Limit', kind: 'number', default: 0, most: 1_000_000 },
   headers: { name: 'Headers', kind: 'object', remedy: 'give it an object of texts' },
-  /** A file whose text is the value of {secret}, for example of a mounted Secret. */
-  secretFile: { name: 'SecretFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
+  /** A file whose text is the value of {credential}, for example of a mounted Secret. */
+  credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
   /** Certificates of the authorities to trust instead of the usual ones, in PEM. */
   caFile: { name: 'CAFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
 } as const satisfies Options

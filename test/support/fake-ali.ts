@@ -10,6 +10,7 @@ const error = (status: number, Code: string): FakeAnswer =>
 
 export class FakeAli extends FakeFabric {
   readonly type = 'ali-vpc'
+  override readonly hasDead = false
   readonly secrets = ['secret-of-ali', 'token-of-ali']
 
   constructor() {

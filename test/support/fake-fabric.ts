@@ -72,12 +72,12 @@ export abstract class FakeFabric {
   abstract readonly type: string
   /** The longest secret in the requests, which no log line may have. */
   abstract readonly secrets: readonly string[]
-  /** True if a list has pages. */
-  readonly hasPages: boolean = true
   /** True if the metadata server gives out keys that expire. */
   readonly hasKeys: boolean = true
   /** True if a request names a region. */
   readonly hasRegion: boolean = true
+  /** True if the API lists routes that no packet follows. */
+  readonly hasDead: boolean = true
   /** Makes the publisher of a node. */
   abstract publisher(place: Place): Publisher
   protected abstract answer(request: FakeRequest): FakeAnswer

@@ -7,17 +7,19 @@ import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fak
 
 export class FakeSwitch extends FakeFabric {
   readonly type = 'http'
+  override readonly hasDead = false
   readonly secrets = ['secret-of-switch']
-  override readonly hasPages = false
   override readonly hasKeys = false
   override readonly hasRegion = false
-  readonly secretFile: string
+  readonly credentialFile: string
+  /** True if the switch replaces a route to the same destination instead of refusing the second one. */
+  replaces = false
   /** Called after each change of the routes. */
   readonly onChange: (routes: FakeSwitch['routes']) => void
 
-  constructor(secretFile: string, onChange: FakeSwitch['onChange'] = () => {}) {
+  constructor(credentialFile: string, onChange: FakeSwitch['onChange'] = () => {}) {
     super()
-    this.secretFile = secretFile
+    this.credentialFile = credentialFile
     this.onChange = onChange
   }
 
@@ -34,8 +36,8 @@ export class FakeSwitch extends FakeFabric {
       ListDestination: 'prefix',
       ListGateway: 'nextHop',
       Limit: 250,
-      Headers: { Authorization: 'Bearer {secret}' },
-      SecretFile: this.secretFile,
+      Headers: { Authorization: 'Bearer {credential}' },
+      CredentialFile: this.credentialFile,
       ...more,
     }
   }
@@ -72,6 +74,7 @@ export class FakeSwitch extends FakeFabric {
       }
       const { nextHop } = JSON.parse(body) as { nextHop: string }
       if (headers['content-type'] !== 'application/json') return text('', 415)
+      if (this.replaces) this.drop((route) => route.destination === destination)
       if (this.find(destination)) return json({ error: 'there is such a route' }, 409)
       if (this.routes.length >= this.limit) return json({ error: 'the table is full' }, 507)
       this.put(destination, Number(nextHop.split('.').at(-1)))

@@ -12,7 +12,6 @@ const error = (Code: string): FakeAnswer =>
 export class FakeTencent extends FakeFabric {
   readonly type = 'tencent-vpc'
   readonly secrets = ['secret-of-tencent', 'token-of-tencent']
-  override readonly hasPages = false
 
   constructor() {
     super()

@@ -73,6 +73,8 @@ function identityOf(value: unknown): unknown {
 }
 
 function textOf(value: unknown): string {
-  if (typeof value !== 'object' || value === null || value instanceof Secret) return String(value ?? '') || 'none'
-  return value instanceof Array && value.length === 0 ? 'none' : JSON.stringify(value)
+  if (value instanceof Secret) return value.isEmpty ? 'none' : value.toString()
+  if (value === undefined || value === null || value === '') return 'none'
+  if (typeof value === 'string') return value
+  return Array.isArray(value) && value.length === 0 ? 'none' : JSON.stringify(value)
 }

@@ -9,8 +9,8 @@ import { checkTemplates } from './fabric/template.ts'
 export function createHttpBackend(parts: BackendParts<'http'>): Backend {
   const { settings, log } = parts
   checkTemplates(settings)
-  if (settings.secretFile !== '' && [settings.putUrl, settings.removeUrl, settings.listUrl].some(isPlain))
-    log.warn('Backend sends the secret of SecretFile over http, which is not encrypted; take https')
+  if (settings.credentialFile !== '' && [settings.putUrl, settings.removeUrl, settings.listUrl].some(isPlain))
+    log.warn('Backend sends the text of CredentialFile over http, which is not encrypted; take https')
   return createFabricBackend('http', parts, (place) => new HttpPublisher(settings, place))
 }
 

@@ -21,7 +21,7 @@ export class HttpPublisher implements Publisher {
   readonly #place: Place
   readonly #variables: Variables
   readonly #canList: boolean
-  /** The text of SecretFile and of CAFile, read by `find`, so that a changed file counts after the next failure. */
+  /** The text of CredentialFile and of CAFile, read by `find`, so that a changed file counts after the next failure. */
   #secret: Secret | undefined
   #ca: string | undefined
 
@@ -34,8 +34,8 @@ export class HttpPublisher implements Publisher {
   }
 
   async find(): Promise<readonly RouteTable[]> {
-    const { secretFile, caFile, putUrl, limit } = this.#settings
-    this.#secret = secretFile === '' ? undefined : new Secret((await read('SecretFile', secretFile)).trim())
+    const { credentialFile, caFile, putUrl, limit } = this.#settings
+    this.#secret = credentialFile === '' ? undefined : new Secret((await read('CredentialFile', credentialFile)).trim())
     this.#ca = caFile === '' ? undefined : await read('CAFile', caFile)
     const table: RouteTable = {
       name: new URL(fillUrl(putUrl, this.#variables, 'PutURL')).host,
@@ -105,7 +105,7 @@ export class HttpPublisher implements Publisher {
     const { [`${action}Url` as const]: url, [`${action}Method` as const]: method, headers } = this.#settings
     const name = NAMES[action]
     const open = { ...this.#variables, ...more }
-    const variables = this.#secret ? { ...open, secret: this.#secret.reveal() } : open
+    const variables = this.#secret ? { ...open, credential: this.#secret.reveal() } : open
     const filled = fillBody(this.#settings[`${action}Body` as const], variables, `${name}Body`)
     return {
       method,

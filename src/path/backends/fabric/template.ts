@@ -10,7 +10,7 @@ import { TEMPLATE_VARIABLES, type Settings } from '../../catalog.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
-/** Returns the variables of a route, without {secret} and {id}. */
+/** Returns the variables of a route, without {credential} and {id}. */
 export function variablesOf(subnet: Net, publicIp: Address, address: Address, node: string): Variables {
   const bits = subnet.prefixLength
   return {
@@ -36,8 +36,8 @@ function fill(template: string, variables: Variables, what: string, escape: (val
       })
     const value = variables[name]
     if (value === undefined)
-      throw new WeftError('CONFIG', `Backend.${what} has {${name}}, and there is no SecretFile`, {
-        remedy: 'set Backend.SecretFile to a file with the secret',
+      throw new WeftError('CONFIG', `Backend.${what} has {${name}}, and there is no CredentialFile`, {
+        remedy: 'set Backend.CredentialFile to a file with the credential',
       })
     return escape(value)
   })
@@ -95,20 +95,16 @@ function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()
   if (value.includes(HIDDEN))
     throw new WeftError('CONFIG', `Backend.${what} has a secret that only the store has`, {
-      remedy: 'put the secret into a file, and name it in Backend.SecretFile',
+      remedy: 'put the secret into a file, and name it in Backend.CredentialFile',
     })
   return value
 }
 
 /** Throws WeftError CONFIG if a body or a header is not a valid template. The schema has checked the URLs. */
 export function checkTemplates(settings: Settings<'http'>): void {
-  const secret = settings.secretFile === '' ? {} : { secret: 'x' }
-  const variables = {
-    ...Object.fromEntries(TEMPLATE_VARIABLES.map((name) => [name, 'x'])),
-    secret: undefined,
-    ...secret,
-  }
-  const known = variables as unknown as Variables
+  const all = Object.fromEntries(TEMPLATE_VARIABLES.map((name) => [name, 'x']))
+  const { credential, ...others } = all
+  const known = settings.credentialFile === '' || credential === undefined ? others : { ...others, credential }
   fillHeaders(settings.headers, known)
   fillBody(settings.putBody, known, 'PutBody')
   fillBody(settings.removeBody, known, 'RemoveBody')
