@@ -132,7 +132,13 @@ async function resume(
   inheritance: Inheritance,
   log: Log,
 ): Promise<Resumed | 'nothing' | 'failed'> {
-  if (!known || known.store !== storeNameOf(options) || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
+  if (
+    !known ||
+    known.isForCleanup ||
+    known.store !== storeNameOf(options) ||
+    (known.expiresAt ?? Infinity) <= Date.now()
+  )
+    return 'nothing'
   if (possession.state.is !== 'closed') return 'failed' // a successor has the data path
   let look: LookAhead | undefined
   const { signal } = stopping

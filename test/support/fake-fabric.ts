@@ -86,10 +86,10 @@ export abstract class FakeFabric {
   /** The region of the metadata server's answers. */
   region = 'region-1'
 
-  async start(): Promise<this> {
+  async start(host = '127.0.0.1', port = 0): Promise<this> {
     this.#server = createServer((request, response) => void this.#serve(request, response))
-    await new Promise<void>((resolve) => this.#server?.listen(0, '127.0.0.1', resolve))
-    this.address = `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}`
+    await new Promise<void>((resolve) => this.#server?.listen(port, host, resolve))
+    this.address = `http://${host}:${(this.#server.address() as AddressInfo).port}`
     return this
   }
 

@@ -24,24 +24,9 @@ export class FakeSwitch extends FakeFabric {
   }
 
   /** The `Backend` object that leads to this switch. */
-  backend(more: object = {}): Readonly<Record<string, unknown>> {
-    const url = `${this.address}/api/routes`
-    return {
-      Type: 'http',
-      PutURL: `${url}/{subnetAddress}/{prefixLength}`,
-      PutBody: { nextHop: '{publicIp}', comment: '{node}' },
-      RemoveURL: `${url}/{subnetAddress}/{prefixLength}?nextHop={publicIp}`,
-      ListURL: url,
-      ListRoutes: 'data.routes',
-      ListDestination: 'prefix',
-      ListGateway: 'nextHop',
-      Limit: 250,
-      Headers: { Authorization: 'Bearer {credential}' },
-      CredentialFile: this.credentialFile,
-      ...more,
-    }
+  backend(): Readonly<Record<string, unknown>> {
+    return switchBackend(this.address, this.credentialFile)
   }
-
   publisher(place: Place): HttpPublisher {
     const lower = Object.entries(this.backend()).map(([name, value]) => [name.toLowerCase(), value])
     return new HttpPublisher(readSettings('http', Object.fromEntries(lower)), place)
@@ -82,5 +67,23 @@ export class FakeSwitch extends FakeFabric {
     } finally {
       this.onChange(this.routes)
     }
+  }
+}
+
+/** The `Backend` object that leads to the switch at an address. */
+export function switchBackend(address: string, credentialFile: string): Readonly<Record<string, unknown>> {
+  const url = `${address}/api/routes`
+  return {
+    Type: 'http',
+    PutURL: `${url}/{subnetAddress}/{prefixLength}`,
+    PutBody: { nextHop: '{publicIp}', comment: '{node}' },
+    RemoveURL: `${url}/{subnetAddress}/{prefixLength}?nextHop={publicIp}`,
+    ListURL: url,
+    ListRoutes: 'data.routes',
+    ListDestination: 'prefix',
+    ListGateway: 'nextHop',
+    Limit: 250,
+    Headers: { Authorization: 'Bearer {credential}' },
+    CredentialFile: credentialFile,
   }
 }

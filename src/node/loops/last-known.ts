@@ -51,13 +51,15 @@ async function write(
   if (!next || !dataPath) return
   const { tunNames } = dataPath
   // A data path that the kernel carries goes on by itself.
-  if (tunNames === undefined) return removeLastKnown(next.lastKnown)
+  const isForCleanup = tunNames === undefined && backend?.withdraw !== undefined
+  if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
     store,
     config,
     wishes,
-    tunNames,
+    tunNames: tunNames ?? [],
+    ...(isForCleanup ? { isForCleanup } : {}),
     paths,
     others: dataPath.underlays?.others(),
     external: backend?.external,

@@ -14,17 +14,18 @@ import type { Remains } from '../../path/remains.ts'
 
 /** The time limit for all requests. */
 const WITHDRAW_MS = 60_000
+/** The daemon logged the warnings of its start. */
+const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 /** Finds the published route, of which there is at most one. `file` is the file of the last known state. */
-export async function findPublishedRoute(file: string, warn: (line: string) => void): Promise<Remains[]> {
-  const log: Log = { info: () => {}, warn, error: warn, v: () => false }
-  const known = await readLastKnown(file, { ...log, warn: () => {} })
+export async function findPublishedRoute(file: string): Promise<Remains[]> {
+  const known = await readLastKnown(file, QUIET)
   if (!known?.external) return []
   const what = `the published route to ${netsText(known.lease.subnet)}`
   try {
     // The lease is there, so the range of subnets need not be.
     const config = parseNetworkConfig(known.config, { areGiven: true })
-    const backend = await createWithdrawing(config, known.external, log)
+    const backend = await createWithdrawing(config, known.external, QUIET)
     if (!backend?.withdraw) return []
     const remove = async (): Promise<void> => {
       const late = new AbortController()
