@@ -16,7 +16,7 @@
         "native/core/session.cc",
         "native/walk/descriptors.cc",
         "native/engine.cc",
-        "native/io/bequest.cc",
+        "native/io/handover_state.cc",
         "native/io/echo.cc",
         "native/io/own_memory.cc",
         "native/io/path_probe.cc",

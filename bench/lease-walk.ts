@@ -98,7 +98,7 @@ async function openNode(count: number, onPeers: () => void, signal: AbortSignal,
     traffic: (slot?: number) => new Float64Array(slot === undefined ? 0 : 5),
     drops: () => ({ next: [], packets: [] }),
     threads: () => ({}),
-    takeStrangers: () => [],
+    takeUnknownSenders: () => [],
     stop: async () => {},
   }
   const persistence = { persist: false, isMultiQueue: false, inherit: async () => undefined, settle: async () => {} }

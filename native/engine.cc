@@ -1,4 +1,4 @@
-// engine.cc - which encapsulations there are, and the loops made for one.
+// engine.cc - creates the loops for an encapsulation.
 #include "engine.h"
 
 #include <errno.h>
@@ -10,8 +10,8 @@
 
 #include "crypto/aead.h"
 #include "encap/all.h"
-#include "io/bequest.h"
 #include "io/clock.h"
+#include "io/handover_state.h"
 #include "io/steering.h"
 #include "io/tun.h"
 #include "io/udp.h"
@@ -25,7 +25,7 @@ namespace {
 struct Directions {
   std::unique_ptr<Direction> egress;
   std::unique_ptr<Direction> ingress;
-  std::unique_ptr<Direction> other_ingress;  // null where the path has no other socket
+  std::unique_ptr<Direction> other_ingress;  // null if the path has no second socket
 };
 
 template <Encapsulation Encap>
@@ -49,7 +49,7 @@ Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessio
   return made;
 }
 
-/// A number that nobody outside knows; where the kernel gives nothing at random, one of this process alone.
+/// Returns a random number. If the kernel has no entropy yet, the number is only specific to this process.
 uint64_t secret() {
   uint64_t bits = static_cast<uint64_t>(monotonic_us()) ^ reinterpret_cast<uintptr_t>(&bits);
   [[maybe_unused]] const ssize_t got = getrandom(&bits, sizeof bits, GRND_NONBLOCK);
@@ -78,7 +78,7 @@ Engine::Engine(Descriptors descriptors)
       peers_(3 * descriptors_.loops.size()),
       features_(descriptors_.features),
       icmp_(secret()),
-      strangers_(descriptors_.loops.size()),
+      unknown_senders_(descriptors_.loops.size()),
       traffic_(descriptors_.loops.size()) {}
 
 Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t* counters,
@@ -123,7 +123,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
                     .tx_drops = &tx_drops,
                     .rx_drops = &rx_drops,
                     .filter = options.filter,
-                    .strangers = &engine->strangers_[i],
+                    .unknown_senders = &engine->unknown_senders_[i],
                     .icmp = &engine->icmp_,
                     .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
     PeerTables& peers = engine->peers_;
@@ -135,7 +135,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
   }
-  // What waits for keys that came with the sessions goes at once.
+  // Packets that wait for the keys of the saved sessions are sent immediately.
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
@@ -146,8 +146,8 @@ void Engine::follow_switches() {
   features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
 }
 
-/// Sets the TUN's choice of lanes. The engine that runs does this, not the code that opens the TUN, because a process
-/// of an older version without steering may have opened it. So the feature is not handed to a successor either.
+/// Sets the TUN's choice of lanes. Each engine does this when it starts, also on an inherited TUN, because `steers` may
+/// differ. So the feature is not handed over to a successor either.
 void Engine::steer(bool steers) {
   const int tun = descriptors_.loops.front().tun.get();
   if (descriptors_.loops.size() == 1) return;
@@ -156,10 +156,10 @@ void Engine::steer(bool steers) {
   if (!steering_refused_) features_.add(kTunSteering);
 }
 
-/// Of whatever use they are here, nobody else gets them from now on: this engine is the one that seals.
+/// Takes the saved sessions, even if they cannot be used: from now on this engine alone may seal packets.
 bool Engine::take_sessions(const RunOptions& options) {
-  const Fd bequest = std::move(descriptors_.bequest);
-  const std::optional<SecretBytes> saved = bequest ? take_bequest(bequest.get()) : std::nullopt;
+  const Fd handover_state = std::move(descriptors_.handover_state);
+  const std::optional<SecretBytes> saved = handover_state ? take_handover_state(handover_state.get()) : std::nullopt;
   return saved && sessions_ && options.keeps_sessions && sessions_->take_over(*saved, options.peers, session_ms());
 }
 
@@ -182,7 +182,7 @@ void Engine::change_peers(std::span<const uint8_t> records) {
 bool Engine::send(const SocketAddress& to, std::span<const uint8_t> datagram) const {
   const LoopDescriptors& first = descriptors_.loops.front();
   if (sessions_) Wireguard::sends(*sessions_, datagram);
-  // A socket takes no address but of its own family.
+  // Sockets accept addresses of their own family only.
   return send_now(first.socket.get(), to, datagram) ||
          (first.other_socket && send_now(first.other_socket.get(), to, datagram));
 }
@@ -200,7 +200,7 @@ std::vector<ThreadRounds> Engine::ask_threads() const {
   return threads;
 }
 
-/// All threads have ended before the first loop goes: a lane may wake any other.
+/// All threads must end before the first loop is destroyed, because a lane may wake any other lane.
 void Engine::end_loops() {
   for (auto& loop : loops_) loop->stop();
   loops_.clear();
@@ -211,7 +211,7 @@ Engine::~Engine() { end_loops(); }
 Descriptors Engine::release(std::span<const uint8_t> head) {
   end_loops();
   descriptors_.features = features_.bits() & ~kTunSteering;
-  if (sessions_) descriptors_.bequest = leave_bequest(head, sessions_->save());
+  if (sessions_) descriptors_.handover_state = write_handover_state(head, sessions_->save());
   sessions_.reset();
   return std::move(descriptors_);
 }

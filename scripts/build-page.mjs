@@ -10,7 +10,6 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const read = (path) => readFileSync(join(root, path), 'utf8')
 const folder = 'dist/src/report/page'
 
-/** Removes comments and indentation. */
 const shorten = (css) =>
   css
     .replaceAll(/\/\*.*?\*\//gs, '')

@@ -17,7 +17,7 @@ const EXCLUDED = /^(LICENSE|CHANGELOG\.md|bench\/results\/|test\/store\/vendor\/
  * @typedef {object} Rule
  * @property {string} name
  * @property {RegExp} pattern It has the flag `g`. `^` is the start of a comment or a paragraph.
- * @property {string} instead What to write instead.
+ * @property {string} instead The wording to use instead.
  * @property {'comments'} [only] The rule does not apply to documents.
  */
 

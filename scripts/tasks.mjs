@@ -21,7 +21,6 @@ const LONG = { ...STRICT, WEFT_LONG: '1' }
  *   The script does not run if the user has set the variable.
  */
 
-/** The properties of a task that accepts no words. */
 const NO_WORDS = { usage: '', accepts: /^$/ }
 
 /** @type {Readonly<Record<string, Task>>} */

@@ -25,7 +25,7 @@ import { networkAsking } from './node/ask-nodes.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { earlierLife } from './node/earlier.ts'
-import { endNode } from './node/end.ts'
+import { endNode, endUnusedNode, giveNewLeaseBack } from './node/end.ts'
 import { watchConfig } from './node/loops/config.ts'
 import { keepDataPath, type Forwarding } from './node/loops/data-path.ts'
 import { watchForTwins } from './node/loops/duplicate-node.ts'
@@ -34,7 +34,7 @@ import { watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
 import { keepLastKnown, nextFor, wishesText } from './node/loops/last-known.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { clearLeftovers } from './node/loops/leftovers.ts'
+import { clearEarlier, clearLeftovers, earlierType } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepNames } from './node/loops/names.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -59,7 +59,7 @@ import {
   type LastKnown,
 } from './node/restart/last-known.ts'
 import type { Succession } from './node/restart/succession.ts'
-import { requireRights } from './node/rights.ts'
+import { permit } from './node/rights.ts'
 import { refuseToMove, waitForNetwork, warnOfRoutesLeft } from './node/start.ts'
 import type { DaemonOptions } from './options.ts'
 import type { Events } from './report/events.ts'
@@ -246,7 +246,7 @@ async function startNode(
       fits,
       amend,
       onNode,
-      permit: requireRights,
+      permit: (prepared, host) => permit(prepared, { ...host, run }),
     })
   } finally {
     await watch.end()
@@ -285,13 +285,25 @@ export async function runNode(
   const attrs = await backend.prepare(signal)
   const predecessor = await succession.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
-  // Check the rights before the lease is written, because other nodes send packets to every node with a lease.
-  if (!predecessor && !possession.dataPath) await prefixed(REGISTERING, before.permit(backend))
+  // Other nodes send packets to every node with a lease. So the lease is written last, when this node is likely to forward.
+  const isForwarding = predecessor !== undefined || possession.dataPath !== undefined
+  const { tunNames } = succession
+  await prefixed(REGISTERING, before.permit(backend, { predecessor: predecessor?.pid, isForwarding, tunNames }))
+  if (!possession.dataPath) await parts.firewall?.rules.check?.()
+  const typeBefore = await earlierType(parts, attrs)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtainLease(parts, attrs, previous))
   const resumed = await succession.opening()
   // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
   if (!succession.tunNames.some((left) => goesOnWith(backend, left))) await succession.release()
-  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before))
+  const clear = () => clearEarlier(parts, lease, typeBefore)
+  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before, clear)).catch(
+    async (error: unknown) => {
+      // Another program may have taken a port since the check.
+      const isUseless = lease.isNew === true && !possession.dataPath && !succession.isOnLoan && !signal.aborted
+      if (isUseless) await giveNewLeaseBack(parts, lease)
+      throw error
+    },
+  )
   before.onNode(node)
   if (health) {
     health.snapshot = () => snapshotOf(node)
@@ -300,6 +312,7 @@ export async function runNode(
     health.drops = (after) => dropsReportOf(node, after)
     health.memory = () => node.memory
   }
+  let isUseless = false
   try {
     await clearLeftovers(node)
     await raiseOrLate(node, resumed !== undefined)
@@ -309,10 +322,12 @@ export async function runNode(
     log.info('Running backend.')
     return await runLoops(node, stopping)
   } catch (error) {
+    isUseless = lease.isNew === true && !node.isPublished && !signal.aborted
     stopping.abort(error) // so that no successor borrows a data path that is about to end
     throw error
   } finally {
     if (succession.isOnLoan) await possession.release() // the predecessor forwards again
+    else if (isUseless) await endUnusedNode(node)
     else await endNode(node, signal.reason)
   }
 }

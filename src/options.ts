@@ -184,7 +184,6 @@ export function checkMargin(options: DaemonOptions): void {
   }
 }
 
-/** True if the text is an IPv4 or IPv6 address without a zone. */
 const isAddress = (text: string): boolean => parseIpv4(text) !== undefined || parseIpv6(text) !== undefined
 
 /** Checks the values of weft's own flags beyond their types. Throws WeftError USAGE. */

@@ -1,4 +1,4 @@
-// architecture.test.ts - who may import whom, in src/ and native/: rooms depend in one direction, pure files do no I/O.
+// architecture.test.ts - the allowed imports in src/ and native/: folders depend on each other in one direction, and pure files do no I/O.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
@@ -8,7 +8,7 @@ import { isPure, PURE } from './support/pure-files.ts'
 const root = join(import.meta.dirname, '..')
 const source = join(root, 'src')
 
-/** Rooms of src/ and what each may import beside itself. Type imports count. */
+/** The parts of src/, and the other parts that each may import. Type imports count. */
 const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   base: ['native'],
   net: [],
@@ -152,31 +152,31 @@ const imports = new Map(
     return [file, [...text.matchAll(/(?:from|import\()\s*'([^']+)'/g)].map((match) => match[1]!)]
   }),
 )
-/** A file that the table names is a room of its own; else the room is the longest folder that it names. */
+/** Returns the part of a file: the file itself if the table names it, otherwise the longest folder that the table names. */
 function roomOf(path: string, table: object = ALLOWED): string {
   if (Object.hasOwn(table, path) || !path.includes('/')) return path
   return roomOf(dirname(path), table)
 }
 const resolveImport = (file: string, target: string): string => relative(source, join(source, dirname(file), target))
-/** `native` for what lies beside src/. */
+/** Returns the part of an import, for example `native` for a folder next to src/. */
 function roomOfImport(file: string, target: string): string {
   const path = resolveImport(file, target)
   return path.startsWith('../') ? path.split('/')[1]! : roomOf(path)
 }
 
 describe('architecture', () => {
-  it('has few entries on top, so that a stranger finds a room by their names', () => {
+  it('has few entries at the top, so that a newcomer finds a folder by its name', () => {
     expect(readdirSync(source).length).toBeLessThanOrEqual(13)
   })
 
-  it('has tests of one process in folders as its own', () => {
+  it('has the unit tests in the same folders as the sources', () => {
     const tests = readdirSync(join(root, 'test/unit'), { recursive: true, encoding: 'utf8' })
     const folders = new Set(tests.filter((file) => file.endsWith('.test.ts')).map((file) => dirname(file)))
     const own = new Set([...files.map((file) => dirname(file)), 'bench', 'scripts'])
     expect([...folders].filter((folder) => !own.has(folder))).toEqual([])
   })
 
-  it('has a rule for every room, and none that nobody needs', () => {
+  it('has a rule for every part, and no unused rule', () => {
     const needed = new Map<string, Set<string>>()
     for (const file of files) {
       const others = needed.get(roomOf(file)) ?? new Set()
@@ -188,11 +188,11 @@ describe('architecture', () => {
       expect([room, allowed.filter((other) => !needed.get(room)!.has(other))]).toEqual([room, []])
   })
 
-  it('has a file for each that is to do no I/O', () => {
+  it('has a file for each entry of the list of pure files', () => {
     expect(PURE.filter((path) => !files.some((file) => file.startsWith(path)))).toEqual([])
   })
 
-  it.each(files)('%s imports only what its room may', (file) => {
+  it.each(files)('%s imports only what its part may', (file) => {
     const room = roomOf(file)
     const allowed = ALLOWED[room] ?? []
     const wrong = imports.get(file)!.filter((target) => {
@@ -211,18 +211,18 @@ describe('architecture', () => {
     )
   })
 
-  it('has no limit of time that Node.js 20 forgets once it collects garbage', () => {
+  it('never combines AbortSignal.any with AbortSignal.timeout, which Node.js 20 forgets at a garbage collection', () => {
     const code = (file: string): string => readFileSync(join(source, file), 'utf8').replaceAll(/^\s*\/\/.*$/gm, '')
     expect(
       files.filter((file) => /AbortSignal\.any/.test(code(file)) && /AbortSignal\.timeout/.test(code(file))),
     ).toEqual([])
   })
 
-  it('exports no key of node:crypto, at which Node.js 20 hangs for ever when it collects garbage meanwhile', () => {
+  it('never exports a key of node:crypto, at which Node.js 20 can hang during a garbage collection', () => {
     expect(files.filter((file) => /\.export\(/.test(readFileSync(join(source, file), 'utf8')))).toEqual([])
   })
 
-  it('finds what lies beside the program in one file, and what is inside the executable in another', () => {
+  it('locates files next to the program in one file, and files inside the executable in another', () => {
     const BESIDE = /\bimport\.meta\b|\bcreateRequire\b|\brequire\(|\b__(?:file|dir)name\b|\bargv\[[01]\]|\bexecPath\b/
     expect(files.filter((file) => BESIDE.test(readFileSync(join(source, file), 'utf8')))).toEqual([
       'base/assets-inside.ts',
@@ -230,7 +230,7 @@ describe('architecture', () => {
     ])
   })
 
-  it('has no circles', () => {
+  it('has no import cycles', () => {
     const state = new Map<string, 'open' | 'done'>()
     const circles: string[] = []
     const visit = (file: string, path: readonly string[]): void => {
@@ -245,7 +245,7 @@ describe('architecture', () => {
     expect(circles).toEqual([])
   })
 
-  it('names no file without saying what it is for', () => {
+  it('starts each file with a line that says what the file is for', () => {
     for (const file of files)
       expect(readFileSync(join(source, file), 'utf8').split('\n')[0], file).toMatch(
         new RegExp(
@@ -258,7 +258,7 @@ describe('architecture', () => {
   })
 })
 
-/** Rooms of native/ and the files beside them, and what each may include beside itself. */
+/** The parts of native/, and the other parts that each may include. */
 const NATIVE_ALLOWED: Readonly<Record<string, readonly string[]>> = {
   crypto: [],
   core: ['crypto'],
@@ -269,9 +269,9 @@ const NATIVE_ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'engine.cc': ['crypto', 'encap', 'io', 'walk', 'engine.h'],
   napi: ['core', 'io', 'walk', 'engine.h'],
 }
-/** Of C's headers and the kernel's, what the core may include: types and constants, no call. */
+/** The headers of C and the kernel that the core may include, because they have only types and constants. */
 const PURE_HEADERS = new Set(['errno.h', 'immintrin.h', 'netinet/in.h', 'sys/uio.h'])
-/** Of a function, not of an object's. */
+/** Matches calls of functions, but not of an object's methods. */
 const CALLS =
   /(?<!\.|->|Opened )\b(clock_gettime|getenv|ioctl|open|poll|random|recv\w*|send(to|msg|mmsg)|socket|std::chrono|time)\s*\(/
 
@@ -286,11 +286,11 @@ const includes = new Map(
 const nativeRoomOf = (path: string): string => roomOf(path, NATIVE_ALLOWED)
 
 describe('architecture of native/', () => {
-  it('has a rule for every room and file', () => {
+  it('has a rule for every part', () => {
     expect([...new Set(sources.map(nativeRoomOf))].toSorted()).toEqual(Object.keys(NATIVE_ALLOWED).toSorted())
   })
 
-  it.each(sources)('%s includes only what its room may', (file) => {
+  it.each(sources)('%s includes only what its part may', (file) => {
     const room = nativeRoomOf(file)
     const wrong = includes.get(file)!.filter((target) => {
       if (!target.startsWith('"')) return false
@@ -309,7 +309,7 @@ describe('architecture of native/', () => {
     expect(readFileSync(join(native, file), 'utf8')).not.toMatch(CALLS)
   })
 
-  it('names no file without saying what it is for', () => {
+  it('starts each file with a line that says what the file is for', () => {
     for (const file of sources) {
       const [first = ''] = readFileSync(join(native, file), 'utf8').split('\n')
       expect(first.startsWith(`// ${file.split('/').at(-1)!} - `), file).toBe(true)
@@ -317,7 +317,7 @@ describe('architecture of native/', () => {
   })
 })
 
-/** By the first words of its last sentence a walk of ARCHITECTURE.md is known; no walk may become longer. */
+/** The first words of the last sentence identify a walk of ARCHITECTURE.md. `most` is its maximum length. */
 const WALKS = {
   'a packet out': { begins: '`walk/egress.h`, ', most: 6 },
   'a packet in': { begins: '`io/receiver`, ', most: 7 },
@@ -334,7 +334,10 @@ describe('a walk of ARCHITECTURE.md', () => {
     const [, number = '', list = ''] = lists.find(([, , text = '']) => text.startsWith(WALKS[name].begins)) ?? []
     return { number, walk: [...list.matchAll(/`([^`]+)`/g)].map((match) => match[1]!) }
   }
-  /** The names of another file that this one imports, at its head or when they are needed, and calls, or has in a table of what it calls. */
+  /**
+   * Returns the names that this file imports from the other one, at its head or on demand, and calls or lists in a table of functions to
+   * call.
+   */
   function called(file: string, other: string): readonly string[] {
     const text = readFileSync(join(source, file), 'utf8')
     const imported = /import (?!type )\{([^{}]*)\} from '([^']+)'|\{([^{}]*)\} = await import\('([^']+)'\)/g
@@ -347,7 +350,7 @@ describe('a walk of ARCHITECTURE.md', () => {
       .filter((name) => name !== '' && new RegExp(`[^.\\w]${name}\\(`).test(text))
     return [...taken, ...tabled]
   }
-  /** All that one file of native/ includes, through others too. */
+  /** Returns all files that a file of native/ includes, directly or indirectly. */
   function included(file: string, seen = new Set<string>()): ReadonlySet<string> {
     for (const target of includes.get(file) ?? []) {
       const name = target.slice(1, -1)
@@ -359,7 +362,7 @@ describe('a walk of ARCHITECTURE.md', () => {
     return seen
   }
 
-  it.each(Object.keys(WALKS) as (keyof typeof WALKS)[])('%s is as long as it says, and no longer', (name) => {
+  it.each(Object.keys(WALKS) as (keyof typeof WALKS)[])('%s has the stated length, and is not longer', (name) => {
     const { number, walk } = walkOf(name)
     expect(NUMBERS[walk.length]).toBe(number)
     expect(walk.length).toBeLessThanOrEqual(WALKS[name].most)
@@ -370,9 +373,9 @@ describe('a walk of ARCHITECTURE.md', () => {
     expect(walk.filter((path) => !isThere(path))).toEqual([])
   })
 
-  // Stores, backends and data paths are called by what they are, not by their names: there a walk leaves its imports.
+  // Stores, backends and data paths are called through interfaces, so a walk does not follow imports there.
   it.each(['a restart', 'a flag'] as const)(
-    '%s goes from file to file by calls, from the first of the program on',
+    "%s goes from file to file along calls, starting at the program's first file",
     (name) => {
       const walk = walkOf(name).walk.map((path) => `${path}.ts`)
       const uncalled = walk.filter((file) => walk.every((other) => other === file || called(other, file).length === 0))
@@ -380,7 +383,7 @@ describe('a walk of ARCHITECTURE.md', () => {
     },
   )
 
-  it.each(['a packet out', 'a packet in'] as const)('%s has files that the engine is made of', (name) => {
+  it.each(['a packet out', 'a packet in'] as const)('%s has only files that are part of the engine', (name) => {
     const made = included('engine.cc')
     const { walk } = walkOf(name)
     expect(walk.filter((path) => !made.has(path) && !made.has(`${path}.h`))).toEqual([])

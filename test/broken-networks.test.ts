@@ -1,25 +1,25 @@
-// broken-networks.test.ts - docs/broken-networks.md has every broken network, and what was said of it is what is to be said.
+// broken-networks.test.ts - docs/broken-networks.md has every broken network, and the reports in it are the expected ones.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import { FAULT_NAMES, FAULTS, READERS, type FaultName } from '../lab/broken.ts'
 import { packageRoot } from '../lab/lab.ts'
-import { firstOf, heardOf, mustOf, SIDES, SOON_S, wrongOf, type Side } from './support/broken-table.ts'
+import { firstOf, reportsOf, mustOf, SIDES, SOON_S, wrongOf, type Side } from './support/broken-table.ts'
 
 const page = readFileSync(join(packageRoot, 'docs/broken-networks.md'), 'utf8')
-const heard = heardOf(page)
+const reports = reportsOf(page)
 
-it('has eighteen of them, each from both sides, as the code has them', () => {
+it('has eighteen networks, each from both sides, as the code has them', () => {
   expect(FAULT_NAMES).toHaveLength(18)
-  expect(heard.map(({ name, side }) => `${name} ${side}`)).toEqual(
+  expect(reports.map(({ name, side }) => `${name} ${side}`)).toEqual(
     FAULT_NAMES.flatMap((name) => SIDES.map((side) => `${name} ${side}`)),
   )
   for (const { title, does, remedy } of Object.values(FAULTS))
     expect(page).toContain(`| ${title} | ${does} | ${remedy} |`)
 })
 
-it.each(heard)('has what is to be said of $name, $side, and how soon', ({ name, side, heard: said }) => {
+it.each(reports)('has the expected reports for $name, $side, and in time', ({ name, side, reports: said }) => {
   const expected = FAULTS[name as FaultName][side as Side]
   expect(wrongOf(expected, said.words)).toEqual([])
   const first = firstOf(said)

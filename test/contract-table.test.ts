@@ -1,10 +1,10 @@
-// contract-table.test.ts - CONTRACT.md has every row of flanneld's contract, and what it points to is there.
+// contract-table.test.ts - CONTRACT.md has every row of flanneld's contract, and the tests that the rows name exist.
 
 import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 
-/** The sections in their order, and how many rows each has. */
+/** The sections in their order, and the number of rows of each. */
 const SECTIONS = [
   ...([
     ['1', 29],
@@ -36,7 +36,7 @@ const SECTIONS = [
     ['17.9', 3],
   ] as const),
 ]
-/** Rows that nobody has to keep: a crash of Go, samples of other backends. */
+/** Rows that weft does not have to satisfy: a crash of Go, and samples of other backends. */
 const NOT_KEPT = new Set(['2.25', '14.8'])
 const DIFFERENCES = '../docs/differences.md'
 
@@ -52,7 +52,7 @@ const pinsOf = (cell: string): [file: string, words: string][] =>
   })
 
 const BEGIN = /^ *(?:it|test|describe)\b/gm
-/** The test of a file in which these words stand; or the one after them, of words that stand before a test. */
+/** Returns the test that contains these words, or the next test if they are outside of any. */
 function testAround(text: string, words: string): string {
   const at = text.indexOf(words)
   const begins = [...text.matchAll(BEGIN)].map(({ index }) => index)
@@ -70,7 +70,7 @@ describe('CONTRACT.md', () => {
     expect(rows.map(({ number }) => number)).toEqual(all.filter((number) => !NOT_KEPT.has(number)))
   })
 
-  it.each(rows)('$number, $what: what pins it is there', ({ cell }) => {
+  it.each(rows)('$number, $what: the tests that it names exist', ({ cell }) => {
     for (const [file, words] of pinsOf(cell)) {
       expect(existsSync(join(import.meta.dirname, file)) && file, cell).toMatch(
         /^(.+\.test\.ts|\.\.\/docs\/differences\.md)$/,
@@ -79,12 +79,14 @@ describe('CONTRACT.md', () => {
     }
   })
 
-  it('points to tests that are run, and that expect something', () => {
+  it('names tests that run and that check something', () => {
     for (const { number, cell } of rows)
       for (const [file, words] of pinsOf(cell))
         if (file !== DIFFERENCES) {
           const block = testAround(read(file), words)
-          expect(block, `${number}: ${words}`).toMatch(/\bexpect\w*[.(]|\b(until|line|reach|answers|mends|check)\(/)
+          expect(block, `${number}: ${words}`).toMatch(
+            /\bexpect\w*[.(]|\b(until|line|reach|answers|repairsAfter|check)\(/,
+          )
           expect(block, `${number}: ${words}`).not.toMatch(/^\s*(it|test|describe)\.(skip|todo)\b/)
         }
   })
@@ -94,7 +96,7 @@ describe('CONTRACT.md', () => {
     expect(named).toEqual(SECTIONS.map(([section]) => section))
   })
 
-  it('has no words of the differences but of what is different, not there yet or not kept', () => {
+  it('quotes only the parts of the differences on what is different, missing or not kept', () => {
     const [, part = ''] = /^## What is different on purpose$(.*)/ms.exec(read(DIFFERENCES)) ?? []
     for (const { number, cell } of rows)
       for (const [file, words] of pinsOf(cell))
@@ -107,7 +109,7 @@ describe('the tables of differences', () => {
     ([, title = '', pins = '']) => ({ title, pins }),
   )
 
-  it.each(differences)('$title: names tests, and they are there', ({ pins }) => {
+  it.each(differences)('$title: the tests that it names exist', ({ pins }) => {
     const names = [...pins.matchAll(/`([^`]+)`/g)].map(([, name = '']) => name)
     expect(names.length).toBeGreaterThan(0)
     const { scripts } = JSON.parse(read('../package.json')) as { scripts: Record<string, string> }

@@ -1,4 +1,4 @@
-// dockerfile.test.ts - what can be known of deploy/Dockerfile and deploy/flanneld.sh without a build; `npm run image:test` builds.
+// dockerfile.test.ts - the checks of deploy/Dockerfile and deploy/flanneld.sh that need no build; `npm run image:test` builds the image.
 
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -10,7 +10,7 @@ import { TASKS } from '../scripts/tasks.mjs'
 const root = join(import.meta.dirname, '..')
 const read = (path: string): string => readFileSync(join(root, path), 'utf8')
 
-/** Instructions with their arguments, comments left out, continued lines joined. */
+/** The instructions and their arguments, without comments, and with continued lines joined. */
 const instructions = read('deploy/Dockerfile')
   .replace(/^#.*\n/gm, '')
   .replace(/\\\n/g, ' ')
@@ -25,7 +25,7 @@ const copied = all('COPY')
   .flatMap((rest) => rest.split(/\s+/).slice(0, -1))
 
 describe('deploy/Dockerfile', () => {
-  it('copies what there is, and .dockerignore lets through exactly that', () => {
+  it('copies only existing files, and .dockerignore lets exactly those through', () => {
     expect(copied.length).toBeGreaterThan(5)
     expect(copied.filter((path) => !existsSync(join(root, path)))).toEqual([])
     const [first, ...rest] = read('.dockerignore')
@@ -35,7 +35,7 @@ describe('deploy/Dockerfile', () => {
     expect(rest.toSorted()).toEqual([...new Set(copied)].map((path) => `!${path}`).toSorted())
   })
 
-  it('runs no script of the project that it did not copy', () => {
+  it('runs no script of the project that it has not copied', () => {
     const run = all('RUN').join(' ')
     expect(run).not.toMatch(/npm (run|test|start)\b/) // a script of package.json may run any file
     const scripts = [...run.matchAll(/\bnode (scripts\/\S+)/g)].map(([, path]) => path)
@@ -43,14 +43,14 @@ describe('deploy/Dockerfile', () => {
     expect(scripts.filter((path) => !copied.includes(path!))).toEqual([])
   })
 
-  it('builds by the commands of `npm run build`', () => {
+  it('builds with the commands of `npm run build`', () => {
     const commands = TASKS['build']!.commands.map((words) =>
       (words[0] === 'node' ? words : ['npx', ...words]).join(' '),
     )
     expect(commands.filter((command) => !all('RUN').some((run) => run.includes(command)))).toEqual([])
   })
 
-  it('builds on images that are arguments, with a default that names a release', () => {
+  it('builds on images that are arguments, each with a release as its default', () => {
     const given = all('ARG').filter((rest) => rest.includes('='))
     const defaults = Object.fromEntries(given.map((rest) => rest.split('=') as [string, string]))
     expect(Object.keys(defaults).toSorted()).toEqual(['BASE', 'NODE'])
@@ -65,7 +65,7 @@ describe('deploy/Dockerfile', () => {
     expect(all('FROM')).toEqual(['${NODE} AS build', '${BASE}'])
   })
 
-  it('has its socket on the volume of subnet.env, since all else is read-only', () => {
+  it('has its socket on the volume of subnet.env, because the rest of the file system is read-only', () => {
     expect(lastStage).toContainEqual(['ENV', 'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock'])
   })
 
@@ -73,7 +73,7 @@ describe('deploy/Dockerfile', () => {
     expect(read('deploy/Dockerfile')).not.toMatch(/amd64|x86|x64|arm|aarch/i)
   })
 
-  it('ships no compiler, asks nothing while it installs, and leaves no lists', () => {
+  it('ships no compiler, installs packages without questions, and leaves no package lists', () => {
     for (const rest of all('RUN').filter((text) => text.includes('apt-get install')))
       expect(rest).toMatch(/DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends /)
     const shipped = lastStage.map(([, rest]) => rest).join('\n')
@@ -82,14 +82,14 @@ describe('deploy/Dockerfile', () => {
     expect(shipped).toContain('rm -rf /var/lib/apt/lists/*')
   })
 
-  it('labels the image as the package is described', () => {
+  it("labels the image with the package's description", () => {
     const { name, version, license } = JSON.parse(read('package.json')) as Record<string, string>
     const label = (key: string): string | undefined =>
       new RegExp(`org\\.opencontainers\\.image\\.${key}="([^"]*)"`).exec(all('LABEL').join(' '))?.[1]
     expect([label('title'), label('version'), label('licenses')]).toEqual([name, version, license])
     expect(label('description')).toMatch(/flanneld/)
     expect(label('base\\.name')).toBe('${BASE}')
-    // Before the last FROM an argument counts in FROM alone.
+    // An argument before the last FROM is valid only in FROM.
     expect(lastStage.slice(0, 2)).toEqual([
       ['FROM', '${BASE}'],
       ['ARG', 'BASE'],
@@ -113,7 +113,7 @@ describe('deploy/Dockerfile', () => {
     expect(all('USER')).toEqual([])
   })
 
-  it('is run by the command of docs/docker.md with what the daemon needs, and no more', () => {
+  it('is run by the command of docs/docker.md with exactly the privileges that the daemon needs', () => {
     const command = /^docker run ((?:.*\\\n)*.*) weft /m.exec(read('docs/docker.md'))![1]!
     const options = command.split(/[\s\\]+/).join(' ')
     for (const option of [
@@ -142,14 +142,14 @@ describe('deploy/flanneld.sh', () => {
 
   const program = (path: string, body: string): void =>
     writeFileSync(join(folder, path), `#!/bin/sh\n${body}\n`, { mode: 0o755 })
-  /** What a -save prints for a table with these chains and so many rules; undefined when it fails. */
+  /** Makes iptables-save print a table with these chains and this number of rules; it fails if `state` is undefined. */
   const saves = (kind: string, state: { chains?: string[]; rules?: number } | undefined, tool = 'iptables'): void => {
     const { chains = [], rules = 0 } = state ?? {}
     const lines = ['*mangle', ':INPUT ACCEPT [0:0]', ...chains.map((chain) => `:${chain} - [0:0]`)]
     const text = [...lines, ...Array<string>(rules).fill('-A INPUT -j ACCEPT'), 'COMMIT'].join('\n')
     program(`host/${tool}-${kind}-save`, state ? `cat <<'END'\n${text}\nEND` : 'exit 1')
   }
-  /** The kind that is first in the path of weftd, which has the arguments. */
+  /** Returns the first kind in the PATH of weftd, which also gets the arguments. */
   const chosen = (): string => {
     const path = [join(folder, 'host'), process.env['PATH']].join(delimiter)
     const args = ['--iface', 'two words']
@@ -164,7 +164,7 @@ describe('deploy/flanneld.sh', () => {
     ['more legacy rules', { rules: 1 }, { rules: 2 }, 'legacy'],
     ['no rules', {}, {}, 'nft'],
     ['neither', undefined, undefined, 'nft'],
-  ])('of %s in IPv6 alone takes: nft %j, legacy %j, %s', (_what, nft, legacy, kind) => {
+  ])('of %s in IPv6 only chooses: nft %j, legacy %j, %s', (_what, nft, legacy, kind) => {
     for (const [of, state] of [['nft', nft] as const, ['legacy', legacy] as const]) {
       saves(of, {})
       saves(of, state, 'ip6tables')
@@ -172,15 +172,15 @@ describe('deploy/flanneld.sh', () => {
     expect(chosen()).toBe(kind)
   })
 
-  it('goes by both families: what the one says outweighs the other', () => {
+  it('adds up both families, so that one can outweigh the other', () => {
     saves('nft', { rules: 5 })
     saves('legacy', { rules: 3 })
     saves('nft', { rules: 1 }, 'ip6tables')
     saves('legacy', { rules: 4 }, 'ip6tables')
     expect(chosen()).toBe('legacy')
-    saves('legacy', undefined, 'ip6tables') // what IPv4 shows of it is known all the same
+    saves('legacy', undefined, 'ip6tables') // the IPv4 rules alone decide
     expect(chosen()).toBe('nft')
-    saves('legacy', undefined) // its rules of IPv4 cannot be read, and nobody knows how many there are
+    saves('legacy', undefined) // the IPv4 rules cannot be read, so their number is unknown
     saves('legacy', { rules: 9 }, 'ip6tables')
     expect(chosen()).toBe('nft')
     saves('legacy', { rules: 3 })
@@ -202,7 +202,7 @@ describe('deploy/flanneld.sh', () => {
     ['no nf_tables in the kernel', undefined, {}, 'legacy'],
     ['no right to read legacy rules', {}, undefined, 'nft'],
     ['neither', undefined, undefined, 'nft'],
-  ])('of %s takes: nft %j, legacy %j, %s', (_what, nft, legacy, kind) => {
+  ])('of %s chooses: nft %j, legacy %j, %s', (_what, nft, legacy, kind) => {
     saves('nft', nft)
     saves('legacy', legacy)
     expect(chosen()).toBe(kind)

@@ -18,19 +18,19 @@ const HOLE = /\$\{(?:[^{}]|\{[^{}]*\})*\}/
 const LITERAL = new RegExp(
   String.raw`\s*(?:'((?:\\.|[^'\\\n])*)'|"((?:\\.|[^"\\\n])*)"|${'`'}((?:\\.|${HOLE.source}|[^${'`'}\\])*)${'`'})`,
 )
-/** The string literals that stand after `begin`; of several that are put together the first. */
+/** The string literals after `begin`; if several are concatenated, the first one. */
 const literalsAfter = (begin: RegExp): string[] =>
   [...code.matchAll(new RegExp(begin.source + LITERAL.source, 'g'))].map(([, single, double, template]) =>
     (single ?? double ?? template ?? '').replaceAll(/\\(.)/g, '$1'),
   )
 
-/** The words between the values. */
+/** The words between the values of a text. */
 const fixedParts = (text: string, hole: RegExp): string[] =>
   text
     .split(hole)
     .map((part) => part.trim())
     .filter((part) => /[a-z]{3}/.test(part))
-/** The first words of a part, which identify it: the page may shorten the rest. */
+/** The first words of a part, which identify it, because the page may shorten the rest. */
 const beginningOf = (part: string): string => part.split(' ').slice(0, 4).join(' ')
 
 const messages = [
@@ -46,7 +46,7 @@ const messages = [
 const sections = readEntries()
 /** The lines of docs/messages.md, as weft prints them. */
 const lines = sections.flatMap((section) => section.entries.map(({ line }) => line))
-/** Without what divides a text in the code: quotes, the plus between two lines. */
+/** The code without quotes and without the plus between two lines of a text. */
 const plainCode = code.replaceAll(/\\(['"`])/g, '$1').replaceAll(/['"`] \+\s+['"`]/g, '')
 
 describe('docs/messages.md', () => {
@@ -67,7 +67,7 @@ describe('docs/messages.md', () => {
       ).toBe(true)
   })
 
-  it.each(lines)('has nothing that is not in the code: %s', (line) => {
+  it.each(lines)('has no line that is not in the code: %s', (line) => {
     for (const part of fixedParts(line, /<[^<>]+>|\.\.\./)) expect(plainCode.includes(part), part).toBe(true)
   })
 

@@ -1,4 +1,5 @@
-// package.test.ts - what `npm pack` would pack: all that runs, and no more; `npm run image:test` installs it on a bare Debian.
+// package.test.ts - the files that `npm pack` would pack: everything that runs, and nothing else; `npm run image:test` installs the package
+// on a bare Debian.
 
 import { execFileSync, spawnSync } from 'node:child_process'
 import { cpSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync } from 'node:fs'
@@ -20,7 +21,7 @@ const manifest = JSON.parse(read('package.json')) as {
   scripts: Record<string, string>
   dependencies: Record<string, string>
 }
-/** Without its script: what that builds takes a compiler, and is no list. */
+/** --ignore-scripts, because the script would compile and print more than the list. */
 const packed = (
   JSON.parse(
     execFileSync('npm', ['pack', '--dry-run', '--json', '--ignore-scripts', '--loglevel=silent'], {
@@ -31,8 +32,8 @@ const packed = (
 )[0].files.map(({ path }) => path)
 
 describe('the package', () => {
-  it('has the programs, all that they run, the unit and the manuals', () => {
-    // The page's scripts are all in the page; two files are the one-file executable's.
+  it('has the programs, everything that they run, the unit and the manuals', () => {
+    // The page's scripts are inlined in the page; two files belong to the single-file executable.
     const compiled = below('src', /(?<!^src\/report\/page\/.*|^src\/executable|\/assets-inside)\.ts$/).map(
       (path) => `dist/${path.replace(/ts$/, 'js')}`,
     )
@@ -43,7 +44,7 @@ describe('the package', () => {
     expect(wanted.filter((path) => !packed.includes(path))).toEqual([])
   })
 
-  it('has all that the addon is built of, and its place when it is prebuilt', () => {
+  it('has all sources of the addon, and the folder for prebuilt ones', () => {
     const sources = [...read('binding.gyp').matchAll(/"(native\/[^"]+\.cc)"/g)].map(([, path]) => path!)
     const wanted = new Set(['binding.gyp', ...sources])
     for (const path of wanted) {
@@ -59,7 +60,7 @@ describe('the package', () => {
     expect(manifest.scripts['prepack']).toBe('node scripts/prepack.mjs')
   })
 
-  it('has neither tests nor what only a clone needs', () => {
+  it('has neither tests nor files that only a clone needs', () => {
     const known = new Set(['CHANGELOG.md', 'LICENSE', 'README.md', 'SECURITY.md', 'package.json', 'binding.gyp'])
     const folders = ['bin/', 'deploy/', 'dist/src/', 'docs/', 'native/', 'prebuilds/']
     const isKnown = (path: string): boolean => known.has(path) || folders.some((folder) => path.startsWith(folder))
@@ -67,7 +68,7 @@ describe('the package', () => {
     expect(packed.filter((path) => /page\/.*\.js$|\.map$|\.test\.|Dockerfile/.test(path))).toEqual([])
   })
 
-  it('depends on what runs or builds the addon, and on nothing else', () => {
+  it('depends only on packages that run or build the addon', () => {
     const imported = below('src', /(?<!^src\/report\/page\/.*)\.ts$/).flatMap((path) =>
       [...read(path).matchAll(/(?:from |import[ (]|require\()'([^.'][^']*)'/g)].map(([, name]) =>
         name!.startsWith('@') ? name!.split('/').slice(0, 2).join('/') : name!.split('/')[0]!,
@@ -75,13 +76,13 @@ describe('the package', () => {
     )
     const packages = imported.filter((name) => !name.startsWith('node:') && !builtinModules.includes(name))
     const toBuild = [...read('binding.gyp').matchAll(/require\('([^']+)'\)/g)].map(([, name]) => name!)
-    // npm brings the node-gyp that a package without a prebuilt addon is compiled by.
+    // npm has the node-gyp that compiles a package without a prebuilt addon.
     const compiler = 'node-gyp-build'
     expect(manifest.scripts['install']).toBe(compiler)
     expect(new Set(Object.keys(manifest.dependencies))).toEqual(new Set([...packages, ...toBuild, compiler]))
   })
 
-  it('without an addon says how an installed copy gets one, which has no `npm run setup`', () => {
+  it('explains without an addon how an installed copy gets one, because it has no `npm run setup`', () => {
     const copy = mkdtempSync(join(tmpdir(), 'weft-package-'))
     try {
       for (const path of packed.filter((name) => !name.startsWith('prebuilds/')))

@@ -1,9 +1,9 @@
-// pinging.test.ts - what is counted of ping's words, however many there are.
+// pinging.test.ts - counting the answers in ping's output, for any number of pings.
 
 import { expect, it } from 'vitest'
 import { answeredIn } from './support/pinging.ts'
 
-/** The lines of answers, of whose numbers ping prints 16 bits. */
+/** Returns the lines of answers, in which ping prints 16 bits of the number. */
 const saidOf = (numbers: readonly number[]): string =>
   numbers.map((number) => `64 bytes from 10.5.2.2: icmp_seq=${number % 65_536} ttl=62 time=0.1 ms`).join('\n')
 const upTo = (last: number): number[] => Array.from({ length: last }, (_, at) => at + 1)
@@ -14,7 +14,7 @@ it.each([
   { what: 'out of order, and twice', numbers: [2, 1, 4, 3, 3], counted: { last: 4, answered: 4 } },
   { what: 'more than there are numbers', numbers: upTo(200_000), counted: { last: 200_000, answered: 200_000 } },
   {
-    what: 'lost before the numbers begin anew',
+    what: 'lost before the numbers start again at 0',
     numbers: upTo(70_000).filter((number) => number < 1_000 || number >= 1_300),
     counted: { last: 70_000, answered: 69_700 },
   },

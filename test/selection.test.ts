@@ -1,4 +1,4 @@
-// selection.test.ts - test/selection.json says of every test file whether `npm test` runs it.
+// selection.test.ts - test/selection.json says for every test file whether `npm test` runs it.
 
 import { readdirSync } from 'node:fs'
 import { join } from 'node:path'

@@ -1,4 +1,4 @@
-// workflows.test.ts - .github/workflows: what nobody sees before a public host runs them.
+// workflows.test.ts - the files of .github/workflows, whose mistakes would otherwise appear only when GitHub runs them.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -41,10 +41,10 @@ const workflows = Object.entries(texts).map(([name, text]) => {
 })
 const needsOf = (job: Job): readonly string[] => [job.needs ?? []].flat()
 
-it('.github/workflows has those that are read here', () =>
+it('.github/workflows has exactly the files that are tested here', () =>
   expect(Object.keys(texts).toSorted()).toEqual(['ci.yml', 'release.yml']))
 
-/** GitHub's own language service, in one file: it imports JSON as bundlers have it, and Node.js 20 does not. */
+/** GitHub's own language service, bundled into one file, because Node.js 20 cannot run its imports of JSON. */
 const service = join(mkdtempSync(join(tmpdir(), 'weft-workflows-')), 'service.mjs')
 afterAll(() => rmSync(dirname(service), { recursive: true }))
 beforeAll(async () => {
@@ -82,7 +82,7 @@ describe.each(workflows)('%s', (name, workflow) => {
 
   it('is well-formed', async () => expect(await faultsOf(name, texts[name]!)).toEqual([]))
 
-  it('runs actions of commits alone, with the version that is meant beside each', () => {
+  it('uses actions only by commit, with the intended version next to each', () => {
     const used = [...texts[name]!.matchAll(/uses: (.*)$/gm)].map(([, rest]) => rest!)
     expect(used.length).toBe(steps.filter(({ uses }) => uses !== undefined).length)
     for (const each of used) expect(each).toMatch(/^actions\/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$/)
@@ -90,11 +90,11 @@ describe.each(workflows)('%s', (name, workflow) => {
     for (const each of used) expect(versions.get(each.split('@')[0])).toBe(each)
   })
 
-  it('gives each job the rights that it needs, and none to all of them', () => {
+  it('gives each job the permissions that it needs, and none to all of them', () => {
     expect(workflow.permissions).toEqual({})
     for (const [id, job] of jobs) {
       expect(job.permissions, id).toBeDefined()
-      // Whoever may write or sign runs nothing of the clone.
+      // A job that may write or sign runs no code of the clone.
       if (Object.values(job.permissions!).includes('write'))
         expect(
           job.steps.filter(({ run = '' }) => /in-debian|npm (run|ci|install)|node /.test(run)),
@@ -105,14 +105,14 @@ describe.each(workflows)('%s', (name, workflow) => {
       if (uses.startsWith('actions/checkout@')) expect(options).toMatchObject({ 'persist-credentials': false })
   })
 
-  it('ends, and waits for jobs that there are', () => {
+  it('has a time limit, and waits only for existing jobs', () => {
     for (const [id, job] of jobs) {
       expect(job['timeout-minutes'], id).toBeLessThanOrEqual(90)
       for (const needed of needsOf(job)) expect(Object.keys(workflow.jobs)).toContain(needed)
     }
   })
 
-  it('puts nothing that others write into a script, and runs what there is', () => {
+  it('puts no text of others into a script, and runs existing commands', () => {
     const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { scripts: object }
     for (const { run = '' } of steps) {
       expect(run).not.toContain('${{')
@@ -127,7 +127,7 @@ describe('release.yml', () => {
   const { jobs } = workflows.find(([name]) => name === 'release.yml')![1]
   const before = (id: string): string[] => needsOf(jobs[id]!).flatMap((each) => [each, ...before(each)])
 
-  it('shows nothing before it was tried, and the release last', () => {
+  it('publishes nothing before it was tested, and the release last', () => {
     for (const id of ['attest', 'image', 'npm', 'publish'])
       expect(before(id)).toEqual(expect.arrayContaining(['build', 'test', 'arm64']))
     const others = Object.keys(jobs).filter((id) => id !== 'publish')
@@ -135,7 +135,7 @@ describe('release.yml', () => {
     for (const id of ['image', 'npm', 'publish']) expect(jobs[id]!.environment).toBe('release')
   })
 
-  describe('run again', () => {
+  describe('run a second time', () => {
     needs('jq', 'openssl')
     let home: string
     beforeEach(() => {
@@ -146,7 +146,7 @@ describe('release.yml', () => {
     })
     afterEach(() => rmSync(home, { recursive: true }))
 
-    /** What a job's last step asks of a program that looks up first what is published: the words of each call. */
+    /** Returns the arguments of each call of a program in a job's last step, which first looks up what is published. */
     function asked(id: string, program: 'gh' | 'npx', published: string): string[] {
       const answer = published === '' ? 'exit 1' : `echo '${published}'`
       const script = `#!/bin/sh\necho "$*" >> calls\ncase "$*" in *view*) ${answer};; esac\n`
@@ -162,19 +162,19 @@ describe('release.yml', () => {
       ['is not there', '', ['view', 'create', 'upload', 'edit']],
       ['is a draft, of which files may be missing', 'true', ['view', 'upload', 'edit']],
       ['is published', 'false', ['view']],
-    ])('takes a release as it is: %s', (_, isDraft, verbs) => {
+    ])('accepts a release in the state: %s', (_, isDraft, verbs) => {
       const calls = asked('publish', 'gh', isDraft)
       expect(calls.map((call) => /^release (\w+) v1\.2\.3 /.exec(call)?.[1])).toEqual(verbs)
     })
 
-    it('publishes no npm package that the registry has, byte for byte', () => {
+    it('does not publish an npm package again that the registry has, byte for byte', () => {
       const file = readFileSync(join(home, 'release/weft-npm-1.2.3.tgz'))
       const integrity = `sha512-${createHash('sha512').update(file).digest('base64')}`
       const view = '--yes npm@11 view @some/weft@1.2.3 dist.integrity'
       expect(asked('npm', 'npx', integrity)).toEqual([view])
     })
 
-    it.each(['', 'sha512-other'])('publishes the npm package where the registry has %j', (integrity) => {
+    it.each(['', 'sha512-other'])('publishes the npm package if the registry has %j', (integrity) => {
       expect(asked('npm', 'npx', integrity).at(-1)).toBe(
         '--yes npm@11 publish ./release/weft-npm-1.2.3.tgz --access public --provenance',
       )
@@ -183,9 +183,9 @@ describe('release.yml', () => {
 })
 
 describe('the version', () => {
-  it('is the same wherever it stands', () => expect(otherVersions(currentVersion())).toEqual([]))
+  it('is the same in all places', () => expect(otherVersions(currentVersion())).toEqual([]))
 
-  it('is not published by another tag, before the changelog has its day, or by nobody', () => {
+  it('is not published with another tag, before the changelog has its date, or without a publisher', () => {
     const nobody = {
       repository: 'https://localhost/weft',
       npm: 'weft',

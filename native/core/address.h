@@ -1,11 +1,8 @@
-// address.h - an IP address of either family in 16 bytes, and the same with a port as the kernel takes it.
+// address.h - an IP address of either family in 16 bytes, and an address with a port as the kernel takes it.
 //
-// An IPv4 address stands in the range that IPv6 keeps for them, ::ffff:0:0/96 (RFC 4291 section 2.5.5.2), so that there
-// is one type, one comparison and one hash for both (the idea is passt's, inany.h). An address lies in memory as it
-// does in a header, and is compared by two words. :: stands for none: no host has it.
-//
-// Inner IPv4 addresses are looked up by their 32 bits where that is once a packet (peers.h); what is here is for
-// everything else.
+// An IPv4 address is stored as an IPv4-mapped IPv6 address, in ::ffff:0:0/96 (RFC 4291 section 2.5.5.2). So one type,
+// one comparison and one hash serve both families (the idea comes from passt's inany.h). The bytes are in the order of
+// a packet header, and two words are compared. The address :: means "no address", because no host has it.
 #pragma once
 
 #include <netinet/in.h>
@@ -17,15 +14,15 @@ namespace weft {
 class Address {
  public:
   constexpr Address() = default;
-  /// IPv4, in network order.
+  /// `address` is in network order.
   static constexpr Address v4(uint32_t address) { return {0, std::bit_cast<uint64_t>(Mapped{kMark, address})}; }
-  /// IPv6, of 16 bytes as they stand in a header; a mapped one is the IPv4 address.
+  /// Reads 16 bytes in the order of a header. An IPv4-mapped address becomes the IPv4 address.
   static Address v6(const uint8_t* bytes) { return {load<uint64_t>(bytes), load<uint64_t>(bytes + 8)}; }
 
   constexpr bool is_v4() const { return high_ == 0 && std::bit_cast<Mapped>(low_).mark == kMark; }
-  /// The IPv4 address in network order; 0 for an address of the other family.
+  /// The IPv4 address in network order; 0 for an IPv6 address.
   constexpr uint32_t ipv4() const { return is_v4() ? std::bit_cast<Mapped>(low_).address : 0; }
-  /// Its two halves, as they lie in memory.
+  /// The two halves of the address, in memory order.
   constexpr uint64_t high() const { return high_; }
   constexpr uint64_t low() const { return low_; }
   static constexpr Address of_words(uint64_t high, uint64_t low) { return {high, low}; }
@@ -35,11 +32,10 @@ class Address {
   constexpr bool operator==(const Address&) const = default;
 
  private:
-  /// The lower half of an IPv4 address, as it lies in memory.
   struct Mapped {
     uint32_t mark, address;
   };
-  /// The last of the 80 bits of zeroes and the 16 of ones behind them.
+  /// The mark of an IPv4-mapped address: the last 16 of its 80 zero bits, then 16 one bits.
   static constexpr uint32_t kMark = kLittleEndian ? 0xffff0000 : 0x0000ffff;
 
   constexpr Address(uint64_t high, uint64_t low) : high_(high), low_(low) {}
@@ -48,9 +44,9 @@ class Address {
 };
 static_assert(sizeof(Address) == 16);
 
-/// A network of either family. One that nobody set contains no address.
+/// A network of either family. A default-constructed network contains no address.
 struct Net {
-  Address address = Address::of_words(UINT64_MAX, UINT64_MAX);  ///< its first
+  Address address = Address::of_words(UINT64_MAX, UINT64_MAX);  ///< The first address of the network.
   Address mask = {};
 
   /// `bits` is the prefix length in the address's own family.
@@ -62,11 +58,10 @@ struct Net {
     return {address.masked(wide), wide};
   }
   constexpr bool contains(const Address& other) const { return other.masked(mask) == address; }
-  /// False of one that nobody set.
+  /// False for a default-constructed network.
   constexpr explicit operator bool() const { return address.masked(mask) == address; }
 };
 
-/// Something that this host may have of either family.
 template <typename T>
 struct ByFamily {
   T ipv4 = {}, ipv6 = {};
@@ -74,7 +69,7 @@ struct ByFamily {
   const T& of(const Address& address) const { return address.is_v4() ? ipv4 : ipv6; }
 };
 
-/// An address and a UDP port, in the form that system calls take and give.
+/// An address and a UDP port, in the form that system calls use.
 class SocketAddress {
  public:
   SocketAddress() : any_{} {}
@@ -90,10 +85,10 @@ class SocketAddress {
   }
 
   sa_family_t family() const { return any_.sin6_family; }
-  /// The port in network order: both families have it at one place.
+  /// The port in network order. The port is at the same offset in both families.
   uint16_t port() const { return any_.sin6_port; }
   void set_port(uint16_t port_be) { any_.sin6_port = port_be; }
-  /// None of a socket of another kind.
+  /// Returns :: if the kernel gave an address of another family.
   Address address() const {
     return family() == AF_INET    ? Address::v4(v4_.sin_addr.s_addr)
            : family() == AF_INET6 ? Address::v6(any_.sin6_addr.s6_addr)
@@ -102,12 +97,12 @@ class SocketAddress {
 
   sockaddr* raw() { return reinterpret_cast<sockaddr*>(&any_); }
   const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&any_); }
-  /// Bytes that count of raw().
+  /// The number of bytes at raw() that are valid.
   socklen_t size() const { return family() == AF_INET ? sizeof v4_ : sizeof any_; }
-  /// Room behind raw(), for the kernel to write into.
+  /// The number of bytes at raw() that the kernel may write.
   static constexpr socklen_t kRoom = sizeof(sockaddr_in6);
 
-  /// Family and port, and of IPv4 the address: two senders of IPv4 are one if these are equal.
+  /// Family, port and, for IPv4, the address. Two IPv4 senders are the same if these words are equal.
   uint64_t first_word() const { return load<uint64_t>(reinterpret_cast<const uint8_t*>(&any_)); }
 
   bool operator==(const SocketAddress& other) const {

@@ -1,4 +1,4 @@
-// bucket.h - how often something may be done: a burst at once, and then one in so long.
+// bucket.h - a token bucket: it allows a burst, then one action per interval.
 #pragma once
 
 #include <algorithm>
@@ -7,11 +7,11 @@
 
 namespace weft {
 
-/// The generic cell rate algorithm (ITU-T I.371): a bucket is the time at which it will be full again. Threads may
-/// share one.
+/// The generic cell rate algorithm (ITU-T I.371). The state is the time at which the bucket will be full again. Threads
+/// may share a bucket.
 class Bucket {
  public:
-  /// Returns true when it may be done once more. Times are of one unit, whichever.
+  /// Takes one token. Returns false if there is none. All times must be in the same unit.
   bool take(int64_t now, int64_t every, int64_t burst) {
     int64_t full = full_.load(std::memory_order_relaxed);
     int64_t from;

@@ -1,8 +1,7 @@
-// checksum.cc - the sum itself: plain C++, 32 bytes a turn with end-around carry on 64-bit words, and AVX2 where there
-// is it.
+// checksum.cc - computes the sum: portable C++ with 32 bytes per iteration, and AVX2 on processors that have it.
 //
-// Two passes over each byte of a stream, one on either host, are 12% of what the whole path spends. AVX2 takes a third
-// off them: 4% more TCP throughput (medians of 22 interleaved samples).
+// AVX2 makes the sum of 1,400 bytes 1.4 times as fast, and that of 60,000 bytes 1.7 times. Checksums are 12% of the CPU
+// time of a TCP stream without AVX2 and 8% with it.
 #include "checksum.h"
 
 #if defined(__x86_64__)
@@ -18,7 +17,7 @@ inline void add_word(uint64_t& sum, uint64_t word) {
   sum += sum < word;
 }
 
-/// `checksum_add` for any machine and size.
+/// Works on any processor, for any size.
 uint64_t add_words(uint64_t sum, const uint8_t* bytes, size_t size) {
   uint64_t a = sum, b = 0, c = 0, d = 0;
   for (; size >= 32; size -= 32, bytes += 32) {
@@ -32,21 +31,21 @@ uint64_t add_words(uint64_t sum, const uint8_t* bytes, size_t size) {
   add_word(a, c);
   for (; size >= 8; size -= 8, bytes += 8) add_word(a, load<uint64_t>(bytes));
   if (size > 0) {
-    uint64_t tail = 0;  // zero padding, RFC 1071 section 1
+    uint64_t tail = 0;  // zero padding (RFC 1071 section 1)
     std::memcpy(&tail, bytes, size);
     add_word(a, tail);
   }
-  // Leave room for the few 16-bit words that callers add without carry.
+  // Leaves room for the few 16-bit words that callers add without carry.
   return (a & 0xffffffff) + (a >> 32);
 }
 
 #if defined(__x86_64__)
-/// Below this the set-up costs more than it gains.
+/// For shorter inputs the set-up costs more than the vectors gain.
 constexpr size_t kWorthVectors = 128;
 
 const bool kHasAvx2 = __builtin_cpu_supports("avx2");
 
-/// The same with 32-bit halves added up in 64-bit lanes: no carry is lost below 2^32 turns.
+/// Adds 32-bit halves in 64-bit lanes, so that no carry is lost in up to 2^32 iterations.
 __attribute__((target("avx2"))) uint64_t add_vectors(uint64_t sum, const uint8_t* bytes, size_t size) {
   const __m256i low_half = _mm256_set1_epi64x(0xffffffff);
   __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;

@@ -1,7 +1,7 @@
 // checksum.h - the Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 //
-// Sums are kept in memory order: words are added as they lie, on either endianness, and the folded result is
-// stored as it is (RFC 1071 section 2 B). Only the lengths and protocol numbers of a pseudo-header need swapping.
+// Sums are in memory order: words are added without byte swapping on either endianness, and the folded result is stored
+// as it is (RFC 1071 section 2 B). Only the lengths and protocol numbers of a pseudo-header need swapping.
 #pragma once
 
 #include "bytes.h"
@@ -11,7 +11,7 @@ namespace weft {
 /// Adds `size` bytes to a running sum. Only the last piece of a sum may have an odd size.
 uint64_t checksum_add(uint64_t sum, const uint8_t* bytes, size_t size);
 
-/// Folds a running sum to 16 bits, in memory order, not complemented.
+/// Folds a running sum to 16 bits, in memory order, without complementing it.
 inline uint16_t checksum_fold(uint64_t sum) {
   sum = (sum & 0xffffffff) + (sum >> 32);
   sum = (sum & 0xffffffff) + (sum >> 32);
@@ -20,21 +20,21 @@ inline uint16_t checksum_fold(uint64_t sum) {
   return static_cast<uint16_t>(sum);
 }
 
-/// The sum of a TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1): the addresses as they stand
-/// in the IP header, the protocol, the length of the layer-4 header and payload. That is 65535 at most, since there are
-/// no jumbograms.
+/// Returns the sum of a TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1): the addresses as in the
+/// IP header, the protocol, and the length of header and payload. The length is at most 65535, because there are no
+/// jumbograms.
 inline uint64_t pseudo_header_sum(const uint8_t* addresses, size_t addresses_size, uint8_t protocol, size_t length) {
   return checksum_add(0, addresses, addresses_size) + to_be16(protocol) + to_be16(static_cast<uint16_t>(length));
 }
 
-/// The checksum field of an IPv4 header of `size` bytes, with the field itself read as zero; memory order.
+/// Returns the checksum of an IPv4 header of `size` bytes, in memory order. The checksum field itself counts as zero.
 inline uint16_t ipv4_header_checksum(const uint8_t* header, size_t size) {
   uint64_t sum = checksum_add(0, header, 10);
   return static_cast<uint16_t>(~checksum_fold(checksum_add(sum, header + 12, size - 12)));
 }
 
-/// True when an IPv4 header of `size` bytes, which are not all 0, has the checksum that it must have. Each packet is
-/// asked: a sum folds to 0xffff when it is a multiple of that, which is tested by one multiplication.
+/// True if an IPv4 header of `size` bytes has a correct checksum. The header must not be all zero. A sum folds to
+/// 0xffff exactly if it is a multiple of 0xffff, which the compiler tests with one multiplication.
 inline bool is_ipv4_header_right(const uint8_t* header, size_t size) {
   uint64_t sum = uint64_t{load<uint32_t>(header)} + load<uint32_t>(header + 4) + load<uint32_t>(header + 8) +
                  load<uint32_t>(header + 12) + load<uint32_t>(header + 16);
@@ -42,8 +42,8 @@ inline bool is_ipv4_header_right(const uint8_t* header, size_t size) {
   return sum % 0xffff == 0;
 }
 
-/// Lowers the TTL by one and mends the header checksum by RFC 1624 equation 3, HC' = ~(~HC + ~m + m'). The TTL must
-/// not be 0.
+/// Decrements the TTL, which must not be 0, and updates the header checksum (RFC 1624 equation 3): HC' = ~(~HC + ~m +
+/// m').
 inline void decrement_ipv4_ttl(uint8_t* header) {
   uint32_t sum = static_cast<uint16_t>(~load<uint16_t>(header + 10));
   sum += static_cast<uint16_t>(~load<uint16_t>(header + 8));

@@ -25,7 +25,6 @@ namespace weft {
 /// Decides for the packets of one thread.
 class CircleGuard {
  public:
-  /// Uses this peer table until the next call.
   void begin(const PeerTable& table) {
     table_ = &table;
     last_ = nullptr;

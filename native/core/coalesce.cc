@@ -1,4 +1,4 @@
-// coalesce.cc - which packets may be joined, and the header of the result.
+// coalesce.cc - decides which packets may be joined, and writes the header of the result.
 #include "coalesce.h"
 
 #include <algorithm>
@@ -16,14 +16,14 @@ struct Coalescer::Flow {
   uint8_t header_bytes;
   uint8_t version;
   bool tcp;
-  bool eligible;  ///< may be joined with another at all
-  bool ends_run;  ///< nothing may follow it in a run
-  bool open;      ///< its sum is the pseudo header's alone
+  bool eligible;  ///< true if the packet may be joined with any other
+  bool ends_run;  ///< true if no packet may follow it in a run
+  bool open;      ///< true if the checksum field has the pseudo-header's sum only
 };
 
 namespace {
 
-/// IPv6 next headers that hide the transport header (RFC 8200 section 4), and the fragment header.
+/// The IPv6 next headers behind which the transport header may follow (RFC 8200 section 4), and the fragment header.
 bool is_extension(uint8_t protocol) {
   return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_FRAGMENT ||
          protocol == IPPROTO_DSTOPTS;
@@ -33,7 +33,7 @@ bool equal(const uint8_t* a, const uint8_t* b, size_t from, size_t to) {
   return std::memcmp(a + from, b + from, to - from) == 0;
 }
 
-/// True when the IP headers agree in all that a run has once, their version and protocol with it. Neither has options.
+/// True if the IP headers agree in every field that a joined packet has only once. Neither header has options.
 bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   if (version == 4) {
     return load<uint16_t>(a) == load<uint16_t>(b) && load<uint32_t>(a + 6) == load<uint32_t>(b + 6) &&
@@ -42,7 +42,7 @@ bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   return load<uint32_t>(a) == load<uint32_t>(b) && load<uint16_t>(a + 6) == load<uint16_t>(b + 6) && equal(a, b, 8, 40);
 }
 
-/// Mixed best in its upper bits: what differs in the last byte of an address alone shows nowhere else.
+/// The upper bits of the result are mixed best. A difference in the last byte of an address shows in no others.
 uint64_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t version) {
   uint64_t mix = load<uint32_t>(transport);
   if (version == 4) {
@@ -53,7 +53,7 @@ uint64_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t versi
   return mix * 0x9e3779b97f4a7c15ull;
 }
 
-/// The sum of all behind the IP header, unless that is `open`.
+/// Verifies the TCP or UDP checksum. An `open` packet has no checksum to verify.
 bool checksum_is_right(const uint8_t* bytes, const uint8_t* transport, uint32_t total, uint8_t version, bool tcp,
                        bool open) {
   if (open) return true;
@@ -97,7 +97,7 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   const bool tcp = packet.protocol == IPPROTO_TCP;
   const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
   if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
-    // It may belong to any flow: none may be continued past it.
+    // The fragment may belong to any flow, so no run may continue past it.
     std::fill(open_.begin(), open_.end(), kNone);
     start_run(bytes, packet.total, undone);
     return;
@@ -170,7 +170,7 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
   if (flow.payload_bytes > run.segment_bytes || run.total + flow.payload_bytes > 65535) return false;
   if (run.count >= (run.udp ? limits.udp_segments : kMaxRun)) return false;
   if (!same_network(head, flow.bytes, flow.version)) return false;
-  // The identification matters without DF, to whoever reassembles; with DF it means nothing (RFC 6864 section 4.1).
+  // Without DF, the receiver needs the identification to reassemble. With DF it has no meaning (RFC 6864 section 4.1).
   if (flow.version == 4 && !(load_be16(head + 6) & kDontFragment) && load_be16(flow.bytes + 4) != run.next_id) {
     return false;
   }
@@ -185,7 +185,7 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
     if (!equal(head_transport, flow.transport, 18, tcp_bytes)) return false;  // urgent pointer, options
   }
   if (!run.verified) {
-    // Settled once: a damaged first packet can never be joined, whatever follows.
+    // Verified once: a damaged first packet can never be joined.
     if (!checksum_is_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp,
                            pieces_[run.first].open)) {
       return false;
@@ -216,7 +216,7 @@ size_t Coalescer::write(size_t index, iovec* iov) {
   } else {
     store_be16(header + 4, transport_total);
   }
-  // The kernel completes the checksum of each segment: the field holds the pseudo-header's sum (virtio 1.2 5.1.6.2).
+  // The kernel completes the checksum of each segment from the pseudo-header's sum (virtio 1.2 section 5.1.6.2).
   const size_t field = run.udp ? kUdpChecksum : kTcpChecksum;
   if (run.udp) store_be16(transport + 4, transport_total);
   if (!run.udp && run.push) transport[13] |= kPsh;

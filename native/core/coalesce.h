@@ -1,18 +1,26 @@
-// coalesce.h - joins received packets of one flow into superpackets, so that the kernel takes many by one write.
+// coalesce.h - joins received packets of one flow into superpackets, so that one write hands many packets to the
+// kernel.
 //
-// The inverse of segment.h, for what arrived in one receive batch. Packets are added in order and come out as writes
-// in the order in which each write's first packet came in. A flow's packets never overtake each other: a packet that
-// may not join the open run of its flow closes that run and starts a write of its own behind it. Nothing is held
+// The Coalescer is the inverse of segment.h, for the packets of one receive batch. Packets are added in order. Writes
+// come out in the order in which the first packet of each write came in. Packets of one flow never overtake each other:
+// a packet that may not join the open run of its flow closes that run and starts a write of its own. Nothing is held
 // beyond the batch.
 //
-// A packet joins a run only if cutting the result again (segment.h, or the kernel) gives back the same packets, but for
-// the identification of those with DF, which means nothing (RFC 6864 section 4.1) and counts up then: same addresses,
-// ports, TOS or traffic class with ECN, TTL, DF; TCP: same acknowledgement, window, flags and options, the next
-// sequence number; UDP: a checksum is present; equal payload size, a shorter one ends the run, and so does PSH. Never:
-// SYN, FIN, RST, URG, CWR, IP options and extension headers, fragments, an empty payload. Both inner checksums are new
-// in a joined packet. That of the IP header was right in all that is added (inspect.h); the other is verified before
-// two packets are joined: one that was damaged on the way must go on with the sum that betrays it. What another kernel
-// of this machine left without a sum has nothing to verify, and one that it left uncut goes on so.
+// A packet joins a run only if cutting the result again (segment.h, or the kernel) gives back the same packets. Only
+// the IPv4 identification of packets with DF may change, because it has no meaning there (RFC 6864 section 4.1). The
+// conditions are:
+//
+// - The IP headers agree in addresses, TOS or traffic class with ECN, TTL and DF; the ports are the same.
+// - TCP: acknowledgement, window, flags and options are the same, and the sequence number is the next one.
+// - UDP: the packet has a checksum.
+// - The payload has the size of the first one. A shorter payload ends the run, and so does PSH.
+// - The packet has no SYN, FIN, RST, URG or CWR, no IP options or extension headers, is not a fragment, and its payload
+//   is not empty.
+//
+// A joined packet gets new inner checksums. The IP header's checksum was verified before (inspect.h). The TCP or UDP
+// checksum is verified before two packets are joined, so that a damaged packet keeps the checksum that reveals the
+// damage. A packet that another kernel of this machine left without a checksum needs no verification. A superpacket
+// that another kernel left uncut is written as it is.
 #pragma once
 
 #include <sys/uio.h>
@@ -27,7 +35,8 @@
 
 namespace weft {
 
-/// The kinds that may be joined, and the number of UDP packets: 64 before Linux 6.9, 128 since (UDP_MAX_SEGMENTS).
+/// The kinds of packets that may be joined, and the maximum number of UDP packets in a run. The kernel's limit for UDP
+/// (UDP_MAX_SEGMENTS) is 64 before Linux 6.9 and 128 since.
 struct CoalesceLimits {
   bool tcp = true;
   bool udp = true;
@@ -36,10 +45,10 @@ struct CoalesceLimits {
 
 class Coalescer {
  public:
-  /// Packets that one batch may hold; add() must not be called when full().
+  /// The capacity of one batch. add() must not be called when full().
   static constexpr size_t kMaxPackets = 2048;
   static constexpr size_t kMaxWrites = 512;
-  /// iovecs of the longest write: the virtio header, the packet header, a slice for each segment.
+  /// The number of iovecs of the longest write: the virtio header, the packet header, and a slice for each segment.
   static constexpr size_t kMaxRun = 512;
   static constexpr size_t kMaxIovecs = kMaxRun + 2;
 
@@ -47,24 +56,24 @@ class Coalescer {
 
   bool full() const { return packet_count_ == kMaxPackets || write_count_ == kMaxWrites; }
 
-  /// Takes a packet of `packet.total` bytes whose IP header is sound; `bytes` is borrowed until clear(). `undone` is of
-  /// a packet that is not finished: its sum, and it may be a superpacket.
+  /// Adds a packet of `packet.total` bytes whose IP header was verified. `bytes` is borrowed until clear(). `undone`
+  /// describes a packet that lacks its checksum or is a superpacket.
   void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone = {});
 
   size_t writes() const { return write_count_; }
 
-  /// Packets in write `index`, joined or not yet cut; 1 for one that goes as it came.
+  /// The number of packets in write `index`. A superpacket that was not cut counts as its segments.
   size_t run_packets(size_t index) const { return runs_[index].packets; }
-  /// True when these are UDP packets.
   bool is_udp(size_t index) const { return runs_[index].udp; }
-  /// True when write `index` is a superpacket as it came.
+  /// True if write `index` is a superpacket that came in uncut.
   bool is_uncut(size_t index) const { return runs_[index].packets > 1 && runs_[index].count == 1; }
-  /// True for a single packet whose sum is still to be finished.
+  /// True if write `index` is a single packet without a complete checksum.
   bool is_open(size_t index) const { return runs_[index].count == 1 && pieces_[runs_[index].first].open; }
-  /// Puts write `index` into `iov`, virtio header first, and returns the number of iovecs. Valid until clear().
+  /// Puts write `index` into `iov`, virtio header first, and returns the number of iovecs. They are valid until
+  /// clear().
   size_t write(size_t index, iovec* iov);
-  /// Calls `each(header, payload)` for the packets of write `index`, finished, to send them singly: as they came in, or
-  /// cut. The payload may be empty.
+  /// Calls `each(header, payload)` for each packet of write `index`, to send the packets singly. Checksums are complete
+  /// and superpackets are cut. The payload may be empty.
   template <typename Each>
   void each_packet(size_t index, Each each) {
     Packet packet;
@@ -96,23 +105,23 @@ class Coalescer {
     uint8_t* bytes;
     uint32_t next;
     uint16_t total;
-    bool open;  // its sum is the pseudo header's alone
+    bool open;  // The checksum field has the pseudo-header's sum only.
   };
   struct Run {
-    uint32_t first, last;    // pieces
-    uint32_t total;          // bytes of the joined packet so far
-    uint32_t next_sequence;  // TCP
-    uint16_t next_id;        // IPv4
-    uint16_t count;          // of pieces
-    uint16_t packets;        // more than pieces where one is a superpacket
-    uint16_t segment_bytes;  // payload of the first
+    uint32_t first, last;
+    uint32_t total;          // The length of the joined packet so far, in bytes.
+    uint32_t next_sequence;  // The sequence number that the next packet must have (TCP).
+    uint16_t next_id;        // The identification that the next packet must have (IPv4 without DF).
+    uint16_t count;
+    uint16_t packets;        // The number of packets. It is more than `count` if a piece is a superpacket.
+    uint16_t segment_bytes;  // The payload size of the first packet.
     uint8_t header_bytes;
     uint8_t version;
     bool udp;
     bool verified;
     bool push;
   };
-  struct Flow;  // a packet that could take part
+  struct Flow;
 
   bool joins(Run& run, const Flow& flow, const CoalesceLimits& limits);
   uint32_t append(uint8_t* bytes, uint32_t total, bool open);
@@ -120,12 +129,12 @@ class Coalescer {
 
   size_t packet_count_ = 0;
   size_t write_count_ = 0;
-  // Not written to before they are used: a lane that is idle has no memory.
+  // These arrays stay untouched until they are used, so that an idle lane takes no memory.
   std::unique_ptr<Piece[]> pieces_;
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;
   std::unique_ptr<uint8_t[]> headers_;  // kMaxHeadersBytes for each write
-  std::vector<uint32_t> open_;          // by hash of the flow: its open run; a collision only closes a run early
+  std::vector<uint32_t> open_;          // the open run for each hash of a flow; a collision only closes a run early
 };
 
 }  // namespace weft

@@ -1,9 +1,8 @@
-// drops.h - what a direction dropped: each packet counted under its reason, and the headers of the last ones kept for
-// JavaScript to show.
+// drops.h - counts the dropped packets of one direction by reason, and keeps the headers of the last ones for
+// JavaScript.
 //
-// The direction's thread writes and JavaScript's reads, without a lock. Copying is bounded by time and not by packets:
-// a flood of what is dropped costs no more than a trickle, and of it some are kept. How many there were the counters
-// say.
+// The direction's thread writes and JavaScript's thread reads, without a lock. The number of drops that are kept per
+// second is limited, so that a flood of drops costs no more than a few drops. The counters have the full number.
 #pragma once
 
 #include <algorithm>
@@ -18,40 +17,39 @@
 
 namespace weft {
 
-/// A packet that is dropped, where it lies.
 struct Dropped {
   Counter reason;
   size_t packets = 1;  ///< a superpacket counts as its segments
   std::span<const uint8_t> bytes = {};
-  std::span<const uint8_t> more = {};  ///< the bytes that follow them, where they lie elsewhere
-  Address peer = {};                   ///< the datagram's sender or receiver; none where it is not known
-  size_t encap_bytes = 0;              ///< bytes that the encapsulation put before a packet, and are still there
+  std::span<const uint8_t> more = {};  ///< the rest of the packet, if it is in a second piece
+  Address peer = {};                   ///< the datagram's sender or receiver; :: if it is not known
+  /// The number of bytes at the beginning that belong to the encapsulation's header; 0 if it was removed.
+  size_t encap_bytes = 0;
 };
 
-/// The part of it that is kept.
 struct KeptDrop {
   static constexpr size_t kMaxBytes = 128;
 
-  int64_t at_us;  ///< the time when its turn began, by the threads' clock
+  int64_t at_us;  ///< when its turn began, on the monotonic clock
   Counter reason;
   uint32_t packets, length;
   Address peer;
   size_t encap_bytes;
-  size_t size;  ///< bytes that are kept
+  size_t size;
   std::array<uint8_t, kMaxBytes> bytes;
 };
 
 class Drops {
  public:
-  /// The number of drops that are kept, and may be at once; of more, one in so long.
+  /// The number of drops that are kept. A burst of that many is allowed, then one per kEveryUs.
   static constexpr uint64_t kSlots = 256;
   static constexpr int64_t kEveryUs = 1'000;
 
-  /// The threads' clock. It is asked once a turn at most, and only in one that drops something.
+  /// The monotonic clock. It is read at most once per turn, and only if the turn drops a packet.
   using Clock = int64_t (*)();
 
-  /// Numbers begin with the time. Fewer are kept than microseconds pass, so that an engine's are higher than those of
-  /// the one before, and whoever has read up to a number can go on with the next engine.
+  /// The numbers of drops start at the current time in microseconds. Fewer drops are kept than microseconds pass, so
+  /// the numbers of an engine are higher than those of its predecessor. A reader can continue with the next engine.
   Drops(CounterRow counters, Clock now_us)
       : counters_(counters),
         now_us_(now_us),
@@ -60,14 +58,15 @@ class Drops {
         slots_(std::make_unique_for_overwrite<Slot[]>(kSlots)) {}
 
   void begin_turn() { turn_us_ = 0; }
-  /// Counts, and keeps if it may. As begin_turn, by the direction's thread.
+  /// Counts a drop, and keeps it if the limit allows. Called by the direction's thread, like begin_turn().
   void add(const Dropped& dropped) {
     counters_.add(dropped.reason, dropped.packets);
     if (turn_us_ == 0) turn_us_ = now_us_();
     if (bucket_.take(turn_us_, kEveryUs, kSlots)) keep(dropped);
   }
 
-  /// Calls `each` with what is kept from this number on, the oldest first, and returns the next number. By any thread.
+  /// Calls `each` with the kept drops from this number on, the oldest first, and returns the next number. Any thread
+  /// may call it.
   template <typename Each>
   uint64_t read(uint64_t from, Each each) const {
     const uint64_t next = load(next_);
@@ -82,16 +81,16 @@ class Drops {
  private:
   static constexpr size_t kWords = KeptDrop::kMaxBytes / sizeof(uint64_t);
 
-  /// A sequence lock: `sequence` is odd while the slot is written, and tells which number stands in it. Words are
-  /// stored with release and loaded with acquire order: whoever has seen one of a writing sees its odd sequence too
-  /// (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012, without its fences, of which
-  /// ThreadSanitizer knows nothing). Less than release and acquire no test sees here (test/native/orders.test.ts).
+  /// A sequence lock. `sequence` is odd while the slot is written, and encodes the number of the drop in the slot.
+  /// Words are stored with release and loaded with acquire order, so a reader that sees one word of a write also sees
+  /// its odd sequence (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012, but without
+  /// fences, which ThreadSanitizer does not support). No test detects a weaker order (test/native/orders.test.ts).
   struct Slot {
     uint64_t sequence;
     uint64_t at_us, numbers, about, peer[2];
     uint64_t words[kWords];
   };
-  static_assert(kCounterCount <= 256 && KeptDrop::kMaxBytes < 256);  // as `about` has them
+  static_assert(kCounterCount <= 256 && KeptDrop::kMaxBytes < 256);  // the limits of the fields of `about`
   static uint64_t sequence_of(uint64_t number) { return 2 * number + 2; }
 
   static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_ACQUIRE); }
@@ -119,7 +118,7 @@ class Drops {
     store(next_, number + 1);
   }
 
-  /// False when it is written over meanwhile.
+  /// Returns false if the slot was overwritten in the meantime.
   bool read_slot(uint64_t number, KeptDrop& kept) const {
     const Slot& slot = slots_[number % kSlots];
     if (load(slot.sequence) != sequence_of(number)) return false;
@@ -140,11 +139,11 @@ class Drops {
 
   CounterRow counters_;
   Clock now_us_;
-  int64_t turn_us_ = 0;  // the time when the turn began; 0 while nobody has asked
+  int64_t turn_us_ = 0;  // the time when the turn began; 0 until it is first needed
   Bucket bucket_;
   uint64_t first_;
-  uint64_t next_;                  // number
-  std::unique_ptr<Slot[]> slots_;  // not written to before it is used: a lane that drops nothing has no memory
+  uint64_t next_;                  // the number of the next drop
+  std::unique_ptr<Slot[]> slots_;  // untouched until it is used, so that a lane without drops takes no memory
 };
 
 }  // namespace weft

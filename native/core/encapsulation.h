@@ -1,12 +1,12 @@
-// encapsulation.h - what egress and ingress ask of an encapsulation: to seal an inner packet into a datagram, and to
-// open a datagram.
+// encapsulation.h - the interface of an encapsulation: it seals an inner packet into a datagram, and opens a datagram.
 //
-// Sealing writes what stands before a packet and what stands behind it, and may refuse, or keep the packet until it can
-// be sealed: an encapsulation with keys has none yet. Opening yields a packet, or a message for JavaScript, or nothing
-// for anybody. One with keys has sessions (core/sessions.h), and timers.
+// Sealing writes the header before a packet and the trailer behind it. It may refuse the packet, or keep the packet
+// until there are keys. Opening yields a packet, a control message for JavaScript, a drop, or nothing. An encapsulation
+// with keys also has sessions (core/sessions.h) and timers.
 //
-// An encapsulation is a parameter of theirs at compile time, so that what one does not have costs it nothing. Each is a
-// file of encap/ and a line in encap/all.h, and for the dgram engine one in src/path/engine/encapsulation.ts.
+// The encapsulation is a template parameter of egress and ingress, so that features that it lacks cost nothing. Each
+// encapsulation is a file in encap/, a line in encap/all.h, and for the dgram engine an entry in
+// src/path/engine/encapsulation.ts.
 #pragma once
 
 #include <concepts>
@@ -21,80 +21,79 @@
 
 namespace weft {
 
-/// IPv4 and UDP, before all of it.
+/// The length of the outer IPv4 and UDP headers.
 constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
-/// The most that stands behind them, in one datagram or in several that are one message. Behind IPv6 it might be more
-/// by its header's length.
+/// The maximum length of the payload of a datagram, or of several datagrams in one message. Over IPv6 it may be longer
+/// by the length of the IPv6 header, which is not used.
 constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
-/// An encapsulation's facts about this host.
 struct OwnEnd {
   static constexpr size_t kEncapBytes = 72;
-  std::array<uint8_t, kEncapBytes> encap{};  ///< as a peer's record has it of a peer, and what only this host has
-  size_t mtu = 0;                            ///< of the TUN, in bytes
+  /// The same fields as in a peer's record (core/peers.h), then the fields that only this host has.
+  std::array<uint8_t, kEncapBytes> encap{};
+  size_t mtu = 0;  ///< The MTU of the TUN, in bytes.
 };
 
-/// What became of a packet that was to be sealed.
+/// The result of sealing a packet.
 struct Sealed {
   enum class What : uint8_t { kDatagram, kKept, kDrop };
   What what;
-  Counter reason = {};  ///< of a drop
+  Counter reason = {};  ///< set if `what` is kDrop
 
   static Sealed datagram() { return {What::kDatagram}; }
-  /// The encapsulation has it, and sends it when it can.
+  /// The encapsulation keeps the packet and sends it later.
   static Sealed kept() { return {What::kKept}; }
   static Sealed drop(Counter reason) { return {What::kDrop, reason}; }
 };
 
-/// The content of a datagram that was opened.
+/// The result of opening a datagram.
 struct Opened {
-  enum class What : uint8_t { kPacket, kDrop, kLetter, kNothing };
+  enum class What : uint8_t { kPacket, kDrop, kControlMessage, kNothing };
   What what;
-  Counter reason = {};            ///< of a drop
-  std::span<uint8_t> bytes = {};  ///< the packet where it lies, or what is told to JavaScript
-  VirtioHeader undone = {};       ///< work that the sender's kernel left to others: a checksum, cutting
-  uint32_t session = 0;           ///< of the peer that has proved to have sent the packet; 0: nothing is proved
+  Counter reason = {};            ///< set if `what` is kDrop
+  std::span<uint8_t> bytes = {};  ///< The packet, borrowed from the message, or the control message for JavaScript.
+  /// The work that the sender's kernel left undone: a missing checksum, or a superpacket to cut.
+  VirtioHeader undone = {};
+  uint32_t session = 0;  ///< The session of the peer that is proved to have sent the packet; 0 if there is no proof.
 
   static Opened packet(std::span<uint8_t> bytes, const VirtioHeader& undone = {}) {
     return {What::kPacket, {}, bytes, undone};
   }
   static Opened packet(std::span<uint8_t> bytes, uint32_t session) { return {What::kPacket, {}, bytes, {}, session}; }
   static Opened drop(Counter reason) { return {What::kDrop, reason}; }
-  /// Dropped, and told to JavaScript.
-  static Opened drop(Counter reason, std::span<uint8_t> letter) { return {What::kDrop, reason, letter}; }
-  /// A message for JavaScript.
-  static Opened letter(std::span<uint8_t> datagram) { return {What::kLetter, {}, datagram}; }
+  /// A drop that is also a control message for JavaScript.
+  static Opened drop(Counter reason, std::span<uint8_t> message) { return {What::kDrop, reason, message}; }
+  static Opened control_message(std::span<uint8_t> datagram) { return {What::kControlMessage, {}, datagram}; }
   static Opened nothing() { return {What::kNothing}; }
 };
 
 template <typename E>
 concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const Packet& packet, std::span<uint8_t> bytes,
                                  Message& message) {
-  /// The bytes before each inner packet, and behind it.
+  /// The lengths of the header and the trailer that the encapsulation puts around each inner packet.
   { E::kHeaderBytes } -> std::convertible_to<size_t>;
   { E::kTrailerBytes } -> std::convertible_to<size_t>;
-  /// True when either end of the tunnel is a router, which takes one off the TTL; false when both are a link's.
+  /// True if both ends of the tunnel are routers, which decrement the TTL. False if the tunnel is a link.
   { E::kRoutes } -> std::convertible_to<bool>;
-  /// True when the outer header says of congestion what the packet says (core/ecn.h); false when it says nothing.
+  /// True if congestion marks are copied between inner and outer header (core/ecn.h).
   { E::kCopiesEcn } -> std::convertible_to<bool>;
-  /// Seals a packet to `peer`, or says why not and leaves it as it is. The first span begins with kHeaderBytes of room,
-  /// then the packet, of which the second may have the rest, where it lies in a superpacket. Behind the first there are
-  /// kTrailerBytes of room, which the datagram has at its end. Of a packet that was cut it is told the superpacket's
-  /// shape.
+  /// Seals a packet to `peer`; on a drop the packet stays unchanged. The first span has kHeaderBytes of room, then the
+  /// packet. If the packet is a segment of a superpacket, the second span has the rest of it. kTrailerBytes of room
+  /// follow the first span; the datagram's trailer goes there. If the packet was cut, `packet` describes the
+  /// superpacket.
   { encapsulation.seal(peer, packet, bytes, bytes) } -> std::same_as<Sealed>;
-  /// Takes the next datagram off a message, which it takes as it came: it knows what its peers put into one.
+  /// Takes the next datagram off a message. Only the encapsulation knows how its peers join datagrams into a message.
   { encapsulation.open(message) } -> std::same_as<Opened>;
 };
 
-/// The bytes by which a packet becomes longer.
+/// The number of bytes by which a packet becomes longer.
 template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
-/// One that proves who sent a packet, made with the sessions that its directions of all loops share. It takes packets
-/// in one piece, its datagrams come from the port that peers know, and it has timers: `tick(now_ms, out)` is called
-/// every kTickMs, and after each turn of a loop, by the loop's thread. `out.send(to, datagram, inner_bytes, slot)`
-/// sends at once, `out.drop(reason, packets)` counts what is given up. When it returns true, rest() of each direction's
-/// follows.
+/// An encapsulation with sessions, which all loops share. It proves who sent a packet. Packets come to it in one piece,
+/// and its datagrams leave from the port that peers know. The loop's thread calls `tick(now_ms, out)` every kTickMs and
+/// after each turn. `out.send(to, datagram, inner_bytes, slot)` sends immediately, `out.drop(reason, packets)` counts
+/// packets that it gives up. If tick() returns true, the loop calls rest() of each direction.
 template <typename E>
 concept HasSessions = Encapsulation<E> && std::constructible_from<E, const OwnEnd&, Sessions&> &&
     requires(E& encapsulation) {

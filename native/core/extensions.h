@@ -1,32 +1,33 @@
-// extensions.h - the extension headers of an IPv6 packet (RFC 8200 section 4): whether they are sound, and what is
-// behind them.
+// extensions.h - validates the extension headers of an IPv6 packet (RFC 8200 section 4), and finds the upper-layer
+// header behind them.
 //
-// Next to no packet has any. Each is looked at that a router may meet before the transport header; what is behind an
-// authentication header, mobility and the like is the host's own business, and counts as transport.
+// Hardly any packet has extension headers. Only those are parsed that a router may meet before the transport header. An
+// authentication header, a mobility header and the like count as transport, because only the receiving host parses
+// them.
 #pragma once
 
 #include "packet.h"
 
 namespace weft {
 
-/// What was found behind the extension headers.
 struct Upper {
-  bool is_sound = false;        ///< all the rest means nothing without
-  bool fragment = false;        ///< any but an atomic one (RFC 6946), the first too
-  bool later_fragment = false;  ///< nothing is known of the transport header then
+  bool is_sound = false;  ///< If false, the other fields have no meaning.
+  bool fragment = false;  ///< True for any fragment, including the first, but not for an atomic fragment (RFC 6946).
+  bool later_fragment = false;  ///< True if the packet has no transport header, because it is not the first fragment.
   uint8_t protocol = 0;
-  size_t offset = 0;  ///< of the transport header from the packet's first byte; at most the packet's length
+  size_t offset = 0;  ///< The offset of the transport header from the packet's first byte; at most the packet's length.
 };
 
 namespace extensions {
 
-/// The most headers: no sender has a reason for more (RFC 8504 section 5.3 has the same kind of bounds for options).
+/// The maximum number of headers. No sender has a reason for more (RFC 8504 section 5.3 allows such limits for
+/// options).
 constexpr size_t kMost = 8;
 constexpr size_t kBlockBytes = 8, kFragmentBytes = 8, kMaxPayloadBytes = 65535;
 constexpr uint8_t kHopByHop = 0, kRouting = 43, kFragment = 44, kDestination = 60;
 
-/// True when a header of options keeps to its length, and so do they (RFC 8200 section 4.2). The length of a jumbogram
-/// (RFC 2675) would be another than the packet says.
+/// True if the options fill their header exactly (RFC 8200 section 4.2). Jumbograms (RFC 2675) are refused, because
+/// their length differs from the length field of the IP header.
 inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kPad1 = 0, kJumbo = 0xc2;
   while (at < end) {
@@ -40,19 +41,17 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   return true;
 }
 
-/// True when a routing header sends the packet nowhere else than its destination says, by which it is let in. Type 0 is
-/// never heard (RFC 5095).
+/// True if a routing header does not change the destination, which the filter relies on. Type 0 is refused (RFC 5095).
 inline bool is_at_its_end(const uint8_t* header) { return header[2] != 0 && header[3] == 0; }
 
-/// The least that a first fragment has of the transport header: all of its fixed part (RFC 7112), or it hides from
-/// firewalls.
+/// The number of bytes of the transport header that a first fragment must have: the fixed part of that header (RFC
+/// 7112). With less, it would hide its ports and flags from firewalls.
 inline size_t least_first_bytes(uint8_t protocol) {
   return protocol == IPPROTO_TCP ? kTcpHeaderBytes : protocol == IPPROTO_NONE ? 0 : kUdpHeaderBytes;
 }
 
 }  // namespace extensions
 
-/// Walks the extension headers of an IPv6 packet.
 inline Upper upper_of(const uint8_t* bytes, const Packet& packet) {
   using namespace extensions;
   Upper upper;
@@ -76,14 +75,14 @@ inline Upper upper_of(const uint8_t* bytes, const Packet& packet) {
     const uint16_t word = load_be16(header + 2);
     const size_t offset = word & 0xfff8u, rest = packet.total - upper.offset;
     const bool more = word & 1;
-    if (offset == 0 && !more) continue;  // atomic
+    if (offset == 0 && !more) continue;  // an atomic fragment
     const bool is_second = upper.fragment;
     upper.fragment = true;
     if (is_second || rest == 0 || (more && rest % kBlockBytes != 0)) return upper;
     if (upper.offset - kFragmentBytes - kIpv6HeaderBytes + offset + rest > kMaxPayloadBytes) return upper;
     upper.later_fragment = offset > 0;
     if (!upper.later_fragment) continue;
-    // A sound first one is longer than this one's place: it would overlap (RFC 5722).
+    // The first fragment must have the whole TCP header, so this fragment would overlap it (RFC 5722).
     upper.is_sound =
         upper.protocol != IPPROTO_TCP || offset >= (kTcpHeaderBytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
     return upper;

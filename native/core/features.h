@@ -13,12 +13,12 @@
 namespace weft {
 
 enum Feature : uint32_t {
-  kTunHeader = 1 << 0,    ///< the TUN speaks virtio headers; without it there is no other tun feature (Linux 2.6.27)
+  kTunHeader = 1 << 0,    ///< The TUN uses virtio headers. All other tun features need this one (Linux 2.6.27).
   kTunCsum = 1 << 1,      ///< packets from the TUN may lack their checksum
   kTunTso = 1 << 2,       ///< TCP superpackets from the TUN
   kTunUso = 1 << 3,       ///< UDP superpackets from the TUN (Linux 6.2)
-  kUdpGso = 1 << 4,       ///< many datagrams by one message, UDP_SEGMENT (Linux 4.18)
-  kUdpGro = 1 << 5,       ///< many datagrams from one message, UDP_GRO (Linux 5.0)
+  kUdpGso = 1 << 4,       ///< many datagrams in one message to the kernel, UDP_SEGMENT (Linux 4.18)
+  kUdpGro = 1 << 5,       ///< many datagrams in one message from the kernel, UDP_GRO (Linux 5.0)
   kCoalesceTcp = 1 << 6,  ///< TCP packets joined for the TUN
   kCoalesceUdp = 1 << 7,  ///< UDP packets joined for the TUN; the kernel must know USO
   kTunSteering = 1 << 8,  ///< flows stay in order if they have fragments (io/steering.h); needs several lanes

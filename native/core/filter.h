@@ -1,32 +1,34 @@
-// filter.h - which packets from peers are let in: those that say truly whose they are, and are for us.
+// filter.h - decides which packets from peers enter: those whose source is genuine and whose destination is in this
+// node's subnet.
 //
-// Where there is no key and no signature, what is compared is the packet's inner source with the peer table, and the
-// datagram's outer source with the peer's address. Ports are not, which peers choose as they like. That keeps out
-// whoever cannot send with a peer's address; on an underlay where hosts forge addresses it keeps out nobody who knows
-// the peers. Where the sender has proved who it is, its session is compared in place of its address.
+// Without keys, the filter looks up the inner source address in the peer table, and compares the datagram's outer
+// source with that peer's address. It ignores ports, because peers may send from any port. So a sender that cannot use
+// a peer's address is kept out. On an underlay where hosts can forge addresses, a sender that knows the peers'
+// addresses is not. If the sender has proved its identity, the filter compares the session instead of the outer
+// address.
 #pragma once
 
 #include <optional>
 
 #include "packet.h"
 #include "peers.h"
-#include "strangers.h"
+#include "unknown_senders.h"
 
 namespace weft {
 
 enum class VerifySource : uint8_t {
-  kOff,     ///< everything is let in, as by flanneld, but for IPv6 addresses of one link
-  kInner,   ///< by the inner addresses, for peers whose datagrams come from another address than they lease with
-  kStrict,  ///< by the outer source too
+  kOff,     ///< Accepts all packets, as flanneld does, except IPv6 packets with link-local addresses.
+  kInner,   ///< Checks the inner addresses only, for peers that send from another address than the one in their lease.
+  kStrict,  ///< Checks the outer source address too.
 };
 
 struct FilterOptions {
   VerifySource verify = VerifySource::kOff;
-  ByFamily<Net> network = {};  ///< the cluster's
-  ByFamily<Net> subnet = {};   ///< this node's part of it, with the TUN's own address
+  ByFamily<Net> network = {};
+  ByFamily<Net> subnet = {};  ///< The subnets of this node, which include the TUN's own addresses.
 
-  /// True when a packet that came out of the TUN can be from this side. Otherwise an ICMP error about it would go to
-  /// a peer, who did not send it and would not let it in.
+  /// True if a packet out of the TUN may have been sent by this node. Otherwise an ICMP error about it would go to a
+  /// peer that did not send the packet and would drop the error.
   bool is_from_here(const Address& source) const {
     return verify == VerifySource::kOff || subnet.of(source).contains(source) || !network.of(source).contains(source);
   }
@@ -35,27 +37,27 @@ struct FilterOptions {
 /// Used by one thread.
 class Filter {
  public:
-  Filter(const FilterOptions& options, Strangers* strangers) : options_(options), strangers_(strangers) {}
+  Filter(const FilterOptions& options, UnknownSenders* unknown_senders)
+      : options_(options), unknown_senders_(unknown_senders) {}
 
-  /// Begins a batch: until the next call peers are asked of `table`.
   void begin(const PeerTable& table) {
     table_ = &table;
     forget();
   }
-  /// Begins a message: until the next call all packets came in datagrams of this sender.
+  /// Begins a message: the packets that follow came in datagrams of this sender.
   void begin_message(const SocketAddress& sender) {
-    // Most messages of a turn are a stream's.
+    // Most messages of a batch come from the same sender.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
-  /// The packets that follow are of the peer that has this session; 0: nobody has proved whose they are.
+  /// The packets that follow are from the peer with this session; 0 if there is no proof.
   void prove(uint32_t session) {
     if (session == session_) return;
     forget();
     session_ = session;
   }
 
-  /// The reason why a packet is not let in; nothing when it is.
+  /// Returns why a packet is dropped, or nothing if it may enter.
   std::optional<Counter> reason_to_drop(const uint8_t* bytes, const Packet& packet) {
     if (packet.version == 6) return reason_to_drop_ipv6(bytes, packet);
     if (options_.verify == VerifySource::kOff) {
@@ -74,27 +76,27 @@ class Filter {
     return {};
   }
 
-  /// The peer whose subnet has the source of the packet that was let in last; null where it is from outside all.
+  /// The peer whose subnet has the source of the last packet that entered; null if no peer has it.
   const Endpoint* peer() const { return peer_; }
 
  private:
-  /// A value that is no IPv4 address, of which 32 bits are kept, in network order.
+  /// A value that is not a 32-bit IPv4 address.
   static constexpr uint64_t kNone = UINT64_MAX;
 
   [[gnu::noinline]] void change_sender(const SocketAddress& sender) {
-    sender_ = sender.family() == AF_INET6 ? 0 : sender.first_word();  // 0: of IPv6 each is looked at
+    // 0 for IPv6, so that each message is compared in full
+    sender_ = sender.family() == AF_INET6 ? 0 : sender.first_word();
     const Address from = sender.address();
     if (!(from == from_)) forget();
     from_ = from;
   }
 
-  /// Nothing is known of the next packet, whoever sent it.
   void forget() {
     source_ = kNone;
     source6_.reset();
   }
 
-  /// Finds the peer that a packet is of, when nothing is asked of it.
+  /// Finds the peer of a packet, for `verify` off.
   void look_up(const Packet& packet, const uint8_t* bytes) {
     const uint32_t source = load<uint32_t>(bytes + 12);
     if (source_ == source) return;
@@ -116,10 +118,10 @@ class Filter {
     return {};
   }
 
-  /// `at` is where it stands in the packet.
+  /// `at` points to the source address in the packet.
   std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
     peer_ = nullptr;
-    // An IPv6 packet may say an IPv4 address: no host has that one.
+    // An IPv4-mapped address in an IPv6 packet belongs to no host.
     if (source.is_v4() != (version == 4) || !is_one_host(source)) return k_rx_drop_spoofed_source;
     if (options_.verify != VerifySource::kOff && options_.subnet.of(version).contains(source)) {
       return k_rx_drop_spoofed_source;
@@ -128,7 +130,8 @@ class Filter {
     if (options_.verify == VerifySource::kOff) return {};
     if (peer_) return unless_sent_by(*peer_);
     if (session_ != 0) return k_rx_drop_unknown_sender;
-    // A host that does not masquerade what it sends itself; one without a subnet of the family has no way here.
+    // A node may send packets from its own address without masquerading them. It needs a subnet of this family to do
+    // so.
     const Net& network = options_.network.of(version);
     if (network && !network.contains(source) && table_->has_endpoint_at(from_, version)) return {};
     return k_rx_drop_unknown_sender;
@@ -141,21 +144,22 @@ class Filter {
   }
 
   std::optional<Counter> noted(std::optional<Counter> reason, const uint8_t* bytes, const Packet& packet) {
-    if (reason) strangers_->note({from_, source_of(bytes, packet), destination_of(bytes, packet), *reason});
+    if (reason) unknown_senders_->note({from_, source_of(bytes, packet), destination_of(bytes, packet), *reason});
     return reason;
   }
 
   FilterOptions options_;
-  Strangers* strangers_;
+  UnknownSenders* unknown_senders_;
   const PeerTable* table_ = nullptr;
-  const Endpoint* peer_ = nullptr;  // of the packet that was asked about last
-  uint32_t session_ = 0;            // of the peer that proved to have sent it
-  // Most packets of a turn are a stream's: what was found of one is known of the next.
-  uint64_t sender_ = 0;                            // its first word
-  Address from_;                                   // its address
-  uint64_t source_ = kNone;                        // the inner source that was let in last from there
-  uint64_t destination_ = kNone;                   // the destination that was found in our subnet last
-  std::optional<Address> source6_, destination6_;  // the same of IPv6, of which any value may stand in a packet
+  const Endpoint* peer_ = nullptr;
+  uint32_t session_ = 0;  // the session that was proved for the current packets
+  // The results for one packet hold for the next one of the same stream.
+  uint64_t sender_ = 0;
+  Address from_;
+  uint64_t source_ = kNone;       // the last inner source that was accepted from this sender
+  uint64_t destination_ = kNone;  // the last inner destination that was found in this node's subnet
+  // The last accepted IPv6 addresses. They are optional, because any 128 bits may be in a packet.
+  std::optional<Address> source6_, destination6_;
 };
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// fragment.cc - each fragment's header.
+// fragment.cc - writes the header of each fragment.
 #include "fragment.h"
 
 #include <algorithm>
@@ -12,7 +12,8 @@ namespace {
 constexpr size_t kBlockBytes = 8;
 constexpr uint16_t kMoreFragments = 0x2000;
 
-/// Leaves the options that every fragment has (RFC 791 section 3.1, the copied flag); the others do nothing.
+/// Overwrites the options that only the first fragment may have (RFC 791 section 3.1, the copied flag) with
+/// no-operations.
 void keep_copied_options(uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kCopied = 0x80;
   while (at < end && *at != kEnd) {
@@ -34,7 +35,7 @@ Segment Fragmenter::next(uint8_t* header) {
   const size_t rest = packet_.header_bytes - ip_bytes_;
   const size_t header_bytes = first ? packet_.header_bytes : ip_bytes_;
   const size_t left = packet_.payload_bytes - offset_, before = first ? rest : 0;
-  // All but the last are of whole blocks.
+  // All fragments except the last have a multiple of 8 bytes.
   const size_t size = before + left <= room_ ? left : room_ / kBlockBytes * kBlockBytes - before;
   std::memcpy(header, packet_.header, header_bytes);
   const uint16_t word = load_be16(header + 6);

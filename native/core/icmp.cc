@@ -1,4 +1,4 @@
-// icmp.cc - builds the errors.
+// icmp.cc - writes ICMP errors.
 #include "icmp.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ bool may_answer_ipv6(const uint8_t* bytes, const Packet& packet) {
   return !source.is_v4() && is_one_host(source) && is_one_host(destination);
 }
 
-/// Writes an error's message, but for its MTU, which stands there; `sum` is that of what the checksum has beside it.
+/// Writes an ICMP error whose MTU field is already set. `sum` is the sum of the pseudo-header, if there is one.
 void write_message(uint8_t* icmp, IcmpError::Kind kind, const uint8_t* bytes, size_t quote, uint64_t sum) {
   icmp[0] = kind.type;
   icmp[1] = kind.code;
@@ -82,13 +82,13 @@ size_t write_ipv6(const IcmpError& error, const Address& source, const uint8_t* 
 
 }  // namespace
 
-bool may_tell_of(const uint8_t* bytes, const Packet& packet) {
+bool may_send_error_about(const uint8_t* bytes, const Packet& packet) {
   return packet.version == 4 ? may_answer_ipv4(bytes, packet) : may_answer_ipv6(bytes, packet);
 }
 
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out) {
-  if (!may_tell_of(bytes, packet)) return 0;
+  if (!may_send_error_about(bytes, packet)) return 0;
   return packet.version == 4 ? write_ipv4(error, source, bytes, packet, out)
                              : write_ipv6(error, source, bytes, packet, out);
 }

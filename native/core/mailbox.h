@@ -1,9 +1,10 @@
-// mailbox.h - what the lanes tell JavaScript of handshakes: messages that came, sessions that want one, or have come
-// of one, peers that moved.
+// mailbox.h - what the lanes hand to JavaScript for WireGuard: handshake messages, sessions that need a handshake,
+// sessions whose keys the peer has confirmed, and peers that roamed.
 //
-// It has few places, and those of each origin are its own, of which each host has one for each kind of message, and the
-// answers that were asked of one session no more than a few: whoever floods takes no place from another peer, none from
-// an answer that was asked of another, and costs JavaScript no more than it takes out.
+// The number of messages is limited per origin, so that a flood of one origin takes no room from another origin. Within
+// an origin each sender address may have one message of each kind, and one session may have only a few answers waiting.
+// So a flood of answers to one session takes no room from the answers to other sessions, and JavaScript does no more
+// work than it chooses to take out.
 #pragma once
 
 #include <algorithm>
@@ -22,51 +23,51 @@ namespace weft {
 
 class Mailbox {
  public:
-  /// The longest message of a handshake.
+  /// The length of the longest handshake message, in bytes.
   static constexpr size_t kMessageBytes = 148;
   static constexpr size_t kPlaces = 256;
-  /// Of answers of one kind that one session asked for: its peer may forge them, from any address.
+  /// The maximum number of waiting answers of one kind to one session. The peer could forge them, from any address.
   static constexpr size_t kPlacesOfSession = 4;
 
-  struct Letter {
+  struct ControlMessage {
     SocketAddress from;
     std::array<uint8_t, kMessageBytes> bytes;
     uint32_t size;
-    uint32_t session;  ///< that asked for it; 0: none did
+    uint32_t session;  ///< The session whose handshake the message answers; 0 if it answers none.
   };
-  /// Whose a message is. Addresses may be forged; that an answer was asked for is seen by a number of 32 bits, which
-  /// was sent to that peer alone.
+  /// How the sender of a message is classified. Sender addresses may be forged. An answer names a 32-bit index that
+  /// only the peer was sent.
   enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
   static constexpr size_t kOrigins = 4;
-  /// A session by its number, and where its peer sends from now, if it is that.
+  /// A session, and the address that its peer sends from now. `session` may have been reused since.
   struct Moved {
     uint32_t session;
     SocketAddress to;
   };
   struct Mail {
-    std::vector<Letter> letters;
+    std::vector<ControlMessage> control_messages;
     std::vector<uint32_t> wanted, confirmed;
     std::vector<Moved> moved;
   };
 
-  /// `ring` is called, by whichever thread, when there is mail.
+  /// `ring` is called by any thread when there is something to take.
   explicit Mailbox(std::function<void()> ring) : ring_(std::move(ring)) {}
 
-  /// False when there is no place for it. `session` asked for it; 0: none did.
+  /// Adds a message. `session` is the one whose handshake it answers, or 0. Returns false if there is no room.
   bool post(const SocketAddress& from, std::span<const uint8_t> message, Origin origin, uint32_t session = 0) {
     const std::lock_guard lock(lock_);
-    std::vector<Letter>& letters = letters_[static_cast<size_t>(origin)];
-    if (letters.size() >= kPlaces) return false;  // what a flood costs most of the time
+    std::vector<ControlMessage>& messages = messages_[static_cast<size_t>(origin)];
+    if (messages.size() >= kPlaces) return false;  // the usual exit during a flood
     size_t alike = 0;
-    for (const Letter& each : letters) {
+    for (const ControlMessage& each : messages) {
       if (each.bytes[0] != message[0] || each.session != session) continue;
       if (each.from.address() == from.address()) return false;
       alike++;
     }
     if (session != 0 && alike >= kPlacesOfSession) return false;
     const size_t size = std::min(message.size(), kMessageBytes);
-    Letter& letter = letters.emplace_back(Letter{from, {}, static_cast<uint32_t>(size), session});
-    std::memcpy(letter.bytes.data(), message.data(), size);
+    ControlMessage& posted = messages.emplace_back(ControlMessage{from, {}, static_cast<uint32_t>(size), session});
+    std::memcpy(posted.bytes.data(), message.data(), size);
     ring_();
     return true;
   }
@@ -87,23 +88,23 @@ class Mailbox {
     ring_();
   }
 
-  /// What was not taken yet, but for handshakes that are wanted: sessions say so again.
+  /// Saves everything that JavaScript has not taken, except wanted handshakes: sessions request them again.
   void save(SecretWriter& out) {
     const std::lock_guard lock(lock_);
-    for (const std::vector<Letter>& letters : letters_) {
-      out.put_all(letters, [&](const Letter& each) { out.put(each); });
+    for (const std::vector<ControlMessage>& messages : messages_) {
+      out.put_all(messages, [&](const ControlMessage& each) { out.put(each); });
     }
     out.put_all(confirmed_, [&](uint32_t each) { out.put(each); });
     out.put_all(moved_, [&](const Moved& each) { out.put(each); });
   }
   void load(SecretReader& in) {
     const std::lock_guard lock(lock_);
-    for (std::vector<Letter>& letters : letters_) {
-      letters.clear();
+    for (std::vector<ControlMessage>& messages : messages_) {
+      messages.clear();
       in.get_all([&] {
-        const auto letter = in.get<Letter>();
-        if (letter.size == 0 || letter.size > kMessageBytes || letters.size() == kPlaces) return in.refuse();
-        letters.push_back(letter);
+        const auto loaded = in.get<ControlMessage>();
+        if (loaded.size == 0 || loaded.size > kMessageBytes || messages.size() == kPlaces) return in.refuse();
+        messages.push_back(loaded);
       });
     }
     in.get_all([&] { confirmed_.push_back(in.get<uint32_t>()); });
@@ -111,16 +112,16 @@ class Mailbox {
     ring_();
   }
 
-  /// Takes it all, what others sent last, and of that at most so many messages: the rest of those is thrown away, since
-  /// who floods asks for nothing less. By JavaScript's thread.
+  /// Takes everything. Of the messages of unknown senders (kOther) it returns at most `most_of_others` and discards the
+  /// rest, because in a flood they are not worth the time. Called by JavaScript's thread.
   Mail take(size_t most_of_others) {
     const std::lock_guard lock(lock_);
     Mail mail{{}, std::move(wanted_), std::move(confirmed_), std::move(moved_)};
-    std::vector<Letter>& others = letters_[static_cast<size_t>(Origin::kOther)];
+    std::vector<ControlMessage>& others = messages_[static_cast<size_t>(Origin::kOther)];
     others.resize(std::min(most_of_others, others.size()));
-    for (std::vector<Letter>& letters : letters_) {
-      mail.letters.insert(mail.letters.end(), letters.begin(), letters.end());
-      letters.clear();
+    for (std::vector<ControlMessage>& messages : messages_) {
+      mail.control_messages.insert(mail.control_messages.end(), messages.begin(), messages.end());
+      messages.clear();
     }
     wanted_.clear();
     confirmed_.clear();
@@ -131,7 +132,7 @@ class Mailbox {
  private:
   std::function<void()> ring_;
   std::mutex lock_;
-  std::array<std::vector<Letter>, kOrigins> letters_;
+  std::array<std::vector<ControlMessage>, kOrigins> messages_;
   std::vector<uint32_t> wanted_, confirmed_;
   std::vector<Moved> moved_;
 };

@@ -1,4 +1,4 @@
-// packet.h - what the engine must know of an inner IP packet, read once and checked once.
+// packet.h - the fields of an inner IP packet that the engine needs, read and validated once.
 #pragma once
 
 #include "address.h"
@@ -12,35 +12,35 @@ constexpr size_t kTcpHeaderBytes = 20;
 constexpr size_t kUdpHeaderBytes = 8;
 /// The longest IPv4 header and TCP header together.
 constexpr size_t kMaxHeadersBytes = 120;
-/// The most that the extension headers of an IPv6 packet take: no sender has a reason for more (extensions.h).
+/// The maximum length of the extension headers of an IPv6 packet. No sender has a reason for more (extensions.h).
 constexpr size_t kMaxExtensionBytes = 512;
-/// The longest headers of a superpacket, which each of its segments has: of IPv6, with extension headers and TCP's.
+/// The longest headers of a superpacket, which each segment repeats: IPv6, extension headers and TCP.
 constexpr size_t kMaxCutHeadersBytes = kIpv6HeaderBytes + kMaxExtensionBytes + 60;
 
-/// The place of the checksum in a TCP and in a UDP header.
+/// The offsets of the checksum in a TCP and in a UDP header.
 constexpr size_t kTcpChecksum = 16;
 constexpr size_t kUdpChecksum = 6;
 
-/// Two parts of the 16 bits of flags and fragment offset (RFC 791 section 3.1).
+/// A bit in the 16 bits of flags and fragment offset (RFC 791 section 3.1).
 constexpr uint16_t kDontFragment = 0x4000;
 
 /// TCP flags, the 14th byte of the header (RFC 9293 section 3.1, RFC 3168 section 6.1).
 enum TcpFlag : uint8_t { kFin = 1, kSyn = 2, kRst = 4, kPsh = 8, kAck = 16, kUrg = 32, kEce = 64, kCwr = 128 };
 
-/// The shape of an IP packet whose headers were found whole. Offsets are from its first byte.
+/// The fields of a packet's IP header. Offsets are from its first byte.
 struct Packet {
-  uint8_t version = 0;    ///< 4 or 6
-  uint8_t protocol = 0;   ///< IPv4 protocol, or the first next header of IPv6
-  uint8_t hop_limit = 0;  ///< TTL or hop limit
-  bool fragment = false;  ///< any fragment, the first one too (IPv4 only: IPv6 fragments show as protocol 44)
+  uint8_t version = 0;   ///< 4 or 6
+  uint8_t protocol = 0;  ///< the IPv4 protocol, or the first IPv6 next header
+  uint8_t hop_limit = 0;
+  bool fragment = false;  ///< any IPv4 fragment, including the first; IPv6 fragments have protocol 44 instead
   bool later_fragment = false;
   uint16_t ip_bytes = 0;  ///< length of the IP header
-  uint32_t total = 0;     ///< length of the packet by its own header
+  uint32_t total = 0;     ///< length of the packet as its IP header says
 };
 
-/// Reads the IP header of `size` bytes at `bytes`. Trailing bytes beyond the packet's own length are allowed. False
-/// when it is of neither version, or its lengths contradict each other or say more than there is: `packet` means
-/// nothing then.
+/// Reads the IP header of `size` bytes at `bytes`. Bytes beyond the packet's own length are allowed. Returns false if
+/// the version is unknown, or if the lengths contradict each other or exceed `size`; `packet` has no meaning in that
+/// case.
 inline bool read_packet(const uint8_t* bytes, size_t size, Packet& packet) {
   if (size < kIpv4HeaderBytes) return false;
   packet.version = bytes[0] >> 4;
@@ -68,7 +68,6 @@ inline bool read_packet(const uint8_t* bytes, size_t size, Packet& packet) {
   return false;
 }
 
-/// The whole of the source.
 inline Address source_of(const uint8_t* bytes, const Packet& packet) {
   return packet.version == 4 ? Address::v4(load<uint32_t>(bytes + 12)) : Address::v6(bytes + 8);
 }
@@ -76,16 +75,16 @@ inline Address destination_of(const uint8_t* bytes, const Packet& packet) {
   return packet.version == 4 ? Address::v4(load<uint32_t>(bytes + 16)) : Address::v6(bytes + 24);
 }
 
-/// True for an IPv4 address, in network order, that can be that of one host (RFC 1122 section 3.2.1.3); those above
-/// 240.0.0.0 are, since clouds lease them.
+/// True if an IPv4 address, in network order, can belong to one host (RFC 1122 section 3.2.1.3). Addresses from
+/// 240.0.0.0 count as hosts, because cloud providers assign them.
 inline bool is_one_host(uint32_t address) {
   const uint32_t host_order = to_be32(address);
   const uint8_t top = static_cast<uint8_t>(host_order >> 24);
   return top != 0 && top != 127 && (top < 224 || top >= 240) && host_order != 0xffffffff;
 }
 
-/// True for an IPv6 address that can be that of one host behind a router: no multicast, none of a link, nor what stands
-/// for no address, for this host or for one of IPv4 (RFC 4291 sections 2.4 and 2.5, RFC 4007 section 9).
+/// True if an IPv6 address can belong to one host behind a router. Multicast, link-local, unspecified, loopback and
+/// IPv4-mapped addresses cannot (RFC 4291 sections 2.4 and 2.5, RFC 4007 section 9).
 inline bool is_one_host(const Address& address) {
   if (address.is_v4()) return is_one_host(address.ipv4());
   uint8_t bytes[sizeof(Address)];
@@ -95,7 +94,7 @@ inline bool is_one_host(const Address& address) {
   return bytes[0] != 0xff && !(bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80) && !is_mapped_or_zero;
 }
 
-/// The place of the source address; the destination follows it. `address_bytes` is the length of one.
+/// Returns a pointer to the source address. The destination address follows it.
 inline const uint8_t* source_address(const uint8_t* bytes, const Packet& packet) {
   return bytes + (packet.version == 4 ? 12 : 8);
 }
@@ -104,15 +103,15 @@ inline const uint8_t* destination_address(const uint8_t* bytes, const Packet& pa
   return bytes + (packet.version == 4 ? 16 : 24);
 }
 
-/// True for a destination on the link alone, to which nobody routes: multicast, the broadcast address, and link-local
-/// addresses of IPv6 (RFC 1112, RFC 919, RFC 4291 section 2.5.6). The kernel sends such packets into each device by
-/// itself (router solicitations), as programs do that look for others (mDNS).
+/// True for a destination on the local link, to which no router forwards: multicast, broadcast, and IPv6 link-local
+/// addresses (RFC 1112, RFC 919, RFC 4291 section 2.5.6). The kernel sends such packets into each device by itself
+/// (router solicitations), and so do service discovery programs (mDNS).
 inline bool is_for_link(const uint8_t* destination, uint8_t version) {
   if (version == 4) return (destination[0] & 0xf0) == 0xe0 || load<uint32_t>(destination) == 0xffffffff;
   return destination[0] == 0xff || (destination[0] == 0xfe && (destination[1] & 0xc0) == 0x80);
 }
 
-/// Lowers the TTL or hop limit by one; it must not be 0.
+/// Decrements the TTL or hop limit, which must not be 0.
 inline void decrement_hop_limit(uint8_t* bytes, const Packet& packet) {
   if (packet.version == 4) {
     decrement_ipv4_ttl(bytes);

@@ -1,9 +1,9 @@
-// paged_map.h - a hash map that threads look into while another one changes it, at a cost that hardly depends on its
-// size.
+// paged_map.h - a hash map that threads read while another thread changes it. The cost of a change hardly depends on
+// the map's size.
 //
-// Keys are spread over pages by their hash, and each page is an open-addressing table by itself, at most half full,
-// which grows and shrinks by itself. A change copies the page that the key is in, and the list of pages: whoever looks
-// into the pages of before finds what was there before, until they are freed (core/peers.h says when).
+// The hash of a key selects one of 1024 pages. Each page is a small open-addressing table, at most half full, which
+// grows and shrinks by itself. A change copies the page of the key and the list of pages. So readers of the old list
+// still find the old entries, until the old pages are freed (core/peers.h).
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@
 
 namespace weft {
 
-/// Pages that no new reader finds, and somebody may still be reading.
+/// Pages that new readers cannot find, but that earlier readers may still use.
 using Garbage = std::vector<std::unique_ptr<void, void (*)(void*)>>;
 
-/// Multiplies by the golden ratio. Only the upper bits depend on all others, and the low ones not at all: a subnet's
-/// host bits are zero, so those of the product are.
+/// Multiplies by the golden ratio. Only the upper bits of the product depend on all bits of the key. The host bits of a
+/// subnet are zero, so the lower bits of the product are zero too.
 constexpr uint64_t hash_of(uint64_t key) { return key * 0x9e3779b97f4a7c15ull; }
 constexpr uint64_t hash_of(uint32_t key) { return hash_of(uint64_t{key} << 32); }
 
-/// `Key` has hash_of(key), whose upper bits count, and `Value{}` is that of a key that is not there.
+/// A key type needs hash_of(key), whose upper bits count. `Value{}` means that there is no entry.
 template <typename Key, typename Value>
 class PagedMap {
   static constexpr int kPageBits = 10;
@@ -37,7 +37,7 @@ class PagedMap {
     Value value;
   };
 
-  /// The part that readers look into; it never changes.
+  /// The pages as readers see them; they never change.
   class Pages {
    public:
     Value find(const Key& key) const {
@@ -54,7 +54,7 @@ class PagedMap {
     struct Page {
       Slot* slots;
       uint32_t used;
-      uint8_t shift;  // 64 less the bits of a place in it
+      uint8_t shift;  // 64 minus the number of bits of a slot's index
       size_t mask() const { return ~uint64_t{0} >> shift; }
       size_t home(uint64_t hash) const { return hash << kPageBits >> shift; }
     };
@@ -71,18 +71,18 @@ class PagedMap {
     delete pages_;
   }
 
-  /// The pages as they are by now; what is put after the next `settle` does not change these.
+  /// The current pages. After the next settle(), changes do not affect them.
   const Pages* pages() const { return pages_; }
   size_t size() const { return size_; }
   Value find(const Key& key) const { return pages_->find(key); }
 
-  /// Gives the pages to readers: from now on they do not change.
+  /// Publishes the pages to readers: later changes work on copies.
   void settle() {
     is_own_ = false;
     own_.reset();
   }
 
-  /// Sets what a key has, or removes it by Value{}.
+  /// Sets the value of a key, or removes the key if `value` is Value{}.
   void put(const Key& key, Value value, Garbage& garbage) {
     const uint64_t hash = hash_of(key);
     Page& page = own_page(hash >> (64 - kPageBits), garbage);
@@ -97,11 +97,10 @@ class PagedMap {
     if (was_there) return;
     page.used++;
     size_++;
-    // A page of its own is one that nobody looks into yet.
+    // No reader has this page yet, so it can be deleted immediately.
     if (page.used > (page.mask() + 1) / 2) delete[] std::exchange(page, copy(page)).slots;
   }
 
-  /// Calls `each` with every key and its value.
   template <typename Each>
   void for_each(Each each) const {
     for (const Page& page : pages_->pages_) {
@@ -111,12 +110,12 @@ class PagedMap {
     }
   }
 
-  /// The most slots in a row that are taken: what a look-up may have to walk.
+  /// The length of the longest run of occupied slots, which bounds the cost of a look-up.
   size_t longest_run() const {
     size_t longest = 0;
     for (const Page& page : pages_->pages_) {
       size_t run = 0;
-      // Twice round: a run may go on at the beginning.
+      // The run may wrap around, so the page is scanned twice.
       for (size_t at = 0; at <= 2 * page.mask() + 1; at++) {
         run = page.slots[at & page.mask()].value == Value{} ? 0 : run + 1;
         longest = std::max(longest, run);
@@ -131,7 +130,7 @@ class PagedMap {
 
   static Page new_page(int bits) { return {new Slot[size_t{1} << bits](), 0, static_cast<uint8_t>(64 - bits)}; }
 
-  /// Copies a page with room for one more entry, and not much room beyond.
+  /// Copies a page, with room for one more entry and little room beyond that.
   static Page copy(const Page& from) {
     const int wanted = std::bit_width(2 * from.used + 1);
     const int has = 64 - from.shift;
@@ -162,8 +161,8 @@ class PagedMap {
     return page;
   }
 
-  /// Moves those behind it up that would not be found behind a free slot (Knuth, The Art of Computer Programming,
-  /// volume 3, 6.4, algorithm R).
+  /// Removes the entry at `hole`, and moves up the entries behind it that a look-up would not find otherwise (Knuth,
+  /// The Art of Computer Programming, volume 3, section 6.4, algorithm R).
   void remove(Page& page, size_t hole) {
     for (size_t at = (hole + 1) & page.mask(); page.slots[at].value != Value{}; at = (at + 1) & page.mask()) {
       const size_t home = page.home(hash_of(page.slots[at].key));
@@ -177,8 +176,8 @@ class PagedMap {
   }
 
   Pages* pages_;
-  bool is_own_ = false;              // nobody else looks into pages_
-  std::bitset<1 << kPageBits> own_;  // nor into these of them
+  bool is_own_ = false;              // true if no reader has pages_
+  std::bitset<1 << kPageBits> own_;  // the pages that no reader has
   size_t size_ = 0;
 };
 

@@ -1,7 +1,8 @@
-// path_mtu.h - what is known of the MTU of the path to a peer: what the kernel said when it was last asked.
+// path_mtu.h - the MTU of the path to a peer, as the kernel last reported it. docs/path-mtu.md describes how weft uses
+// it.
 //
-// docs/path-mtu.md has what is decided by it. One word, which any thread may read and write; one that is lost to
-// another thread's is asked for again.
+// The state is one word, which any thread may read and write. If two threads write at the same time, one value is lost,
+// and the kernel is queried again later.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +12,13 @@ namespace weft {
 
 class PathMtu {
  public:
-  /// The kernel is asked this often at most: its answer costs two system calls.
+  /// The shortest interval between two queries of the kernel; a query costs two system calls.
   static constexpr int64_t kAskEveryMs = 500;
-  /// A packet of this size always fits: with what stands before it, it is no longer than the least that Linux takes
-  /// (net.ipv4.route.min_pmtu, 552).
+  /// A packet of this size always fits. With the outer headers it does not exceed the smallest path MTU that Linux
+  /// accepts (net.ipv4.route.min_pmtu, 552).
   static constexpr size_t kAlwaysFits = 500;
 
-  /// The longest datagram with all its headers, in bytes, as IPv4 counts them; 0: not known.
+  /// The length of the longest datagram with all headers, in bytes, as IPv4 counts them; 0 if it is not known.
   size_t bytes() const { return read() & kBytes; }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();
@@ -26,8 +27,8 @@ class PathMtu {
   void learn(size_t bytes, int64_t now_ms) {
     write((bytes < kBytes ? bytes : kBytes) | (read() & kAtOnce ? kDoubted : 0), now_ms);
   }
-  /// True when the path explains that the kernel refused a datagram of `bytes`: it is known by now that it does not
-  /// fit, or is asked again at once. False when the answer to that is that it fits.
+  /// True if the path MTU explains that the kernel refused a datagram of `bytes`: the datagram exceeds the known MTU,
+  /// or the MTU will be queried again immediately. False if that query has already confirmed that the datagram fits.
   bool explains(size_t bytes, int64_t now_ms) {
     const uint64_t word = read();
     const size_t known = word & kBytes;
@@ -37,7 +38,8 @@ class PathMtu {
     write(known | kAtOnce, now_ms);
     return true;
   }
-  /// Takes over what another one knows of the path; what a thread learns there meanwhile is asked for again here.
+  /// Copies the state of another object. If a thread updates that one at the same time, its value is queried again
+  /// here.
   void take_over(const PathMtu& other) { __atomic_store_n(&word_, other.read(), __ATOMIC_RELAXED); }
 
  private:

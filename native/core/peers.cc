@@ -1,4 +1,4 @@
-// peers.cc - changing the peer table, and freeing what was changed.
+// peers.cc - changes the peer table, and frees what readers no longer use.
 #include "peers.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@ namespace weft {
 
 namespace {
 
-/// So many ones, from the top; all for more than there are, none for less than none.
+/// Returns a word whose upper `bits` bits are ones; `bits` is limited to 0 to 64.
 uint64_t ones(int bits) { return bits <= 0 ? 0 : ~0ull << (64 - std::min(bits, 64)); }
 
 template <typename Key>
@@ -79,7 +79,7 @@ void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
   publish();
 }
 
-/// Puts what is wanted, unless it is there.
+/// Puts an endpoint, unless an equal one is there already.
 template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& wanted) {
   Endpoint* before = subnets.find(prefix);
@@ -88,7 +88,7 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& w
     return;
   }
   Endpoint* endpoint = new_endpoint(wanted);
-  // The same path, though another limit, port or MAC.
+  // Only the limit, the port or the MAC changed, so the path is the same.
   if (before && before->address() == wanted.address()) endpoint->path.take_over(before->path);
   put(subnets, prefix, endpoint, before);
 }
@@ -114,7 +114,7 @@ void PeerTables::count_host(const Address& address, uint64_t change) {
   hosts_.put(address, hosts_.find(address) + change, tables_.back().pages);
 }
 
-/// Removes what was in no record of this whole set.
+/// Removes the entries that no record of this whole set named.
 template <typename Key>
 void PeerTables::keep_only_round(Lengths<Key>& lengths) {
   for (auto& [bits, subnets] : lengths) {
@@ -138,7 +138,7 @@ Endpoint* PeerTables::new_endpoint(const Endpoint& wanted) {
   return endpoint;
 }
 
-/// A length without prefixes would cost each look-up a probe.
+/// Removes maps without entries, because each map costs each look-up a probe.
 template <typename Key>
 void PeerTables::drop_empty(Lengths<Key>& lengths) {
   for (auto at = lengths.begin(); at != lengths.end();) {
@@ -147,7 +147,7 @@ void PeerTables::drop_empty(Lengths<Key>& lengths) {
       ++at;
       continue;
     }
-    // The table before has its pages.
+    // The previous table still uses its pages.
     auto* emptied = new Subnets<Key>(std::move(at->second));
     tables_.back().pages.push_back({emptied, [](void* old) { delete static_cast<Subnets<Key>*>(old); }});
     at = lengths.erase(at);
@@ -167,7 +167,7 @@ void PeerTables::publish() {
   free_unheld();
 }
 
-/// Frees tables in their order: what the table after one has no more, those before it may have too.
+/// Frees tables in order, because earlier tables may also use the pages that a later one dropped.
 void PeerTables::free_unheld() {
   const auto is_held = [this](const PeerTable* table) {
     return std::any_of(hazards_.begin(), hazards_.end(),

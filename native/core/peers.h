@@ -1,9 +1,10 @@
-// peers.h - the peer table: inner destination to UDP endpoint, read by every thread while one changes it.
+// peers.h - the peer table: it maps an inner destination to a UDP endpoint. All threads read it while one thread
+// changes it.
 //
-// One hash map (paged_map.h) for each prefix length that occurs, asked from the longest to the shortest. In
-// practice a network has one prefix length (SubnetLen), so a look-up is one multiplication and one probe, however
-// many peers there are, and leases of other lengths still match longest first. What a thread holds never changes: a
-// change makes another table, which has all but what was changed in common with the one before.
+// The table has a hash map (paged_map.h) for each prefix length in use, and a look-up goes from the longest length to
+// the shortest. A network usually has one prefix length (SubnetLen), so a look-up is one multiplication and one probe,
+// however many peers there are. A table never changes once it is published: each change makes a new table, which shares
+// all unchanged pages with the previous one.
 #pragma once
 
 #include <array>
@@ -24,29 +25,30 @@
 
 namespace weft {
 
-/// A peer as JavaScript says it, byte by byte as src/path/engine/peers.ts writes it (napi/layout.cc tells it the
-/// layout). Subnet and endpoint may be of different families; an IPv4 address stands in the first 4 of its 16 bytes.
+/// A peer as JavaScript passes it, in the layout that src/path/engine/peers.ts writes and napi/layout.cc reports.
+/// Subnet and endpoint may be of different families. An IPv4 address is in the first 4 of its 16 bytes.
 struct PeerRecord {
-  /// A bit of `flags`: the subnet has no peer any more; all else but family, length and subnet is 0 then.
+  /// Flag: the subnet has no peer any more. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
-  /// The same: datagrams to the peer leave from the port that peers know, since it answers to where they come from.
+  /// Flag: datagrams to the peer must leave from the well-known port, because the peer replies to their source port.
   static constexpr uint8_t kFromKnownPort = 2;
 
-  uint8_t subnet_family;  ///< 4 or 6, as the next
+  uint8_t subnet_family;  ///< 4 or 6
   uint8_t prefix_length;
   uint8_t endpoint_family;
   uint8_t flags;
-  uint8_t port[2];   ///< of the endpoint, big-endian
-  uint8_t limit[2];  ///< the longest packet that reaches the peer, big-endian; 0 where none is known
+  uint8_t port[2];   ///< the endpoint's port, big-endian
+  uint8_t limit[2];  ///< the length of the longest packet that reaches the peer, big-endian; 0 if unknown
   uint8_t subnet[16];
   uint8_t endpoint[16];
   uint8_t encap[16];  ///< the encapsulation's facts about the peer
-  uint32_t slot;      ///< in which the peer's traffic is counted and its session kept, in this host's order; 0: none
-  uint8_t other[16];  ///< another address that its datagrams may come from, as Address has it in memory; 0: none
+  uint32_t slot;      ///< The slot for the peer's traffic counters, in host byte order; 0 for none.
+  /// A second address that the peer's datagrams may come from, in the layout of Address; 0 for none.
+  uint8_t other[16];
 
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
-  /// The slot, where there may be one of that number.
+  /// The slot, or 0 if the number is out of range.
   uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
 };
 static_assert(sizeof(PeerRecord) == 76 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
@@ -55,7 +57,7 @@ static_assert(offsetof(PeerRecord, subnet) == 8 && offsetof(PeerRecord, endpoint
 static_assert(offsetof(PeerRecord, encap) == 40 && offsetof(PeerRecord, slot) == 56);
 static_assert(offsetof(PeerRecord, other) == 60);
 
-/// Calls `each` with every whole record of these bytes, which lie at any alignment.
+/// Calls `each` with every whole record in `records`. The bytes may have any alignment.
 template <typename Each>
 void each_record(std::span<const uint8_t> records, Each each) {
   for (; records.size() >= sizeof(PeerRecord); records = records.subspan(sizeof(PeerRecord))) {
@@ -63,32 +65,32 @@ void each_record(std::span<const uint8_t> records, Each each) {
   }
 }
 
-/// The destination of a peer's datagrams. Compared by its place in memory: one peer is one Endpoint in a table, and
-/// the same in the next one unless it was changed.
+/// The destination of a peer's datagrams. A peer has one Endpoint object, which stays the same in later tables unless
+/// the peer changes. So Endpoints are compared by their address in memory.
 struct Endpoint {
   SocketAddress to;
-  /// The address of another family by which it may send, and be sent to at another time; none where it has one alone.
+  /// The peer's address of the other family, which it may send from and may be reached at later; :: for none.
   Address other;
-  /// The encapsulation's facts about the peer, opaque to all others (for vxlan its MAC and VNI).
+  /// The encapsulation's facts about the peer, for example MAC and VNI for vxlan.
   std::array<uint8_t, 16> encap;
-  /// The slot in which traffic to and from the peer is counted (traffic.h).
+  /// The slot for the peer's traffic counters (traffic.h).
   uint32_t slot;
-  /// The longest packet that reaches the peer, as was found by asking it; 0: no limit is known. Beside what the
-  /// kernel knows.
+  /// The length of the longest packet that reaches the peer, as probes found; 0 if no limit is known. The path MTU that
+  /// the kernel knows applies in addition.
   uint16_t limit;
-  /// The last whole set that it was in; nothing to those who look it up.
+  /// The number of the last whole set that contained the peer. Readers do not use it.
   uint16_t round;
-  /// Its datagrams leave from the port that peers know, and from no other.
+  /// True if datagrams to the peer must leave from the well-known port.
   bool is_from_known_port;
-  /// Learnt while it is sent to, and kept for as long as the peer has the address.
+  /// The path MTU, learnt while sending. It is kept as long as the peer has the address.
   mutable PathMtu path;
 
   Address address() const { return to.address(); }
-  /// True when its datagrams come from this address; whatever the port.
+  /// True if the peer's datagrams may come from this address, with any port.
   bool is_at(const Address& from) const { return address() == from || (other && other == from); }
 };
 
-/// A prefix of up to 128 bits, left-aligned, host order.
+/// A prefix of up to 128 bits, left-aligned, in host byte order.
 struct Prefix {
   uint64_t high, low;
   bool operator==(const Prefix&) const = default;
@@ -99,15 +101,14 @@ constexpr uint64_t hash_of(const Prefix& key) {
 }
 constexpr uint64_t hash_of(const Address& key) { return hash_of(Prefix{key.high(), key.low()}); }
 
-/// The peer table as it is during one batch.
 class PeerTable {
  public:
-  /// The endpoint for a destination in network order (4 bytes for version 4, 16 for 6), or null.
+  /// Returns the endpoint for a destination in network order (4 bytes for version 4, 16 bytes for version 6), or null.
   const Endpoint* find(uint8_t version, const uint8_t* destination) const {
     return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
   }
 
-  /// The endpoint of the peer whose subnet has this address, or null.
+  /// Returns the endpoint of the peer whose subnet contains this address, or null.
   const Endpoint* find(const Address& address) const {
     if (address.is_v4()) return find_in(v4_, to_be32(address.ipv4()));
     uint8_t bytes[sizeof(Address)];
@@ -116,9 +117,9 @@ class PeerTable {
     return find(6, bytes);
   }
 
-  /// True if any peer is at this address, by its endpoint or its other address.
+  /// True if any peer has this address, as its endpoint or as its other address.
   bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
-  /// True when any peer with a subnet of this version is at this address, by its endpoint or the other one.
+  /// True if a peer with a subnet of this version has this address, as its endpoint or as its other address.
   bool has_endpoint_at(const Address& address, uint8_t version) const {
     return static_cast<uint32_t>(hosts_->find(address) / one_of(version)) != 0;
   }
@@ -127,7 +128,8 @@ class PeerTable {
   friend class PeerTables;
   template <typename Key>
   using Subnets = PagedMap<Key, Endpoint*>;
-  /// The numbers of peers at each address: of subnets of IPv4 in the lower half, of IPv6 in the upper.
+  /// The number of peers at each address: those with IPv4 subnets in the lower half of the value, those with IPv6
+  /// subnets in the upper half.
   using Hosts = PagedMap<Address, uint64_t>;
   static constexpr uint64_t one_of(uint8_t version) { return version == 4 ? 1 : uint64_t{1} << 32; }
   template <typename Key>
@@ -153,24 +155,23 @@ class PeerTable {
     return nullptr;
   }
 
-  std::vector<Length<uint32_t>> v4_;  // longest first
+  std::vector<Length<uint32_t>> v4_;  // the longest prefix length first
   std::vector<Length<Prefix>> v6_;
   const Hosts::Pages* hosts_;
 };
 
-/// The table in force, replaced without a lock: a hazard pointer for each reading thread (Michael, "Hazard
-/// Pointers", 2004). Writers are serialised by their one thread, JavaScript's.
+/// Publishes the current table without a lock. Each reading thread has a hazard pointer (Michael, "Hazard Pointers",
+/// 2004). Only JavaScript's thread changes tables.
 class PeerTables {
  public:
-  /// A reader's claim on the table that it uses during one batch.
   class Reader {
    public:
-    /// The newest table, valid until the next `acquire` or `release` of this reader.
+    /// Returns the newest table, valid until the next acquire() or release() of this reader.
     ///
-    /// The claim and the look after it must both be seq_cst, as are the new table in publish() and the look at
-    /// the claims in free_unheld(): of the two stores one is then seen by the other side's load. With less the look may
-    /// go before the claim, and a table that is read is freed; no test of this project's sees that on a processor that
-    /// does not do it (test/native/orders.test.ts).
+    /// The store to the hazard pointer and the load after it must both be seq_cst, and so must the store in publish()
+    /// and the loads in free_unheld(). Then at least one side sees the other side's store. With a weaker order the load
+    /// may happen before the store, and a table in use is freed. Tests cannot show this on processors that do not
+    /// reorder these accesses (test/native/orders.test.ts).
     const PeerTable& acquire() {
       const PeerTable* table = tables_->current_.load(std::memory_order_acquire);
       for (;;) {
@@ -191,35 +192,34 @@ class PeerTables {
 
   explicit PeerTables(size_t readers, std::span<const uint8_t> records = {});
 
-  /// The claim of reader `index`; each is used by one thread at a time.
+  /// Returns reader `index`. One thread at a time may use it.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
-  /// Makes the peers equal these whole records. Of two records for one subnet the last counts. A peer of which nothing
-  /// is said that was not said before stays the one that it was.
+  /// Replaces all peers by these records. If two records have the same subnet, the last one counts. A peer whose record
+  /// is unchanged keeps its Endpoint.
   void set(std::span<const uint8_t> records);
-  /// Puts these peers, or takes away those whose record says so, in their order; all others stay.
+  /// Applies these records in order: each adds, changes or removes a peer. All other peers stay.
   void change(std::span<const uint8_t> records);
 
-  /// Frees this once nobody has the table in force now, or one before it, any more.
+  /// Frees `garbage` once no reader has the current table or an earlier one.
   void free_with_current(Garbage garbage);
 
-  /// The table for the thread that changes them.
   const PeerTable& current() const { return *tables_.back().table; }
   size_t size() const;
-  /// One more than the highest slot that these records name.
+  /// Returns the highest slot in these records, plus one.
   static uint32_t traffic_slots(std::span<const uint8_t> records);
-  /// The number of earlier tables that are kept because a reader has one of them.
+  /// The number of earlier tables that are kept because a reader still uses one of them.
   size_t kept() const { return tables_.size() - 1; }
-  /// The longest run of all maps, as PagedMap tells it.
   size_t longest_run() const;
 
  private:
   template <typename Key>
   using Subnets = PeerTable::Subnets<Key>;
-  /// The maps by the length of their prefixes, the longest first.
+  /// The map for each prefix length, the longest length first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
-  /// A table, and what the next one has no more: freed once nobody has this one or one before it.
+  /// A table, with the pages and endpoints that its successor does not use. They are freed once no reader has this
+  /// table or an earlier one.
   struct Kept {
     std::unique_ptr<const PeerTable> table;
     Garbage pages;
@@ -240,13 +240,13 @@ class PeerTables {
   void publish();
   void free_unheld();
 
-  std::deque<Endpoint> endpoints_;  // never moved
-  std::vector<Endpoint*> free_;     // of these, which are nobody's
+  std::deque<Endpoint> endpoints_;  // a deque, because endpoints must not move
+  std::vector<Endpoint*> free_;     // the unused elements of endpoints_
   Lengths<uint32_t> v4_;
   Lengths<Prefix> v6_;
   PeerTable::Hosts hosts_;
   uint16_t round_ = 0;
-  std::deque<Kept> tables_;  // the current one last
+  std::deque<Kept> tables_;  // the current table is the last one
   std::atomic<const PeerTable*> current_;
   std::vector<std::atomic<const PeerTable*>> hazards_;
 };

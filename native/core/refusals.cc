@@ -1,4 +1,4 @@
-// refusals.cc - the table, and what is remembered of it.
+// refusals.cc - the table of reactions, and what is remembered.
 #include "refusals.h"
 
 #include <errno.h>
@@ -10,14 +10,14 @@ namespace weft {
 namespace {
 
 constexpr int kAnyError = 0;
-/// Packets, joined or not.
+/// Joined or single packets.
 constexpr uint32_t kAnything = 0;
 
 struct Rule {
   Way way;
   int error;
-  uint32_t joined_by;  ///< any of these features
-  size_t above;        ///< more packets than this
+  uint32_t joined_by;  ///< matches any of these features
+  size_t above;        ///< matches attempts with more packets than this
   Consequence consequence;
 };
 
@@ -28,17 +28,20 @@ using enum Then;
 using enum Off;
 
 // clang-format off
-/// The first that fits counts.
+/// The first matching rule counts.
 constexpr Rule kRules[] = {
     // way   error      joined by     above            then     counted              off
     //
-    // A route whose device computes no checksums, or an xfrm policy (Linux 6.18, net/ipv4/udp.c, udp_send_skb).
+    // The device of the route computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
+    // udp_send_skb).
     {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
-    // More segments than this kernel takes; else segments larger than the path's MTU, before Linux 6.14. A blackhole
-    // route says the same (net/ipv4/fib_semantics.c, fib_props), of singles too.
+    // The first rule: more segments than this kernel supports. The second rule: segments longer than the path MTU,
+    // before Linux 6.14. A blackhole route gives the same error, also for single packets (net/ipv4/fib_semantics.c,
+    // fib_props).
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
     {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
-    // Larger than the path's MTU: singly, the kernel may fragment them. It says so when it has copied all of them.
+    // Longer than the path MTU. The kernel may fragment single datagrams. It refuses a joined message only after
+    // copying it.
     {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
@@ -47,7 +50,7 @@ constexpr Rule kRules[] = {
     {kPeers, kAnyError, kAnything,    0,               {kDrop,   k_tx_drop_refused}},
     // The device was deleted.
     {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
-    // A TUN that is down refuses singles too, and says nothing about joining.
+    // A TUN that is down refuses single packets too, so that says nothing about joining.
     {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns}},
     {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature}},
     {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},

@@ -1,9 +1,9 @@
-// refusals.h - what follows when the kernel refuses a message or a write: by one table for both directions.
+// refusals.h - the table of reactions when the kernel refuses a message to a peer or a write to the TUN.
 //
-// It follows at once that what was refused is dropped, or handed over again singly. And when the singles were taken, so
-// that it was the joining that the kernel did not want: that packets are joined no more, or fewer of them. What is
-// learnt from a write holds for the TUN and for good; from a message for its endpoint alone and for a while, since
-// routes and devices on the way to one peer say nothing about another, and change.
+// The immediate reaction is to drop the packets, or to hand them over again singly. If the kernel accepts single
+// packets after it refused joined ones, later packets are joined less or not at all. For the TUN this holds for the
+// rest of the run. For messages it holds only for one endpoint and for a limited time, because routes and devices on
+// the way to one peer say nothing about other peers, and they change.
 #pragma once
 
 #include <array>
@@ -14,17 +14,16 @@
 
 namespace weft {
 
-/// Linux before 6.9 takes so many segments of UDP in one superpacket (UDP_MAX_SEGMENTS, include/linux/udp.h), in both
-/// directions; 128 since.
+/// The maximum number of UDP segments in one superpacket, in both directions: 64 before Linux 6.9, 128 since
+/// (UDP_MAX_SEGMENTS, include/linux/udp.h).
 constexpr uint16_t kOldUdpSegments = 64;
 constexpr uint16_t kUdpSegments = 128;
 
 enum class Way : uint8_t { kPeers, kTun };
 
-/// The message that the kernel was given.
 struct Attempt {
   Way way;
-  uint32_t joined_by;  ///< the feature that made several packets one; 0 for one packet
+  uint32_t joined_by;  ///< the feature that joined the packets; 0 for a single packet
   size_t packets;
 };
 
@@ -34,33 +33,32 @@ enum class Off : uint8_t {
   kNothing,
   kLongRuns,
   kFeature,
-  kUnlessPath,  ///< the feature, where the path to the endpoint does not explain it
+  kUnlessPath,  ///< The feature, unless the path MTU of the endpoint explains the refusal.
 };
 
-/// A refusal is remembered for so long for an endpoint: a peer that is mended is served in full again within a
+/// How long a refusal is remembered for an endpoint. After a peer is repaired, packets to it are joined again within a
 /// minute.
 constexpr int64_t kRememberedMs = 30'000;
 
 struct Consequence {
   Then then;
-  Counter counted;  ///< once when it is sent again singly, for each packet when it is dropped
+  Counter counted;  ///< Counted once if the packets are sent singly, and for each packet if they are dropped.
   Off off = Off::kNothing;
 };
 
-/// The consequence when `attempt` was refused with `error`.
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// The lessons of one sender or writer from refusals. Used by one thread at a time; a feature that does not work is
-/// told to the features, which all threads share.
+/// The state of one sender or writer after refusals. Used by one thread at a time. If a feature does not work at all,
+/// the shared Features are updated.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
 
-  /// The number of UDP packets that may be joined for the TUN.
+  /// The maximum number of UDP packets in one write to the TUN.
   uint16_t udp_segments() const { return udp_segments_; }
 
-  /// The number of datagrams for `endpoint` that may be joined. `now_ms()` is asked only when there is something to
-  /// remember.
+  /// The maximum number of datagrams in one message to `endpoint`. `now_ms()` is called only if a refusal is
+  /// remembered.
   template <typename Clock>
   uint16_t udp_segments_to(const Endpoint& endpoint, Clock now_ms) const {
     if (used_ == 0) return kUdpSegments;
@@ -71,21 +69,22 @@ class Learnt {
     return others_until_ms_ > now ? 1 : kUdpSegments;
   }
 
-  /// Remembers what follows from a refused write, `taken` when any of the singles was not refused.
+  /// Learns from a refused write to the TUN. `taken` is true if the kernel accepted any packet singly.
   void learn(const Consequence& consequence, const Attempt& attempt, bool taken);
-  /// The same of a message to `endpoint`, whose longest datagram had so many bytes with all its headers.
+  /// Learns from a refused message to `endpoint`, whose longest datagram had `bytes` bytes with all headers.
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:
-  /// Endpoints to which joining does not work are few. When they are not, a policy of this host's is why (IPsec), and
-  /// to those that have no place nothing is joined for as long: what is refused is copied twice each time.
+  /// The maximum number of endpoints that are remembered. If more endpoints refuse joined messages, the cause is a
+  /// policy of this host such as IPsec. In that case no messages are joined to any endpoint without an entry, because
+  /// each refused message is copied twice.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     SocketAddress to;
     uint16_t udp_segments;
     int64_t until_ms;
   };
-  /// The place of `endpoint`; used_ when it has none.
+  /// Returns the index of `endpoint`, or used_ if it has no entry.
   size_t find(const Endpoint& endpoint) const {
     size_t at = 0;
     while (at < used_ && !(refused_[at].to == endpoint.to)) at++;

@@ -2,7 +2,7 @@
 //
 // The window is as wide as all queues between two hosts can hold (docs/decisions/replay-window.md). All lanes of a
 // sender share one counter, and each lane has its own queues: in its socket, in the network, at the receiver. A packet
-// that waits in one lane is late by as many counters as the other lanes use meanwhile.
+// that waits in one lane is late by as many counters as the other lanes use in the meantime.
 //
 // Its memory grows with the greatest counter that has arrived: the window of a key that carried 1,000 packets takes
 // 128 bytes, that of a key that carried a million 128 KiB.
@@ -27,7 +27,7 @@ namespace weft {
 class ReplayWindow {
  public:
   static constexpr uint64_t kBits = 1 << 20;
-  /// A counter that is at most this far behind the greatest one is always recent enough, whatever word it is in.
+  /// A counter that is at most this far behind the greatest one is always recent enough.
   static constexpr uint64_t kWindow = kBits - 64;
 
   /// Marks this counter as arrived. Returns true if it had not arrived before and is recent enough to know that.

@@ -1,6 +1,6 @@
-// secret_bytes.h - bytes that are wiped wherever they lay, and values that are written into such and read out of them.
+// secret_bytes.h - byte buffers that are wiped when they are freed, with a writer and a reader for values.
 //
-// Values lie in the host's own order: none of them ever leaves it.
+// Values are in host byte order, because they never leave the host.
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// Wipes what it gives back: a vector that grows leaves nothing behind.
+/// Wipes memory before it frees it, also when a vector grows.
 template <typename T>
 struct WipingAllocator {
   using value_type = T;
@@ -36,7 +36,7 @@ class SecretWriter {
   requires std::is_trivially_copyable_v<T>
   void put(const T& value) { put_bytes({reinterpret_cast<const uint8_t*>(&value), sizeof value}); }
   void put_bytes(std::span<const uint8_t> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
-  /// The number of elements, and each by `put_one`.
+  /// Writes the number of elements, then each element with `put_one`.
   template <typename List, typename PutOne>
   void put_all(const List& list, PutOne put_one) {
     put(static_cast<uint32_t>(list.size()));
@@ -48,13 +48,12 @@ class SecretWriter {
   SecretBytes bytes_;
 };
 
-/// Reads what may be anything: once something was not there, or was refused, all else is zero, and it says so at the
-/// end.
+/// Reads untrusted bytes. After a value is missing or refused, all further values are zero, and is_good() is false.
 class SecretReader {
  public:
   explicit SecretReader(std::span<const uint8_t> bytes) : rest_(bytes) {}
 
-  /// A value of a type of which any bytes are one: not a bool.
+  /// Reads a value of a type for which any bytes are valid. bool is not such a type.
   template <typename T>
   requires(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>) T get() {
     T value{};
@@ -63,14 +62,14 @@ class SecretReader {
     return value;
   }
   bool get_flag() { return get<uint8_t>() != 0; }
-  /// Empty where there are not so many.
+  /// Returns an empty span if fewer than `size` bytes are left.
   std::span<const uint8_t> get_bytes(size_t size) {
     if (size > rest_.size()) return refuse(), std::span<const uint8_t>();
     const std::span<const uint8_t> bytes = rest_.first(size);
     rest_ = rest_.subspan(size);
     return bytes;
   }
-  /// What put_all wrote, each by `get_one`.
+  /// Reads a list that put_all wrote, calling `get_one` for each element.
   template <typename GetOne>
   void get_all(GetOne get_one) {
     for (auto left = get<uint32_t>(); left > 0 && is_good_; left--) get_one();
@@ -80,7 +79,7 @@ class SecretReader {
     rest_ = {};
   }
   bool is_good() const { return is_good_; }
-  /// True when all of it was read, and nothing refused.
+  /// True if all bytes were read and none were refused.
   bool is_whole() const { return is_good_ && rest_.empty(); }
 
  private:

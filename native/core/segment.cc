@@ -1,4 +1,4 @@
-// segment.cc - the rules for each segment's header.
+// segment.cc - writes the header of each segment.
 #include "segment.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace weft {
 
 namespace {
 
-/// The value for a checksum field. For UDP a sum of zero would mean "none" (RFC 768).
+/// Returns the value for a checksum field. UDP must not send zero, which means "no checksum" (RFC 768).
 uint16_t checksum_field(uint64_t sum, bool tcp) {
   const uint16_t field = static_cast<uint16_t>(~checksum_fold(sum));
   return field == 0 && !tcp ? 0xffff : field;
@@ -21,7 +21,7 @@ bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& p
   const size_t start = virtio.csum_start;
   const size_t field = start + virtio.csum_offset;
   if (start < packet.ip_bytes || field + 2 > packet.total) return false;
-  // The field holds the pseudo-header's sum, so that summing it with the rest is all there is to do.
+  // The field already has the pseudo-header's sum, so a sum over the whole transport layer completes it.
   const bool udp = virtio.csum_offset == kUdpChecksum;
   store(bytes + field, checksum_field(checksum_add(0, bytes + start, packet.total - start), !udp));
   return true;
@@ -32,7 +32,7 @@ bool Segmenter::begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& 
   tcp_ = type != kGsoUdp;
   if (tcp_ && type != (packet.version == 4 ? kGsoTcp4 : kGsoTcp6)) return false;
   if (virtio.gso_size == 0 || packet.fragment) return false;
-  // The kernel's checksum starts at the transport header, also behind IPv6 extension headers.
+  // The checksum starts at the transport header, also behind IPv6 extension headers.
   transport_ = virtio.flags & kVirtioNeedsCsum ? virtio.csum_start : packet.ip_bytes;
   if (transport_ < packet.ip_bytes || (packet.version == 4 && transport_ != packet.ip_bytes)) return false;
   size_t transport_bytes = kUdpHeaderBytes;

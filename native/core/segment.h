@@ -1,7 +1,7 @@
-// segment.h - cuts what the kernel left uncut: a superpacket into packets, a missing checksum into a whole one.
+// segment.h - cuts a superpacket that the kernel left uncut into packets, and completes missing checksums.
 //
-// A TUN with TSO and USO hands over up to 64 KiB under one header. Each segment gets a header of its own; the
-// payload is not copied, a segment points into the superpacket.
+// A TUN with TSO and USO hands over up to 64 KiB under one header. Each segment gets its own header. The payload is not
+// copied: a segment points into the superpacket.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// Describes a TCP or UDP packet that has the pseudo header's sum alone.
+/// Describes a TCP or UDP packet whose checksum field has the pseudo-header's sum only.
 inline VirtioHeader open_sum(const Packet& packet) {
   VirtioHeader virtio;
   virtio.flags = kVirtioNeedsCsum;
@@ -21,28 +21,27 @@ inline VirtioHeader open_sum(const Packet& packet) {
   return virtio;
 }
 
-/// Completes the checksum of a packet read with kVirtioNeedsCsum and no GSO type. False when the offsets are not behind
-/// its IP header and within it. A UDP sum of zero becomes 0xffff (RFC 768).
+/// Completes the checksum of a packet with kVirtioNeedsCsum and no GSO type. Returns false if the offsets are not
+/// behind the IP header and within the packet. A UDP checksum of zero becomes 0xffff (RFC 768).
 bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
-/// One packet in two pieces.
 struct Segment {
-  uint8_t* header;  ///< where the caller asked for it
+  uint8_t* header;  ///< in the caller's memory
   size_t header_bytes;
-  uint8_t* payload;  ///< inside the superpacket: valid as long as that
+  uint8_t* payload;  ///< inside the superpacket, and valid as long as it is
   size_t payload_bytes;
 };
 
-/// The segments of one superpacket, in order. Rules: the IPv4 identification counts up by one; the TCP sequence number
-/// by the segment size; FIN and PSH stand on the last segment only, CWR on the first only (RFC 3168 section 6.1.2);
-/// every segment has its checksums complete.
+/// Yields the segments of one superpacket, in order. The IPv4 identification increases by one, the TCP sequence number
+/// by the segment size. FIN and PSH are set on the last segment only, CWR on the first only (RFC 3168 section 6.1.2).
+/// All checksums are complete.
 class Segmenter {
  public:
-  /// Checks the superpacket of `packet.total` bytes and gets ready. False when it is malformed or of a type that we
-  /// did not ask for.
+  /// Begins with a superpacket of `packet.total` bytes. Returns false if it is malformed, or of a type that the TUN was
+  /// not configured for.
   bool begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
-  /// Bytes that a segment's header takes; at most kMaxCutHeadersBytes.
+  /// The length of a segment's header; at most kMaxCutHeadersBytes.
   size_t header_bytes() const { return header_bytes_; }
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
@@ -52,12 +51,13 @@ class Segmenter {
   /// of a program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and
   /// continues with fewer segments at a time after the drop.
   bool is_costly() const { return gso_size_ < kSmallBytes && count() > kMostSmall; }
-  /// The length of the longest.
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
-  /// To be called for TCP, at the beginning: makes no packet longer than that, which must be more than the header.
+  /// Limits the length of the segments of a TCP superpacket. Must be called before next(); `packet_bytes` must exceed
+  /// the header.
   void limit(size_t packet_bytes) { gso_size_ = std::min(gso_size_, packet_bytes - header_bytes_); }
 
-  /// Writes the next segment's header to `header` (header_bytes() of room). Must not be called when done.
+  /// Writes the next segment's header to `header`, which must have header_bytes() of room. Must not be called when
+  /// done().
   Segment next(uint8_t* header);
 
  private:
@@ -81,7 +81,7 @@ class Segmenter {
 std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
                                        std::span<uint8_t> to);
 
-/// The number of packets in what was read from the TUN; 1 when that cannot be told.
+/// Returns the number of packets in a buffer from the TUN; 1 if the buffer is malformed.
 inline size_t count_packets(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
   Segmenter segments;
   return virtio.gso_type != kGsoNone && segments.begin(virtio, bytes, packet) ? segments.count() : 1;

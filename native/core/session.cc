@@ -1,4 +1,4 @@
-// session.cc - the rules of WireGuard's timers and pairs of keys.
+// session.cc - the rules for WireGuard's timers and key pairs.
 #include "session.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-/// A time of the clock that all processes of a host have; none is yet to come.
+/// Reads a time of the monotonic clock, which all processes of a host share. A time in the future is refused.
 int64_t load_time(SecretReader& in, int64_t now_ms) {
   const auto at = in.get<int64_t>();
   if (at < 0 || at > now_ms) in.refuse();
@@ -24,13 +24,13 @@ void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms)
   auto pair = std::make_unique<Pair>(number, keys, now_ms);
   if (keys.is_initiator) {
     replace_current(std::move(pair));
-    // The response has come: whatever else names its index is of no use.
+    // The response has arrived, so later messages with its index are useless.
     uint32_t& response = expected_[static_cast<size_t>(Expected::kResponse)];
     if (response == keys.own_index) response = 0;
   } else {
     next_ = std::move(pair);
   }
-  asked_ms_ = 0;
+  requested_ms_ = 0;
   unanswered_ms_ = 0;
 }
 
@@ -52,7 +52,7 @@ void Session::forget() {
   to_ = {};
   any_port_ = false;
   expected_ = {};
-  asked_ms_ = passed_ms_ = unanswered_ms_ = unthanked_ms_ = 0;
+  requested_ms_ = passed_ms_ = unanswered_ms_ = unreplied_ms_ = 0;
 }
 
 void Session::send_to(const SocketAddress& to, bool any_port) {
@@ -107,7 +107,7 @@ Session::PairPointer Session::load_pair(SecretReader& in, uint64_t number, int64
 
 void Session::save(SecretWriter& out) const {
   const Lock lock(lock_);
-  for (const int64_t at : {passed_ms_, unanswered_ms_, unthanked_ms_}) out.put(at);
+  for (const int64_t at : {passed_ms_, unanswered_ms_, unreplied_ms_}) out.put(at);
   out.put(uses_);
   out.put(expected_);
   for (const PairPointer* pair : {&previous_, &current_, &next_}) {
@@ -124,13 +124,14 @@ void Session::save(SecretWriter& out) const {
 void Session::load(SecretReader& in, const std::function<uint64_t()>& next_number,
                    const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms) {
   const Lock lock(lock_);
-  for (int64_t* at : {&passed_ms_, &unanswered_ms_, &unthanked_ms_}) *at = load_time(in, now_ms);
+  for (int64_t* at : {&passed_ms_, &unanswered_ms_, &unreplied_ms_}) *at = load_time(in, now_ms);
   uses_ = in.get<uint64_t>();
   expected_ = in.get<decltype(expected_)>();
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
   }
-  // Of two handshakes at once the later one has the higher number, by which accept() tells them apart.
+  // If both ends initiated at the same time, the later pair must have the higher number, because accept() compares
+  // them.
   if (current_ && next_ && current_->made_ms > next_->made_ms) std::swap(current_->number, next_->number);
   staged_.clear();
   in.get_all([&] {
@@ -142,7 +143,7 @@ void Session::load(SecretReader& in, const std::function<uint64_t()>& next_numbe
     staged.datagram.assign(bytes.begin(), bytes.end());
     staged_.push_back(std::move(staged));
   });
-  asked_ms_ = 0;
+  requested_ms_ = 0;
 }
 
 SocketAddress Session::to() const {
@@ -151,14 +152,14 @@ SocketAddress Session::to() const {
 }
 
 bool Session::wants_handshake(int64_t now_ms) {
-  if (asked_ms_ != 0 && now_ms - asked_ms_ < Limits::kRekeyTimeoutMs) return false;
-  asked_ms_ = now_ms;
+  if (requested_ms_ != 0 && now_ms - requested_ms_ < Limits::kRekeyTimeoutMs) return false;
+  requested_ms_ = now_ms;
   return true;
 }
 
 void Session::sent(bool is_data, int64_t now_ms) {
   passed_ms_ = now_ms;
-  unthanked_ms_ = 0;
+  unreplied_ms_ = 0;
   if (is_data && unanswered_ms_ == 0) unanswered_ms_ = now_ms;
 }
 
@@ -227,7 +228,8 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     return accepted;
   }
   if (pair == next_.get()) {
-    // Of two handshakes at once ours came later: the peer seals by its own, and we go on by ours.
+    // Both ends initiated at the same time, and this host's pair is newer. The peer seals with its own pair, and this
+    // host with its own.
     if (current_ && current_->number > pair->number && current_->is_usable(now_ms))
       previous_ = std::move(next_);
     else
@@ -239,7 +241,7 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
   if (accepted.has_moved) to_ = from;
   passed_ms_ = now_ms;
   unanswered_ms_ = 0;
-  if (is_data && unthanked_ms_ == 0) unthanked_ms_ = now_ms;
+  if (is_data && unreplied_ms_ == 0) unreplied_ms_ = now_ms;
   const bool is_old = now_ms - pair->made_ms >= Limits::kRejectAfterMs - Limits::kKeepaliveMs - Limits::kRekeyTimeoutMs;
   if (pair == current_.get() && pair->keys.is_initiator && is_old && !pair->is_refreshed) {
     pair->is_refreshed = true;
@@ -265,8 +267,8 @@ Session::Due Session::look(int64_t keepalive_ms, int64_t now_ms) {
     due.wants_handshake = wants_handshake(now_ms) || due.wants_handshake;
   }
   const bool is_quiet = keepalive_ms > 0 && now_ms - passed_ms_ >= keepalive_ms;
-  const bool is_thanks_due = unthanked_ms_ != 0 && now_ms - unthanked_ms_ >= Limits::kKeepaliveMs;
-  due.keepalive = is_usable && (is_quiet || is_thanks_due);
+  const bool is_reply_due = unreplied_ms_ != 0 && now_ms - unreplied_ms_ >= Limits::kKeepaliveMs;
+  due.keepalive = is_usable && (is_quiet || is_reply_due);
   if (is_quiet && !is_usable && to_.address()) due.wants_handshake = wants_handshake(now_ms) || due.wants_handshake;
   return due;
 }

@@ -1,16 +1,16 @@
-// session.h - WireGuard's session with one peer: its keys, what waits for them, and when something is due.
+// session.h - WireGuard's session with one peer: its keys, the packets that wait for keys, and its timers.
 //
-// A handshake yields a pair of keys, which lives for three minutes. A session has up to three pairs: `current` is
-// sealed with; `next` is one that the peer made with us, and takes the place of `current` with the first packet that
-// the peer seals with it, since only then do both know it (white paper, sections 5.4.6 and 6.3); `previous` still opens
-// what the peer seals until it knows of another. That is the pair that it has used last: where both began at once each
-// seals by its own handshake, and opens by the other's. The kernel's noise.c keeps one less, and loses what is on its
-// way then.
+// A handshake yields a pair of keys, which is valid for three minutes. A session has up to three pairs. `current` seals
+// packets. `next` comes from a handshake that the peer initiated; it becomes `current` with the first packet that the
+// peer seals with it, because only then are both ends known to have it (white paper, sections 5.4.6 and 6.3).
+// `previous` still opens packets that the peer sealed before it switched. It is the pair that the peer used last: if
+// both ends initiate at the same time, each seals with its own handshake's pair and opens with the other's. The kernel
+// (noise.c) keeps one pair fewer, and loses packets in flight in that case.
 //
-// Handshakes are JavaScript's (src/path/backends/wireguard/). All that a session knows of them is that one is wanted,
-// which it says at most every few seconds, and the keys that come of it.
+// JavaScript performs handshakes (src/path/backends/wireguard/). A session only reports that it needs one, at most
+// every few seconds, and receives the keys.
 //
-// Lanes use a session at once. It is locked for a few instructions at a time and never while a packet is sealed or
+// All lanes use a session at the same time. It is locked only for a few instructions, never while a packet is sealed or
 // opened: a lane takes a counter, and has its own copy of the key.
 #pragma once
 
@@ -32,31 +32,30 @@
 
 namespace weft {
 
-/// What a handshake yields.
 struct SessionKeys {
   bool is_initiator = false;
-  uint32_t own_index = 0;   ///< by which the peer names this pair
-  uint32_t peer_index = 0;  ///< by which we name it to the peer
+  uint32_t own_index = 0;   ///< the index by which the peer refers to this pair
+  uint32_t peer_index = 0;  ///< the index by which this host refers to the pair
   Key send, receive;
 };
 
-/// The limits of WireGuard (white paper, section 6.1), and ours of what waits.
+/// WireGuard's limits (white paper, section 6.1), and weft's limits on waiting packets.
 struct SessionLimits {
   static constexpr int64_t kRekeyAfterMs = 120'000, kRejectAfterMs = 180'000, kWipeAfterMs = 3 * kRejectAfterMs;
   static constexpr int64_t kKeepaliveMs = 10'000, kRekeyTimeoutMs = 5'000;
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60, kRejectAfterMessages = UINT64_MAX - 8192;
-  /// Packets that wait for keys, and for how long: long enough for a handshake whose first message was lost.
+  /// The limits on packets that wait for keys. The time is long enough for a handshake whose first message was lost.
   static constexpr size_t kMaxStaged = 128;
   static constexpr int64_t kStagedMs = 12'000;
-  /// The room around a packet that waits: a datagram's header, and its tag.
+  /// The room around a waiting packet, for the datagram's header and its tag.
   static constexpr size_t kAroundBytes = 32;
 };
 
-/// A share of the memory for all packets that wait, given back when it is destroyed.
+/// A share of the memory for waiting packets. The destructor returns it.
 class StagedBytes {
  public:
   StagedBytes() = default;
-  /// Takes so many of `most`, of which `taken` are; false when there are not as many left.
+  /// Takes `bytes` of the total of `most`, of which `taken` are in use. Returns false if fewer are left.
   static bool take(std::atomic<size_t>& taken, size_t most, size_t bytes, StagedBytes& share) {
     if (taken.fetch_add(bytes, std::memory_order_relaxed) + bytes > most) {
       taken.fetch_sub(bytes, std::memory_order_relaxed);
@@ -82,19 +81,18 @@ class StagedBytes {
   size_t bytes_ = 0;
 };
 
-/// A packet that waits for keys, with room before and behind it for what sealing adds.
+/// A packet that waits for keys, with room around it for the header and the tag.
 struct Staged {
   std::vector<uint8_t> datagram;
   int64_t since_ms;
-  uint32_t slot;           ///< of the peer's traffic
-  StagedBytes share = {};  ///< of the memory for all that wait
+  uint32_t slot;
+  StagedBytes share = {};  ///< the packet's share of the memory for waiting packets
 };
 
 class Session {
  public:
-  /// The answers to messages of handshakes: to an initiation; to that or a response, a cookie.
+  /// The answers that a handshake message may get: an initiation gets a response or a cookie, a response gets a cookie.
   enum class Expected : uint8_t { kResponse, kCookie };
-  /// What became of asking to seal or open one.
   struct Grant {
     uint64_t counter = 0;
     uint32_t peer_index = 0;
@@ -102,58 +100,57 @@ class Session {
     bool wants_handshake = false;
   };
   struct Accepted {
-    std::optional<Counter> reason;  ///< why it is dropped
+    std::optional<Counter> reason;  ///< why the packet is dropped, if it is
     bool wants_handshake = false;
-    bool has_moved = false;     ///< the peer sends from elsewhere than we sent to
-    bool is_confirmed = false;  ///< its keys are in use from now on: what waits may go
+    bool has_moved = false;     ///< the peer sent from another address than the known one
+    bool is_confirmed = false;  ///< The peer used the next pair for the first time, so waiting packets can be sent.
   };
-  /// What is due by the clock.
   struct Due {
     bool keepalive = false;
     bool wants_handshake = false;
-    size_t expired = 0;  ///< packets that waited too long, and are dropped
+    size_t expired = 0;  ///< the number of waiting packets that timed out and were dropped
   };
 
-  // By JavaScript's thread.
+  // For JavaScript's thread.
 
-  /// An initiator's pair is in use at once; a responder's when the peer has used it.
+  /// Installs a pair. An initiator's pair is used immediately, a responder's when the peer has used it.
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
-  /// Wipes all keys and forgets what waits.
+  /// Wipes all keys and drops the waiting packets.
   void forget();
-  /// Where it is sent to, until the peer sends from elsewhere. What one sends from `any_port` says nothing of where it
-  /// listens: that its handshakes do, which are JavaScript's.
+  /// Sets the peer's address, until the peer sends from another one. With `any_port` the source port of data packets is
+  /// ignored, because the peer sends them from any port. Only its handshake messages show the port that it listens on.
   void send_to(const SocketAddress& to, bool any_port);
-  /// A message of a handshake goes to the peer, who answers it by this index.
+  /// A handshake message was sent to the peer, which will refer to it by this index in its answer.
   void expect(Expected answer, uint32_t own_index);
-  /// True when there is nothing in it that another engine could go on with.
+  /// True if the session has nothing that another engine could continue with.
   bool is_empty() const;
-  /// Keys, counters and times, and what waits; not where it is sent to, nor that a handshake was asked for: who goes on
-  /// may ask at once.
+  /// Saves keys, counters, times and waiting packets. Neither the peer's address nor the time of the last handshake
+  /// request is saved, so a successor may request a handshake immediately.
   void save(SecretWriter& out) const;
-  /// Takes over what another one saved; what cannot be, `in` refuses. `next_number` gives each pair its own, and
-  /// `take_share` memory for what waits.
+  /// Loads a saved session. `in` refuses invalid bytes. `next_number` numbers each pair, and `take_share` provides the
+  /// memory for waiting packets.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 
-  // By any lane.
+  // For any lane.
 
   SocketAddress to() const;
-  /// True for an answer to what was sent last.
+  /// True if this answers the last message of that kind.
   bool expects(Expected answer, uint32_t own_index) const;
-  /// A counter to seal with, and the key for it in `sealing`; not granted while there is no key.
+  /// Returns a counter to seal with, and puts the key into `sealing`. Not granted if there is no usable key.
   Grant begin_seal(Aead& sealing, bool is_data, int64_t now_ms);
-  /// Keeps a packet until there are keys; false when too many wait.
+  /// Keeps a packet until there are keys. Returns false if too many packets wait.
   bool stage(Staged staged);
-  /// True when there is a key to seal with: asked once a packet was staged, for which there may be one since.
+  /// True if there is a key to seal with. After stage() the caller must check this again, because keys may have
+  /// arrived.
   bool may_seal(int64_t now_ms) const;
-  /// What waited.
   std::vector<Staged> take_staged();
-  /// The key that a datagram names, in `opening`; nothing when it may be opened, else why it is dropped.
+  /// Puts the key that a datagram refers to into `opening`. Returns why the datagram is dropped, or nothing.
   std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
-  /// After it was opened, and only then.
+  /// Must be called after a packet was authenticated, and only then.
   Accepted accept(uint32_t own_index, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
-  /// Looks at the clock. `keepalive_ms` is the time after which a peer that hears nothing else is sent a keepalive; 0:
-  /// never.
+  /// Returns the actions that are due. `keepalive_ms` is the interval of silence after which a keepalive is sent; 0
+  /// means never.
   Due look(int64_t keepalive_ms, int64_t now_ms);
 
  private:
@@ -163,13 +160,14 @@ class Session {
     bool is_usable(int64_t now_ms) const {
       return now_ms - made_ms < Limits::kRejectAfterMs && next_counter < Limits::kRejectAfterMessages;
     }
-    uint64_t number;  // of its keys, as Aead has them
+    uint64_t number;  // the key's number in Aead
     SessionKeys keys;
     int64_t made_ms;
     uint64_t next_counter = 0;
     ReplayWindow received;
-    uint64_t used = 0;          // by the peer; of two pairs the higher one last
-    bool is_refreshed = false;  // a handshake was asked for since it gets old
+    // The value of uses_ when the peer last used this pair, so that the pair used last has the highest value.
+    uint64_t used = 0;
+    bool is_refreshed = false;  // a handshake was already requested because of this pair's age
   };
   using PairPointer = std::unique_ptr<Pair>;
 
@@ -186,12 +184,12 @@ class Session {
   uint64_t uses_ = 0;
   SocketAddress to_;
   bool any_port_ = false;
-  std::array<uint32_t, 2> expected_{};  // the index of each answer; 0: none
+  std::array<uint32_t, 2> expected_{};  // the index for each answer; 0 for none
   std::vector<Staged> staged_;
-  int64_t asked_ms_ = 0;       // when a handshake was asked for; 0: not yet, as the next
-  int64_t passed_ms_ = 0;      // when anything authenticated passed, either way
-  int64_t unanswered_ms_ = 0;  // since when data is sent and nothing comes
-  int64_t unthanked_ms_ = 0;   // since when data has come and nothing is sent
+  int64_t requested_ms_ = 0;   // when a handshake was last requested; 0 for never
+  int64_t passed_ms_ = 0;      // when an authenticated packet last passed in either direction
+  int64_t unanswered_ms_ = 0;  // since when data has been sent without a reply; 0 for none
+  int64_t unreplied_ms_ = 0;   // since when data has been received without sending; 0 for none
 };
 
 }  // namespace weft

@@ -1,14 +1,14 @@
-// sessions.h - the sessions of all peers, by the number that JavaScript gives to each key.
+// sessions.h - the sessions of all peers, by the number that JavaScript assigns to each public key.
 //
-// A peer's record names its session (the first 4 bytes of its `encap`): a host with subnets of both families, or with
-// several, has one. The byte behind them says whether it sends from any port. The datagrams that it sends name one too:
-// an index, which names a key pair in them, contains the session's number, permuted with a key of this process
-// (index_code.h), so that the session is found without a search, and nobody learns how many sessions there are.
+// A peer's record names its session in the first 4 bytes of `encap`. A host with several subnets, or with subnets of
+// both families, has one session. The next byte says whether the peer sends from any port. Datagrams name a session
+// too: the index of a key pair contains the session's number, permuted with a key of this process (index_code.h). So
+// the session is found without a search, and an observer does not learn how many sessions there are.
 //
-// A session is made when a record or keys name it, and stays until the engine ends. One whose peer is gone is wiped,
-// and its number may be another's. An engine that ends may save them for one that goes on in its place, on this host:
-// a counter that was sealed with is never sealed with again, so what was saved is for one engine alone
-// (io/bequest.h), and the one that saved seals no more.
+// A session is created when a record or a key names it, and exists until the engine ends. If its peer is removed, the
+// session is wiped and its number may be reused. An engine that ends may save its sessions for a successor on this
+// host. A counter must never be used twice to seal, so only one engine may take over the saved sessions
+// (io/handover_state.h), and the engine that saved them must not seal any more.
 #pragma once
 
 #include <array>
@@ -29,15 +29,15 @@ namespace weft {
 
 class Sessions {
  public:
-  /// Numbers are below this; 0 is of nobody.
+  /// Session numbers are below this limit; 0 means none.
   static constexpr uint32_t kMaxSessions = 1 << 20;
-  /// The bits of an index beside the session's number, by which its pairs differ.
+  /// The number of index bits that distinguish the key pairs of one session.
   static constexpr uint32_t kPairBits = 12;
-  /// Of all packets that wait, in bytes: an eighth of a second of a gigabit. Hosts that answer nobody cost no more,
-  /// however many.
+  /// The memory limit for all waiting packets: an eighth of a second at 1 Gbit/s. However many hosts do not answer,
+  /// they cost no more.
   static constexpr size_t kMaxStagedBytes = 16 << 20;
 
-  /// `ring` is called when there is mail, and when there is something for a lane to send.
+  /// `ring_mail` is called when the mailbox has something, `ring_lane` when a lane has something to send.
   Sessions(const IndexCode& indices, std::function<void()> ring_mail, std::function<void()> ring_lane)
       : indices_(indices), mailbox_(std::move(ring_mail)), ring_lane_(std::move(ring_lane)) {}
   Sessions(const Sessions&) = delete;
@@ -50,9 +50,9 @@ class Sessions {
   static bool has_any_port(const uint8_t* encap) { return encap[4] != 0; }
   uint32_t number_of_index(uint32_t own_index) const { return indices_.decode(own_index) >> kPairBits; }
 
-  // By JavaScript's thread, which publishes tables.
+  // For JavaScript's thread, which publishes peer tables.
 
-  /// Makes the sessions that these records name, and sends to where they say.
+  /// Creates the sessions that these records name, and sets their addresses.
   void keep(std::span<const uint8_t> records) {
     each_record(records, [&](const PeerRecord& record) {
       const uint32_t number = number_of(record.encap);
@@ -71,7 +71,7 @@ class Sessions {
     if (Session* session = of(number)) session->forget();
   }
 
-  /// All of them, while no lane runs; whoever has the bytes may seal.
+  /// Saves all sessions while no lane runs. The result contains keys.
   SecretBytes save() {
     SecretWriter out;
     out.put(kForm);
@@ -87,10 +87,10 @@ class Sessions {
     mailbox_.save(out);
     return out.take();
   }
-  /// Goes on with what another engine saved, as far as these records name it, before a lane runs. False where the bytes
-  /// are no such thing: then there is nothing of them here.
+  /// Continues with the sessions that another engine saved, as far as these records name them. Must be called before a
+  /// lane runs. Returns false and keeps nothing if the bytes are invalid.
   bool take_over(std::span<const uint8_t> saved, std::span<const uint8_t> records, int64_t now_ms) {
-    std::unordered_map<uint32_t, uint32_t> slots;  // of the traffic of each
+    std::unordered_map<uint32_t, uint32_t> slots;  // the traffic slot of each session
     each_record(records, [&](const PeerRecord& record) {
       if (!record.is_gone() && of(number_of(record.encap))) slots[number_of(record.encap)] = record.usable_slot();
     });
@@ -122,7 +122,7 @@ class Sessions {
     return false;
   }
 
-  // By any thread.
+  // For any thread.
 
   Session* of(uint32_t number) const {
     if (number == 0 || number >= kMaxSessions) return nullptr;
@@ -136,13 +136,13 @@ class Sessions {
       for (uint32_t in = 0; chunk && in < kChunk; in++) each(at * kChunk + in, chunk[in]);
     }
   }
-  /// True for one of the lanes in `every_ms`: that one looks at the clock for all sessions.
+  /// True for one lane in each interval of `every_ms`. That lane checks the timers of all sessions.
   bool begin_look(int64_t now_ms, int64_t every_ms) {
     int64_t next_ms = next_look_ms_.load(std::memory_order_relaxed);
     return now_ms >= next_ms &&
            next_look_ms_.compare_exchange_strong(next_ms, now_ms + every_ms, std::memory_order_relaxed);
   }
-  /// What waits in this session may go.
+  /// Waiting packets of this session can be sent.
   void make_ready(uint32_t number) {
     {
       const std::lock_guard lock(ready_lock_);
@@ -157,13 +157,13 @@ class Sessions {
     has_ready_.store(false, std::memory_order_relaxed);
     return std::exchange(ready_, {});
   }
-  /// A share of the memory for what waits; false when there is none left.
+  /// Reserves memory for waiting packets. Returns false if none is left.
   bool take_staged_bytes(size_t bytes, StagedBytes& share) {
     return StagedBytes::take(staged_bytes_, kMaxStagedBytes, bytes, share);
   }
   Mailbox& mailbox() { return mailbox_; }
-  /// True when the MAC of one more message of a handshake may be looked at: all lanes together spend no more than a few
-  /// hundredths of a core on that. Who is no peer has a rate of his own.
+  /// True if the MAC of one more handshake message may be verified. All lanes together spend at most a few percent of a
+  /// core on this. Senders that are not peers have a rate limit of their own.
   bool may_look(bool is_from_peer, int64_t now_ms) {
     constexpr int64_t kPeersPerSecond = 50'000, kOthersPerSecond = 10'000, kMicroseconds = 1'000'000;
     const int64_t rate = is_from_peer ? kPeersPerSecond : kOthersPerSecond;
@@ -172,11 +172,11 @@ class Sessions {
 
  private:
   static constexpr uint32_t kChunk = 1 << 8;
-  /// What save() writes begins with it: another form has another number. So has another layout of what is written as it
-  /// lies in memory.
+  /// The version of the format that save() writes. It changes when the format changes, and also when the memory layout
+  /// of a value changes that is written as it is.
   static constexpr uint32_t kForm = 2;
   static_assert(sizeof(Mailbox::Moved) == 32);
-  static_assert(sizeof(Mailbox::Letter) == sizeof(SocketAddress) + Mailbox::kMessageBytes + 8);
+  static_assert(sizeof(Mailbox::ControlMessage) == sizeof(SocketAddress) + Mailbox::kMessageBytes + 8);
 
   Session& room_for(uint32_t number) {
     auto& chunk = chunks_[number / kChunk];
@@ -192,9 +192,9 @@ class Sessions {
   std::vector<uint32_t> ready_;
   std::atomic<bool> has_ready_{false};
   std::atomic<int64_t> next_look_ms_{0};
-  std::array<Bucket, 2> looks_;          // at messages of others, and of peers
-  std::atomic<size_t> staged_bytes_{0};  // of packets that sessions keep, or a lane that sends them
-  /// Never moved: a thread may be in one while there comes room for more.
+  std::array<Bucket, 2> looks_;          // rate limits for messages of unknown senders, and of peers
+  std::atomic<size_t> staged_bytes_{0};  // the memory of waiting packets, in sessions or in a lane that sends them
+  /// Chunks never move, because threads use them while new chunks are added.
   std::array<std::atomic<Session*>, kMaxSessions / kChunk> chunks_{};
 };
 

@@ -1,7 +1,7 @@
-// traffic.h - what passed between this host and each peer, as one loop saw it: summed over the loops by whoever reads.
+// traffic.h - the traffic between this host and each peer, counted per loop. Readers sum over the loops.
 //
-// A peer has a slot, which JavaScript gives it and which stays its own when the table is published anew. Each loop has
-// rows of its own, so that no thread waits for another; a row is written once a run of packets, not once a packet.
+// JavaScript assigns a slot to each peer, and the peer keeps it in later tables. Each loop has its own rows, so that no
+// thread waits for another. A row is written once per run of packets.
 #pragma once
 
 #include <array>
@@ -12,23 +12,25 @@
 
 namespace weft {
 
-/// The traffic of one peer. Packets are inner ones, as counters.h has them.
+/// The traffic of one peer. Packets and bytes are those of inner packets, as in counters.h.
 struct Traffic {
   uint64_t tx_packets = 0, tx_bytes = 0;
-  uint64_t rx_packets = 0, rx_bytes = 0;  ///< let in from it
-  uint64_t heard_ms = 0;                  ///< the time when the last of them came, by the threads' clock; 0: none did
+  uint64_t rx_packets = 0, rx_bytes = 0;  ///< the packets from the peer that entered
+  uint64_t last_received_ms =
+      0;  ///< when the last of them arrived, in milliseconds of the monotonic clock; 0 for never
 };
 
-/// The numbers that JavaScript is told of a slot: packets and bytes sent, packets and bytes let in, milliseconds
-/// since the last of those.
+/// The number of values that JavaScript gets per slot: packets and bytes sent, packets and bytes received, and
+/// milliseconds since the last packet was received.
 constexpr size_t kTrafficNumbers = 5;
 
 class TrafficRows {
  public:
-  /// Slot 0 is of no peer, and takes what is counted for one that has none.
+  /// Slot 0 belongs to no peer. It takes the counts of endpoints without a slot.
   static constexpr uint32_t kMaxSlots = 1 << 24;
 
-  /// Makes room for slots below `count`; by the one thread that publishes tables, before the first table that has them.
+  /// Allocates memory for slots below `count`. Called by the thread that publishes tables, before the first table that
+  /// uses these slots.
   void make_room(uint32_t count) {
     for (uint32_t at = 0; at * kChunk < count && at < chunks_.size(); at++) {
       if (!chunks_[at]) chunks_[at] = new_chunk();
@@ -44,9 +46,9 @@ class TrafficRows {
     Traffic& row = row_of(slot);
     add(row.rx_packets, packets);
     add(row.rx_bytes, bytes);
-    __atomic_store_n(&row.heard_ms, now_ms, __ATOMIC_RELAXED);
+    __atomic_store_n(&row.last_received_ms, now_ms, __ATOMIC_RELAXED);
   }
-  /// Adds up the counts of one slot; any thread may call it. A slot that had no memory counts as zero.
+  /// Adds the counts of one slot to `sum`. Any thread may call it. A slot for which there was no memory counts as zero.
   void sum(uint32_t slot, Traffic& sum) const {
     const Chunk& chunk = chunks_[slot / kChunk];
     if (!chunk) return;
@@ -55,7 +57,8 @@ class TrafficRows {
     sum.tx_bytes += load(row.tx_bytes);
     sum.rx_packets += load(row.rx_packets);
     sum.rx_bytes += load(row.rx_bytes);
-    if (const uint64_t heard = load(row.heard_ms); heard > sum.heard_ms) sum.heard_ms = heard;
+    if (const uint64_t received = load(row.last_received_ms); received > sum.last_received_ms)
+      sum.last_received_ms = received;
   }
 
  private:
@@ -65,8 +68,8 @@ class TrafficRows {
   };
   using Chunk = std::unique_ptr<Traffic[], Free>;
 
-  /// Zeroes that take no memory until they are written to: a loop hears of few of a million peers. So large a chunk
-  /// calloc has from the kernel (mallopt(3), M_MMAP_THRESHOLD).
+  /// Zeroes that take no physical memory until they are written, because a loop has traffic with few of a million
+  /// peers. calloc gets chunks of this size from the kernel (mallopt(3), M_MMAP_THRESHOLD).
   static Chunk new_chunk() { return Chunk(static_cast<Traffic*>(std::calloc(kChunk, sizeof(Traffic)))); }
 
   Traffic& row_of(uint32_t slot) {
@@ -74,12 +77,12 @@ class TrafficRows {
     return chunk ? chunk[slot % kChunk] : uncounted_;
   }
   static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
-  /// One writer, as CounterRow's.
+  /// There is one writer, as in CounterRow.
   static void add(uint64_t& word, uint64_t amount) { __atomic_store_n(&word, load(word) + amount, __ATOMIC_RELAXED); }
 
-  /// Receives the counts of slots that calloc had no memory for; sum() must not attribute them to a peer.
+  /// The counts of slots for which calloc had no memory. sum() must not attribute them to a peer.
   Traffic uncounted_;
-  /// Never moved: a thread may be in one while there comes room for more.
+  /// Chunks never move, because threads use them while new chunks are added.
   std::array<Chunk, kMaxSlots / kChunk> chunks_{new_chunk()};
 };
 

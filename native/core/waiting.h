@@ -1,18 +1,19 @@
-// waiting.h - how a thread waits for packets: whether it gives way for a moment and looks again before it sleeps.
+// waiting.h - how a thread waits for packets: it may poll for a short time before it sleeps.
 //
-// A wake-up costs more than what is done with a lone packet, and a conversation (a request, its answer, the next) has
-// two on each host. A thread that gives way instead leaves its core to whoever sends the next packet, and is there when
-// it comes. Two things speak against it, and both are told by the clock alone:
+// Waking a thread costs more than forwarding a lone packet, and a request with its answer wakes two threads on each
+// host. A thread that polls calls sched_yield() between looks, so the core goes to the program that sends the next
+// packet, and the thread is ready when the packet comes. In two cases polling is wrong, and the clock shows both:
 //
-//   - the last packets were far apart: the next is not worth waiting for. So it costs nothing while a host is idle, and
-//     what is spent in vain is at most 1 / kNearWindows of a core. While packets come within the window it does not
-//     sleep at all: that core is then the thread's, as far as nobody else wants it.
-//     What is refused is nobody's conversation: it neither makes nor keeps a thread look again, so that whoever may not
-//     send buys nothing by it.
-//   - others want the core: a turn that is given away is theirs for milliseconds, where a thread that sleeps would be
-//     woken to preempt them. One such turn, and it sleeps at once for a while; again, for twice as long.
+// - The last packets were far apart, so waiting for the next one is not worthwhile. An idle host pays nothing, and at
+//   most 1 / kNearWindows of a core is wasted. While packets come within the window, the thread does not sleep at all,
+//   and uses its core as far as no other program needs it. Refused packets do not count, so that senders who may not
+//   send cannot make a thread poll.
+// - Other programs need the core. A thread that yields to them waits for milliseconds, whereas a sleeping thread would
+//   preempt them when it wakes. After one such late turn the thread sleeps immediately for a while, and each further
+//   late turn doubles that time.
 //
-// KVM's halt polling decides by the first alone (Documentation/virt/kvm/halt-polling.rst); there the core is one's own.
+// KVM's halt polling uses only the first rule (Documentation/virt/kvm/halt-polling.rst), because there the core is not
+// shared.
 #pragma once
 
 #include <algorithm>
@@ -22,20 +23,20 @@ namespace weft {
 
 class Waiting {
  public:
-  /// Longer than a turn takes of those who answer a packet, shorter than a time slice.
+  /// A yield that takes longer is late: more than the answering programs need, and less than a time slice.
   static constexpr int64_t kLateUs = 300;
   static constexpr int64_t kShortestRestUs = 10'000;
   static constexpr int64_t kLongestRestUs = 1'000'000;
-  /// The longest sleep, in windows, in which it would have been right to look again.
+  /// The maximum length of a sleep, in windows, for which polling would have been worthwhile.
   static constexpr int64_t kNearWindows = 25;
-  /// After so many turns that were not late all begins anew.
+  /// The number of consecutive yields in time after which the rest time returns to its minimum.
   static constexpr int kGoodTurns = 256;
 
-  /// The window is the time for which it looks again; 0: it always sleeps at once.
+  /// The window is how long the thread polls before it sleeps; 0 means that it always sleeps immediately.
   explicit Waiting(int64_t window_us) : window_us_(window_us) {}
 
-  /// Waits until `look(milliseconds)`, which waits for as long (-1: for ever), finds anything, and returns what that
-  /// returned. `clock` has `now_us()`, of a clock that only goes on, and `give_way()`.
+  /// Waits until `look(milliseconds)` returns something other than 0, and returns that. look() waits for at most that
+  /// time; -1 means forever. `clock` has `now_us()`, a monotonic clock, and `give_way()`.
   template <typename Look, typename Clock>
   int wait(const Look& look, const Clock& clock) {
     if (window_us_ == 0) return look(-1);
@@ -58,7 +59,7 @@ class Waiting {
     return found;
   }
 
-  /// The packets found last were worth being looked for: some of them went on.
+  /// Must be called if any of the packets found last were forwarded.
   void found_worth() {
     if (asleep_) near_ = woke_us_ - asleep_since_us_ <= kNearWindows * window_us_;
     asleep_ = false;
@@ -78,9 +79,9 @@ class Waiting {
 
   int64_t window_us_;
   bool near_ = true;
-  bool is_new_ = true;    // it has not been looked again for since
-  int64_t start_us_ = 0;  // when that began
-  bool asleep_ = false;   // since what was found last, but for what was not worth it
+  bool is_new_ = true;    // true until this wait has begun
+  int64_t start_us_ = 0;  // when this wait began
+  bool asleep_ = false;   // true if the thread has slept since found_worth()
   int64_t asleep_since_us_ = 0, woke_us_ = 0;
   int64_t rest_us_ = 0;
   int64_t rest_until_us_ = 0;

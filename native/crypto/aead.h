@@ -1,12 +1,12 @@
-// aead.h - ChaCha20-Poly1305 (RFC 8439) by the OpenSSL that Node brings along, for packets: one context a lane, in
-// which the nonce alone is set anew while packets of one key follow each other.
+// aead.h - ChaCha20-Poly1305 (RFC 8439) with Node's OpenSSL. Each lane has one context per direction; while consecutive
+// packets use the same key, only the nonce changes.
 //
-// It is found when an engine starts (library.h); a Node without the cipher (FIPS) before the first packet, by a known
-// answer.
+// The functions are found at run time (library.h). create() verifies a known answer, so that a Node.js without the
+// cipher (FIPS) is found before the first packet.
 //
-// A packet is sealed where it lies, in one piece. OpenSSL's vectorised code takes whole blocks: two pieces cost 200 ns
-// more than one, and to copy a payload of 1,372 bytes into one costs less than can be told (1.0 us to seal 1,424 bytes,
-// 0.45 us for 64, on a Zen 4 at 2 GHz).
+// A packet is sealed in place and in one piece, because OpenSSL's vectorised code works on whole blocks. Two pieces
+// cost 200 ns more than one; copying a payload of 1,372 bytes into one piece costs less than can be measured (sealing
+// takes 1.0 us for 1,424 bytes and 0.45 us for 64, on a Zen 4 at 2 GHz).
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace weft {
 
-/// 32 bytes that are wiped when they are not used any more.
+/// A key of 32 bytes, wiped by the destructor.
 class Key {
  public:
   static constexpr size_t kBytes = 32;
@@ -32,31 +32,32 @@ class Key {
   std::array<uint8_t, kBytes> bytes_{};
 };
 
-/// One direction of one lane: it seals, or it opens. Used by one thread at a time.
+/// Seals or opens packets for one lane. Used by one thread at a time.
 class Aead {
  public:
   static constexpr size_t kTagBytes = 16;
   enum class Way : bool { kOpen, kSeal };
 
-  /// Null where this process has no OpenSSL, or OpenSSL not the cipher, or the answer to a known question is wrong.
+  /// Returns null if this process has no OpenSSL, if OpenSSL lacks the cipher, or if a known answer is wrong.
   static std::unique_ptr<Aead> create(Way way);
   ~Aead();
   Aead(const Aead&) = delete;
   Aead& operator=(const Aead&) = delete;
 
-  /// The number of the key in use, 0 when there is none.
+  /// The number of the key in use; 0 if there is none.
   uint64_t key_number() const { return key_number_; }
-  /// Uses a key from now on. A number belongs to one key for as long as the process lives.
+  /// Uses a key from now on. A number stands for one key as long as the process lives.
   void use(uint64_t number, const Key& key);
-  /// Wipes the key in use, and all that OpenSSL has made of it. Memory is freed and taken by that: not for each packet.
+  /// Wipes the key in use, and everything that OpenSSL derived from it. This frees and allocates memory, so it is not
+  /// for each packet.
   void forget();
 
-  /// Seals `bytes` in place and writes the tag behind them, where there are kTagBytes of room. The nonce is the
-  /// counter, little-endian, behind four zeroes; nothing else is authenticated. False when OpenSSL refused, and then
-  /// the bytes are nothing.
+  /// Seals `bytes` in place, and writes the tag into the kTagBytes of room behind them. The nonce is four zero bytes
+  /// and the counter, little-endian. There is no additional authenticated data. Returns false if OpenSSL refused; the
+  /// bytes are undefined in that case.
   bool seal(uint64_t counter, std::span<uint8_t> bytes);
-  /// Opens in place what seal() made of `bytes`, with its tag behind them; false when it is not that, and then the
-  /// bytes are nothing.
+  /// Opens in place what seal() made of `bytes`, with the tag behind them. Returns false if it is not authentic; the
+  /// bytes are undefined in that case.
   bool open(uint64_t counter, std::span<uint8_t> bytes);
 
  private:

@@ -1,14 +1,14 @@
-// library.h - functions of the OpenSSL that Node brings along, found in the process by name.
+// library.h - finds functions of Node's OpenSSL in the process by name.
 //
-// Node exports OpenSSL's symbols to addons (doc/api/addons.md), so nothing is linked. OpenSSL promises that their
-// prototypes stay within major version 3. What is not there is found before the first packet.
+// Node exports OpenSSL's symbols to addons (doc/api/addons.md), so nothing is linked. OpenSSL keeps the prototypes
+// stable within major version 3. The callers find out before the first packet if a function is missing.
 #pragma once
 
 #include <dlfcn.h>
 
 namespace weft {
 
-/// False where the process has none of this name.
+/// Returns false if the process has no function of this name.
 template <typename Function>
 bool find_in_process(Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));

@@ -1,4 +1,4 @@
-// mac.cc - OpenSSL's EVP_MAC interface, found at run time.
+// mac.cc - calls OpenSSL's EVP_MAC interface, whose functions are found at run time.
 #include "mac.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace weft {
 
 namespace {
 
-/// OSSL_PARAM of openssl/core.h, of which a list ends with one that has no name.
+/// OSSL_PARAM of openssl/core.h. A list ends with an element without a name.
 struct Parameter {
   const char* name;
   unsigned type;
@@ -21,7 +21,7 @@ constexpr unsigned kUnsigned = 2;  // OSSL_PARAM_UNSIGNED_INTEGER
 
 }  // namespace
 
-/// The functions of evp.h that are used. Types that are opaque there are void here.
+/// The functions of evp.h in use. Opaque types are void here.
 struct Mac::Library {
   void* (*fetch)(void*, const char*, const char*);
   void (*free)(void*);
@@ -67,7 +67,7 @@ bool Mac::begin(std::span<const uint8_t, kKeyBytes> key) {
   return context_ && library_->init(context_, key.data(), key.size(), parameters) == 1;
 }
 
-/// Begins anew with the key that there is.
+/// Starts a new computation with the same key.
 bool Mac::compute(std::span<const uint8_t> message, uint8_t* mac) {
   size_t size = 0;
   return library_->init(context_, nullptr, 0, nullptr) == 1 &&
@@ -83,8 +83,8 @@ bool Mac::is_of(std::span<const uint8_t> message, std::span<const uint8_t, kByte
   return differs == 0;
 }
 
-/// Asks it as it will be asked, and twice, since the key is to stay: with a key of 0, 1, 2..., of as many bytes as a
-/// mac1 is of.
+/// Verifies a known answer twice, because the key must stay usable after a computation. The message has the length that
+/// mac1 covers in an initiation.
 bool Mac::knows_answer() {
   static constexpr uint8_t kAnswer[kBytes] = {0x74, 0x89, 0x8d, 0x91, 0xd3, 0x7a, 0xef, 0xbb,
                                               0xee, 0x96, 0x8f, 0x85, 0x85, 0x0c, 0x95, 0xf1};

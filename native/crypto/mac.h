@@ -1,7 +1,7 @@
-// mac.h - keyed BLAKE2s of 16 bytes (RFC 7693) by the OpenSSL that Node brings along: mac1 of WireGuard's handshakes,
-// which shows that a sender knows whom it sends to.
+// mac.h - keyed BLAKE2s with 16 bytes (RFC 7693) by Node's OpenSSL. It verifies the mac1 of WireGuard's handshakes,
+// which proves that the sender knows this host's public key.
 //
-// The length is hashed too, so these are not the first 16 bytes of 32.
+// The output length is part of the hash, so these are not the first 16 bytes of a 32-byte hash.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,18 @@
 
 namespace weft {
 
-/// Of one key, used by one thread at a time.
+/// A MAC with one key. Used by one thread at a time.
 class Mac {
  public:
   static constexpr size_t kBytes = 16, kKeyBytes = 32;
 
-  /// Null where this process has no OpenSSL, or OpenSSL not the MAC, or the answer to a known question is wrong.
+  /// Returns null if this process has no OpenSSL, if OpenSSL lacks BLAKE2s, or if a known answer is wrong.
   static std::unique_ptr<Mac> create(std::span<const uint8_t, kKeyBytes> key);
   ~Mac();
   Mac(const Mac&) = delete;
   Mac& operator=(const Mac&) = delete;
 
-  /// True when it is the message's, which is told in a time that does not depend on it.
+  /// True if `mac` is the MAC of the message. The comparison takes constant time.
   bool is_of(std::span<const uint8_t> message, std::span<const uint8_t, kBytes> mac);
 
  private:

@@ -1,6 +1,4 @@
-// flannel_udp.h - flannel's udp backend: the inner packet is all that a datagram holds.
-//
-// As flanneld's own proxy sends and takes them (pkg/backend/udp/proxy_amd64.c).
+// flannel_udp.h - flannel's udp backend: the payload of a datagram is the inner packet (pkg/backend/udp/proxy_amd64.c).
 #pragma once
 
 #include <string_view>

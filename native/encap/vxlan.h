@@ -1,16 +1,18 @@
-// vxlan.h - VXLAN (RFC 7348) to and from the vxlan devices of kernels that flannel set up: 8 bytes of VXLAN, 14 of
-// Ethernet, the packet.
+// vxlan.h - VXLAN (RFC 7348), compatible with the kernel's vxlan devices as flannel configures them: 8 bytes of VXLAN
+// header, 14 bytes of Ethernet header, the packet.
 //
-// All is static: a peer's MAC is in its record, and nobody asks by ARP (pkg/backend/vxlan/device.go). A kernel drops a
-// frame for another MAC than its device's, and so do we.
+// All addresses are static: a peer's MAC is in its record, and there is no ARP (pkg/backend/vxlan/device.go). Like the
+// kernel, weft drops a frame whose MAC is not that of this host's device.
 //
-// What a kernel's device sends to a socket on the same machine, by veth or virtio, is not what it sends over a wire.
-// Tried with Linux 6.18:
-//   - TCP and UDP sums hold the pseudo header's alone: the device that would finish them never came.
-//   - A TCP superpacket comes as one datagram, and nothing tells its segments' size. We claim one that fits every link
-//     that a container may be on: should the kernel have to cut, larger ones would be too big, and sent again the same.
-//   - So does a UDP superpacket, and what looks like the size of joined datagrams is that of its segments. The inner
-//     packet's own length tells it from datagrams that were joined.
+// A kernel's vxlan device that sends to a socket on the same machine, over veth or virtio, skips work that it does for
+// a wire. Observed with Linux 6.18:
+//
+// - TCP and UDP checksums have the pseudo-header's sum only, because the device that would complete them is never
+//   reached.
+// - A TCP superpacket arrives as one datagram without its segment size. weft assumes a size that fits every link of a
+//   container, because the kernel would refuse larger segments if it has to cut them.
+// - A UDP superpacket arrives as one datagram too. Its segment size is reported as the size of joined datagrams. The
+//   length in the inner packet's header distinguishes it from joined datagrams.
 #pragma once
 
 #include <string_view>
@@ -28,7 +30,7 @@ class Vxlan {
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
 
-  /// `own.encap` is MAC (6) and VNI (3, big-endian); a peer's record has its MAC.
+  /// `own.encap` has the MAC (6 bytes) and the VNI (3 bytes, big-endian). A peer's record has the peer's MAC.
   explicit Vxlan(const OwnEnd& own) : mtu_(own.mtu) {
     std::memcpy(own_mac_, own.encap.data(), kMacBytes);
     std::memcpy(vxlan_ + kVni, own.encap.data() + kMacBytes, kVniBytes);
@@ -59,14 +61,13 @@ class Vxlan {
   static constexpr size_t kMacBytes = 6, kVniBytes = 3;
   static constexpr uint8_t kHasVni = 8;
   static constexpr uint16_t kIpv4Type = 0x0800, kIpv6Type = 0x86dd;
-  /// The least MTU of a link that IPv6 may be on (RFC 8200 section 5).
+  /// The minimum MTU of an IPv6 link (RFC 8200 section 5).
   static constexpr size_t kLeastMtu = 1280;
-  // The places of the fields.
   static constexpr size_t kVni = 4, kDestination = 8, kSource = 14, kEtherType = 20;
 
   static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? kIpv4Type : kIpv6Type; }
 
-  /// Other flags than that of the VNI are to be ignored (RFC 7348 section 5).
+  /// Flags other than the VNI flag must be ignored (RFC 7348 section 5).
   bool is_ours(const uint8_t* bytes) const {
     const uint16_t type = load_be16(bytes + kEtherType);
     return (bytes[0] & kHasVni) && std::memcmp(bytes + kVni, vxlan_ + kVni, kVniBytes) == 0 &&
@@ -77,15 +78,15 @@ class Vxlan {
     return frame.size() > kHeaderBytes && read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet);
   }
 
-  /// True for a message that is one packet although it looks like several.
+  /// True for a message that is a single packet although the kernel reports several datagrams.
   static bool is_one(const Message& message) {
     Packet packet;
     return message.joined_bytes > 0 && message.joined_bytes < message.size &&
            read_inner({message.bytes, message.size}, packet) && kHeaderBytes + packet.total == message.size;
   }
 
-  /// The work that a kernel left undone on a packet, which shows in its sum. A whole packet that has such a sum by
-  /// chance comes out of it the same.
+  /// Returns the work that a kernel left undone, which shows in the checksum field. If a complete packet has such a
+  /// value by chance, completing its checksum does not change it.
   VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
     const bool tcp = packet.protocol == IPPROTO_TCP;
     const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);

@@ -1,11 +1,11 @@
-// wireguard.h - WireGuard's data messages: 16 bytes of header, the packet sealed, 16 bytes of tag.
+// wireguard.h - WireGuard's data messages: 16 bytes of header, the sealed packet, 16 bytes of tag.
 //
-// As the white paper has them (section 5.4.6), to and from kernels, wireguard-go and others. Packets are not padded:
-// all of them take what is not, and the lengths stay those that the path was found to take. The keys, and what may be
-// done with them when, are the session's (core/session.h).
+// The format follows the white paper (section 5.4.6) and works with kernels, wireguard-go and others. Packets are not
+// padded: all implementations accept that, and packet lengths stay those that path MTU discovery found. The session
+// (core/session.h) has the keys, and decides when they may be used.
 //
-// Messages of handshakes are JavaScript's, and only carried there (core/mailbox.h): initiations of whoever knows our
-// public key, by their mac1 (section 5.4.4), and answers to what was sent last, by the index that they name.
+// Handshake messages go to JavaScript (core/mailbox.h). Only two kinds are passed on: initiations with a correct mac1,
+// whose senders know this host's public key (section 5.4.4), and answers that name the index of the last message.
 #pragma once
 
 #include <memory>
@@ -26,19 +26,19 @@ class Wireguard {
   static constexpr size_t kTrailerBytes = Aead::kTagBytes;
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
-  /// The least interval that anything depends on is ten seconds.
+  /// No timer of the protocol is shorter than five seconds.
   static constexpr int kTickMs = 500;
 
-  /// What stands in `own.encap`, numbers little-endian: the secret that indices are mixed with, which is the sessions';
-  /// the milliseconds after which a peer that hears nothing else is sent a keepalive (0: never); the key of mac1, which
-  /// follows from our public key; the key that indices are permuted with.
+  /// The offsets in `own.encap`; numbers are little-endian. The fields are: the secret that is mixed into indices, the
+  /// keepalive interval in milliseconds (0: none), the key of mac1 (derived from this host's public key), and the key
+  /// that permutes indices.
   static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8, kIndexKey = 40;
 
   static IndexCode indices_of(const OwnEnd& own) {
     return {load_le32(&own.encap[kSecret]), std::span(own.encap).subspan<kIndexKey, IndexCode::kKeyBytes>()};
   }
 
-  /// Aead::create() has shown before that both can be had. Where the MAC cannot, all initiations are JavaScript's.
+  /// The caller has checked that Aead::create() succeeds. If the MAC is unavailable, JavaScript gets all initiations.
   Wireguard(const OwnEnd& own, Sessions& sessions)
       : sessions_(&sessions),
         keepalive_ms_(load_le32(&own.encap[kKeepalive])),
@@ -46,7 +46,7 @@ class Wireguard {
         opening_(Aead::create(Aead::Way::kOpen)),
         mac_(Mac::create(std::span(own.encap).subspan<kMacKey, Mac::kKeyBytes>())) {}
 
-  /// JavaScript sends this to a peer.
+  /// Must be called before JavaScript sends a message to a peer.
   static void sends(Sessions& sessions, std::span<const uint8_t> message) {
     const Type type = type_of(message);
     if (type != kInitiation && type != kResponse) return;
@@ -72,7 +72,7 @@ class Wireguard {
     copy.assign(bytes.begin(), bytes.end());
     copy.resize(bytes.size() + kTrailerBytes);
     const bool kept = session->stage({std::move(copy), now_ms_, peer.slot, std::move(share)});
-    // Keys that came meanwhile have sent what waited by then, and nothing else sends this one.
+    // If keys arrived since begin_seal(), the waiting packets were already sent, so this packet needs another trigger.
     if (kept && session->may_seal(now_ms_)) sessions_->make_ready(number);
     return kept ? Sealed::kept() : Sealed::drop(k_tx_drop_no_session);
   }
@@ -84,14 +84,14 @@ class Wireguard {
     if (type == kNone) return Opened::drop(k_rx_drop_malformed);
     // A handshake also shows the peer's current address.
     if (type != kData && message.is_from_inside) return Opened::drop(k_rx_drop_handshake);
-    if (type != kData) return Opened::letter(datagram);
+    if (type != kData) return Opened::control_message(datagram);
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
     const uint64_t counter = load_le64(&datagram[8]);
     Session* session = sessions_->of(number);
     std::optional<Counter> refused = k_rx_drop_no_session;
     if (session) refused = session->begin_open(*opening_, index, counter, now_ms_);
     if (!refused) opened_ms_ = now_ms_;
-    // A peer that believes in keys which we have not, as after a reset of ours, is to be given others.
+    // A peer that uses keys which this host lost, for example by a restart, needs a new handshake.
     if (refused == k_rx_drop_no_session) return Opened::drop(*refused, datagram.first(kHeaderBytes));
     if (refused) return Opened::drop(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
@@ -101,7 +101,7 @@ class Wireguard {
     const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
-    // Confirmed, a peer is where its handshake came from; where this came from is newer.
+    // On confirmation JavaScript sets the peer's address to that of its handshake. The sender of this packet is newer.
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);
@@ -110,8 +110,8 @@ class Wireguard {
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 
-  /// Hands a message to JavaScript, or says why not. Packets for no session say something of peers alone: of others
-  /// they would only take the places of handshakes.
+  /// Hands a message to JavaScript, or returns why it is dropped. Data without a session is passed on only from peers;
+  /// from other senders it would take room from handshakes.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
     using enum Mailbox::Origin;
     const auto post = [&](Mailbox::Origin origin, uint32_t session = 0) -> std::optional<Counter> {
@@ -124,7 +124,7 @@ class Wireguard {
       const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
       const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
-      // Nobody who has not seen what was sent can name it: no MAC says more.
+      // Only a host that has seen the last message can name its index, so a MAC would prove nothing more.
       return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;
@@ -134,7 +134,7 @@ class Wireguard {
     return post(is_from_peer ? kPeer : kOther);
   }
 
-  /// Wipes the keys that this lane has not used for a while, which may be gone everywhere else.
+  /// Wipes the keys that this lane has not used for a while. The session may have wiped them already.
   void rest(int64_t now_ms) {
     if (now_ms - sealed_ms_ >= kRestMs && sealing_->key_number() != 0) sealing_->forget();
     if (now_ms - opened_ms_ >= kRestMs && opening_->key_number() != 0) opening_->forget();
@@ -157,10 +157,11 @@ class Wireguard {
   }
 
  private:
-  /// As messages begin, with three bytes of 0 behind it; none of ours is kNone.
+  /// The first byte of a message; the three bytes behind it are zero. kNone is not a message type.
   enum Type : uint32_t { kNone, kInitiation, kResponse, kCookieReply, kData };
   static constexpr size_t kLeastBytes = kHeaderBytes + kTrailerBytes;
-  /// Keys that nothing was sealed or opened with for so long are wiped: keepalives are no further apart.
+  /// Keys of this lane that were not used for this time are wiped. It equals WireGuard's passive keepalive interval, so
+  /// the keys of a session in use stay.
   static constexpr int64_t kRestMs = SessionLimits::kKeepaliveMs;
 
   static Type type_of(std::span<const uint8_t> message) {
@@ -170,7 +171,7 @@ class Wireguard {
     return type < kData && message.size() == kBytes[type] ? static_cast<Type>(type) : kNone;
   }
 
-  /// Asks for a handshake where the session wants one, whatever is sealed: it does not say so twice.
+  /// Takes a counter, and requests a handshake if the session needs one.
   Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
     const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
     if (grant.is_granted) sealed_ms_ = now_ms_;
@@ -186,7 +187,8 @@ class Wireguard {
     return sealing_->seal(grant.counter, bytes.subspan(kHeaderBytes));
   }
 
-  /// What waited for keys; when nothing did, a keepalive, which tells a responder that its keys may be used.
+  /// Sends the packets that waited for keys. If none waited, sends a keepalive, which tells a responder that its keys
+  /// may be used.
   template <typename Out>
   void send_waiting(uint32_t number, Out& out) {
     Session* session = sessions_->of(number);
@@ -214,9 +216,9 @@ class Wireguard {
   Sessions* sessions_;
   int64_t keepalive_ms_;
   std::unique_ptr<Aead> sealing_, opening_;
-  std::unique_ptr<Mac> mac_;               // null where this process has none
+  std::unique_ptr<Mac> mac_;               // null if this process has no BLAKE2s
   int64_t now_ms_ = 0;                     // when the turn began
-  int64_t sealed_ms_ = 0, opened_ms_ = 0;  // when a key was used last
+  int64_t sealed_ms_ = 0, opened_ms_ = 0;  // when a key was last used
   int64_t next_look_ms_ = 0;
 };
 static_assert(Encapsulation<Wireguard> && HasSessions<Wireguard>);

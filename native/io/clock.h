@@ -1,4 +1,4 @@
-// clock.h - the clock that the threads ask, and that of the day.
+// clock.h - the clocks that the engine uses.
 #pragma once
 
 #include <sched.h>
@@ -16,17 +16,16 @@ inline int64_t microseconds_of(clockid_t clock) {
 
 inline int64_t monotonic_us() { return microseconds_of(CLOCK_MONOTONIC); }
 
-/// The time of day since 1970, for people.
+/// Microseconds since 1970.
 inline int64_t day_us() { return microseconds_of(CLOCK_REALTIME); }
 
 inline int64_t now_ms() { return monotonic_us() / 1'000; }
 
 /// The clock for the expiry of keys. It continues while the host is suspended, like the clock of the kernel's WireGuard
-/// (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns): a key pair must not outlive its three minutes
+/// (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns). A key pair must not outlive its three minutes
 /// because the host slept.
 inline int64_t session_ms() { return microseconds_of(CLOCK_BOOTTIME) / 1'000; }
 
-/// The clock that core/waiting.h asks, of the calling thread.
 struct ThreadClock {
   int64_t now_us() const { return monotonic_us(); }
   void give_way() const { sched_yield(); }

@@ -1,5 +1,5 @@
-// echo.cc - the kinds of socket, and what a request carries: when it was sent, by the clock that the kernel stamps
-// answers with.
+// echo.cc - opens echo sockets, and writes and reads their messages. A request carries the time when it was sent, on
+// the clock that the kernel uses for timestamps of replies.
 #include "echo.h"
 
 #include <errno.h>
@@ -22,30 +22,29 @@ namespace weft {
 
 namespace {
 
-/// A request or an answer, which both protocols lay out alike (RFC 792 page 14, RFC 4443 section 4).
+/// An echo request or reply, which have the same layout in both protocols (RFC 792 page 14, RFC 4443 section 4).
 struct Message {
   uint8_t type;
   uint8_t code;
   uint16_t checksum;
   uint16_t id;
   uint16_t sequence;
-  /// Nanoseconds of CLOCK_REALTIME.
+  /// The time in nanoseconds of CLOCK_REALTIME.
   int64_t sent;
   uint32_t mark;
-  /// The version of the outer header by which it comes back; zeroes where that is not for the request to say.
+  /// The IP version that the reply must be sent over; zeroes in requests that do not choose it.
   std::array<uint8_t, 4> outer;
 };
 static_assert(sizeof(Message) == 24);
 
 constexpr std::array<uint8_t, 4> by_outer(uint8_t version) { return {'w', 'e', 'f', version}; }
 
-/// The differences between the two protocols.
 struct Protocol {
   int family;
   int number;
   uint8_t request, answer;
-  size_t ip_bytes;        ///< of an IP header without options
-  const char* open_call;  ///< of errors
+  size_t ip_bytes;        ///< the length of an IP header without options
+  const char* open_call;  ///< the name of the call in errors
   const char* bind_call;
 };
 constexpr Protocol kIcmp{AF_INET,          IPPROTO_ICMP,  ICMP_ECHO,  ICMP_ECHOREPLY,
@@ -63,7 +62,6 @@ int64_t realtime() {
   return nanoseconds(now);
 }
 
-/// The time when the kernel received it.
 int64_t arrival_of(msghdr& message) {
   for (cmsghdr* control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_TIMESTAMPNS) continue;
@@ -78,7 +76,6 @@ Failure set_option(int fd, int level, int name, const void* value, socklen_t siz
   return setsockopt(fd, level, name, value, size) < 0 ? Failure(SystemError{call, errno}) : Failure();
 }
 
-/// Keeps all from a raw socket but answers.
 Failure let_in_answers(int fd, const Protocol& protocol) {
   if (protocol.family == AF_INET) {
     const icmp_filter all_but_answers{~(1u << ICMP_ECHOREPLY)};
@@ -91,9 +88,8 @@ Failure let_in_answers(int fd, const Protocol& protocol) {
                     "setsockopt ICMP6_FILTER");
 }
 
-/// Requests go whole or not at all, whatever the kernel believes of the path: what is asked is whether so large a
-/// packet arrives. One that is too long for the device is refused (net/ipv6/ip6_output.c, __ip6_append_data:
-/// ip6_sk_ignore_df).
+/// Sends requests unfragmented even if they exceed the path MTU that the kernel knows, because they probe that MTU. A
+/// request that exceeds the device's MTU is refused (net/ipv6/ip6_output.c, __ip6_append_data: ip6_sk_ignore_df).
 void forbid_fragments(int fd, const Protocol& protocol) {
   const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
   if (protocol.family == AF_INET) {
@@ -134,10 +130,10 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
   request.sent = realtime();
   request.mark = echo.mark;
   std::vector<uint8_t> packet(std::max(bytes, protocol.ip_bytes + sizeof request) - protocol.ip_bytes);
-  // The kernel's socket has a number of its own, and writes it and the sum (net/ipv4/ping.c).
+  // A ping socket has an identifier of its own. The kernel writes it, and the checksum (net/ipv4/ping.c).
   if (echo.raw) request.id = to_be16(static_cast<uint16_t>(getpid()));
   std::memcpy(packet.data(), &request, sizeof request);
-  // That of ICMPv6 has the addresses in it, and is the kernel's to write (RFC 3542 section 3.1).
+  // The checksum of ICMPv6 covers the addresses, so the kernel writes it (RFC 3542 section 3.1).
   if (echo.raw && protocol.family == AF_INET) {
     const uint16_t sum = static_cast<uint16_t>(~checksum_fold(checksum_add(0, packet.data(), packet.size())));
     store(packet.data() + offsetof(Message, checksum), sum);
@@ -164,7 +160,7 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
   const size_t size = protocol.ip_bytes + sizeof(Message);
   Message request{};
   request.type = protocol.request;
-  // The kernel's socket has it for a port (net/ipv4/ping.c).
+  // The identifier of a ping socket is its port (net/ipv4/ping.c).
   SocketAddress own;
   socklen_t own_size = SocketAddress::kRoom;
   if (!echo.raw && getsockname(echo.fd, own.raw(), &own_size) < 0) return 0;
@@ -202,9 +198,10 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
 
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room) {
   size_t count = 0;
-  // A raw socket hears the answers to everybody's: whoever floods this host with them must not keep the caller here.
+  // A raw socket gets the replies to all programs' requests. The limit keeps a flood of them from holding the caller
+  // here.
   for (size_t looks = 0; looks < room.size(); looks++) {
-    uint8_t bytes[128];  // the rest of a long one is cut off
+    uint8_t bytes[128];  // longer replies are cut off
     alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(timespec))];
     SocketAddress from;
     iovec iov{bytes, sizeof bytes};
@@ -217,9 +214,9 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     message.msg_controllen = sizeof controls;
     const ssize_t got = recvmsg(echo.fd, &message, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) break;  // there is no more; or an error of an earlier request, whose answer will not come
+    if (got < 0) break;  // no more messages, or an error for an earlier request that will get no reply
     const size_t size = static_cast<size_t>(got);
-    // A raw socket of IPv4 is given the IP header too, one of IPv6 is not (RFC 3542 section 3).
+    // A raw IPv4 socket gets the IP header too, a raw IPv6 socket does not (RFC 3542 section 3).
     const Protocol& protocol = from.family() == AF_INET6 ? kIcmpv6 : kIcmp;
     const bool has_header = echo.raw && protocol.family == AF_INET && size > 0;
     const size_t ip_bytes = has_header ? size_t{bytes[0]} % 16 * 4 : 0;
@@ -228,7 +225,7 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     std::memcpy(&answer, bytes + ip_bytes, sizeof answer);
     if (answer.type != protocol.answer || answer.mark != echo.mark) continue;
     const int64_t microseconds = (arrival_of(message) - answer.sent) / 1'000;
-    // The clock of the day may be set meanwhile.
+    // The clock may have been set back since the request.
     room[count++] = {from.address(), to_be16(answer.sequence), microseconds < 0 ? 0 : microseconds};
   }
   return room.first(count);

@@ -1,5 +1,5 @@
-// echo.h - ICMP echo requests and their answers, of IPv4 (RFC 792) and IPv6 (RFC 4443), to see whether a peer answers,
-// and how soon.
+// echo.h - ICMP echo requests and replies over IPv4 (RFC 792) and IPv6 (RFC 4443), to probe whether a peer answers, and
+// how fast.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace weft {
 
-/// A socket for them, of one family. The kernel's own for this (SOCK_DGRAM; Linux 3.0, of IPv6 3.11: icmp(7)) takes no
-/// privilege of those whose group is within net.ipv4.ping_group_range, which governs both families; a raw one takes
+/// A socket for echo requests of one family. The kernel's ping sockets (SOCK_DGRAM; Linux 3.0, for IPv6 3.11; icmp(7))
+/// need no privilege for groups in net.ipv4.ping_group_range, which applies to both families. A raw socket needs
 /// CAP_NET_RAW.
 struct Echo {
   Fd fd;
   bool raw = false;
-  uint32_t mark = 0;  ///< in each request: a raw socket hears the answers to everybody's
+  /// An identifier in each request, because a raw socket gets the replies to other programs' requests too.
+  uint32_t mark = 0;
 };
 
-/// The same, borrowed.
 struct EchoSocket {
   int fd;
   bool raw;
@@ -30,30 +30,30 @@ struct EchoSocket {
 struct EchoAnswer {
   Address from;
   uint16_t sequence;
-  int64_t microseconds;  ///< since the request was sent, as the kernel saw it
+  int64_t microseconds;  ///< The time since the request was sent, as the kernel measured it.
 };
 
-/// Requests leave from `source`, whose family is the socket's; it must be this host's.
+/// Opens a socket that sends from `source`, an address of this host.
 Failure open_echo(const Address& source, Echo& echo);
 
-/// An IP packet of `bytes`, or of as few as it takes, that nobody may fragment, to an address of the socket's family.
-/// Does not block.
+/// Sends a request in an IP packet of `bytes` that must not be fragmented. A request has a minimum length, which is
+/// used if `bytes` is smaller. `to` must be of the socket's family. Does not block.
 Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, size_t bytes);
 
-/// The most bytes of a packet that write_echo makes.
 constexpr size_t kMaxEchoBytes = 64;
 
-/// Writes the whole IP packet of such a request, as short as it may be, for whoever sends it in a datagram of IP
-/// version `outer`: the socket takes the answer, and an engine that carries the answer sends it by that version too,
-/// whichever the peer is reached by otherwise. Returns its size; 0 when the socket has no number.
+/// Writes the IP packet of a request with the minimum length. The caller sends it in a datagram of IP version `outer`;
+/// the socket receives the reply. The request asks the peer's engine to send the reply in a datagram of the same
+/// version, even if it uses the other version at the moment. Returns the length of the packet, or 0 if the socket has
+/// no identifier.
 size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to, uint16_t sequence, uint8_t outer,
                   std::span<uint8_t, kMaxEchoBytes> packet);
 
-/// The IP version by which a packet goes if it is the answer to a request of write_echo; 0 of any other packet.
+/// Returns the IP version that a reply to write_echo() must be sent over; 0 for any other packet.
 uint8_t outer_of_answer(const uint8_t* bytes, const Packet& packet);
 
-/// Takes what has come, as many messages as there is room for answers, and returns those that are answers to requests
-/// of this socket: there may be more. Does not block.
+/// Receives as many messages as `room` has elements, and returns those that are replies to requests of this socket.
+/// There may be more messages. Does not block.
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room);
 
 }  // namespace weft

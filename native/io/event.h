@@ -13,9 +13,8 @@ namespace weft {
 class Event {
  public:
   Event() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), error_(fd_ ? 0 : errno) {}
-  /// The reason why the kernel refused to create the eventfd; empty if it did not.
   Failure failure() const { return error_ == 0 ? Failure{} : SystemError{"eventfd", error_}; }
-  /// Readable from a signal() to the next clear(); negative when the kernel gave none.
+  /// Readable from a signal() to the next clear(). Negative if the eventfd could not be created.
   int fd() const { return fd_.get(); }
   void signal() const {
     const uint64_t one = 1;

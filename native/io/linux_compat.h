@@ -1,4 +1,4 @@
-// linux_compat.h - kernel constants younger than the headers a build machine may have, each with its kernel version.
+// linux_compat.h - kernel constants that the headers of a build machine may lack, each with its kernel version.
 #pragma once
 
 #include <linux/if_tun.h>

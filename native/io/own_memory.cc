@@ -1,9 +1,9 @@
-// own_memory.cc - a start runs much of Node.js that is never run again, and its pages count as this process's until
-// memory is scarce.
+// own_memory.cc - unmaps program pages that only the start needed.
 //
-// Dropped are pages of mappings that hold the bytes of a program's or a library's file and nothing else: no page of
-// theirs was written to, as a debugger does, or Node.js that moves its code to larger pages. They are dropped while the
-// loader's lock is held, so that no other thread can have unloaded the file and put something else there.
+// A start runs much code of Node.js that never runs again, and its pages count as this process's memory until memory is
+// scarce. Only mappings of files without a written page are unmapped, which excludes pages that a debugger changed, and
+// code that Node.js moved to larger pages. The loader's lock is held, so that no other thread can unload a file and
+// reuse its addresses.
 #include "own_memory.h"
 
 #include <inttypes.h>
@@ -25,7 +25,7 @@ struct Range {
   uintptr_t to;
 };
 
-/// The mappings of files of which no page was written to (proc_pid_smaps(5)).
+/// Returns the mappings of files without a written page (proc_pid_smaps(5)).
 std::vector<Range> clean_mappings() {
   std::vector<Range> clean;
   const std::unique_ptr<FILE, int (*)(FILE*)> smaps(fopen("/proc/self/smaps", "re"), fclose);
@@ -50,7 +50,7 @@ std::vector<Range> clean_mappings() {
   return clean;
 }
 
-/// Drops what is clean of the segments of a program or a library that it does not write to.
+/// Unmaps the clean pages of the read-only segments of a program or a library.
 int drop_segments(dl_phdr_info* info, size_t, void* clean) {
   for (ElfW(Half) at = 0; at < info->dlpi_phnum; at++) {
     const ElfW(Phdr)& segment = info->dlpi_phdr[at];
@@ -62,7 +62,7 @@ int drop_segments(dl_phdr_info* info, size_t, void* clean) {
       }
     }
   }
-  return 0;  // the next one
+  return 0;
 }
 
 }  // namespace

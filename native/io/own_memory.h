@@ -1,11 +1,10 @@
-// own_memory.h - what this process holds of memory and does not need.
+// own_memory.h - returns memory that the process no longer needs to the kernel.
 #pragma once
 
 namespace weft {
 
-/// Gives back to the kernel what malloc keeps of freed memory, and the pages of the program's own files, which come
-/// again from the page cache when they are used. Takes some milliseconds. Does as much as it can: nothing depends on
-/// it.
+/// Returns freed memory of malloc, and unmaps the clean pages of the program's own files. The kernel maps those pages
+/// again from the page cache when they are used. Takes some milliseconds. Failures are ignored.
 void give_back_memory();
 
 }  // namespace weft

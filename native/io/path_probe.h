@@ -1,4 +1,4 @@
-// path_probe.h - asks the kernel for the MTU of the path to a peer.
+// path_probe.h - queries the kernel for the MTU of the path to a peer.
 #pragma once
 
 #include "../core/address.h"
@@ -6,13 +6,12 @@
 
 namespace weft {
 
-/// A socket that never sends. It is opened when it is first asked, from the address that the datagrams are from, since
-/// routes may differ by that.
+/// Uses a socket that never sends. The socket is bound to the source address of the datagrams, because routes may
+/// depend on it. It is opened on the first query.
 class PathProbe {
  public:
   explicit PathProbe(const SocketAddress& from) : from_(from.address(), 0) {}
-  /// The MTU of the path in bytes; 0 when the kernel does not know, as for an address of another family than the
-  /// socket's.
+  /// Returns the path MTU in bytes; 0 if the kernel does not know it, or if the address is of another family.
   size_t ask(const SocketAddress& to);
 
  private:

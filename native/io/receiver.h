@@ -1,4 +1,5 @@
-// receiver.h - receives messages from peers, a batch by one recvmmsg; with UDP_GRO each may hold many datagrams.
+// receiver.h - receives messages from peers, a batch with one recvmmsg. With UDP_GRO each message may have several
+// datagrams.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,18 +21,18 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `encap_bytes` of each datagram stand before the inner packet.
+  /// `encap_bytes` is the length of the encapsulation's header.
   Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* drops);
 
-  /// Takes what there is, up to a batch, and returns how many messages came. Does not block.
+  /// Receives up to a batch of messages, and returns their number. Does not block.
   size_t receive(Failure& failure);
-  /// The messages that came whole, valid until the next receive().
+  /// The messages that were not truncated, valid until the next receive().
   std::span<Message> messages() { return {whole_.data(), whole_count_}; }
 
-  /// Counts the messages for which the socket had no room until now. The kernel is asked, and does not tell with each
-  /// message: SO_RXQ_OVFL ends the thread that reads, by a BUG of hardened usercopy, when a TCP packet of this
-  /// machine's own kernel comes inside a message after a drop (Linux 6.18; what CVE-2026-22977 mends is another way to
-  /// it).
+  /// Counts the messages for which the socket's buffer had no room since the last call. This queries the kernel instead
+  /// of using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives in a message after
+  /// a drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix of CVE-2026-22977
+  /// covers another path).
   void count_overflow();
 
  private:
@@ -41,8 +42,8 @@ class Receiver {
   size_t encap_bytes_;
   CounterRow counters_;
   Drops* drops_;
-  uint32_t overflow_;                   // of the socket, as far as it is counted; wraps around as the kernel's does
-  std::unique_ptr<uint8_t[]> buffers_;  // not written to before it is used: a lane that is idle has no memory
+  uint32_t overflow_;  // The socket's drop count as of the last call; it wraps around like the kernel's counter.
+  std::unique_ptr<uint8_t[]> buffers_;  // untouched until it is used, so that an idle lane takes no memory
   std::vector<mmsghdr> messages_;
   std::vector<iovec> iovecs_;
   std::vector<uint8_t> controls_;

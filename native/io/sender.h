@@ -1,7 +1,7 @@
-// sender.h - sends datagrams to peers: those of one size for one endpoint in a row as a run, which is one message with
-// UDP_SEGMENT, and all messages of a batch by one sendmmsg.
+// sender.h - sends datagrams to peers. Consecutive datagrams of one size to one endpoint form a run, which is one
+// message with UDP_SEGMENT. One sendmmsg sends all messages of a batch.
 //
-// What is added is borrowed until it is sent: headers, payload, trailers and endpoints. No allocation, no lock.
+// Headers, payloads, trailers and endpoints are borrowed until they are sent. Nothing allocates or locks.
 #pragma once
 
 #include <sys/socket.h>
@@ -22,8 +22,8 @@
 
 namespace weft {
 
-/// What datagrams of one family leave by: the lane's own socket, and for those that must come from the port that peers
-/// know, one of that port. They may be one; -1 where there are none.
+/// The sockets for one family: the lane's own, and one with the well-known port for datagrams that must come from that
+/// port. Both may be the same socket; -1 if there is none.
 struct SendSockets {
   int own = -1;
   int known = -1;
@@ -31,29 +31,27 @@ struct SendSockets {
 
 class Sender {
  public:
-  /// The bytes of the inner packet alone are counted, which stands between a header and a trailer. `max_room_bytes`
-  /// is the most that is asked of room() at once. `other` sends to peers of the other family than the sockets'.
+  /// Counters count inner packets without header and trailer. `max_room_bytes` is the maximum for one call of room().
+  /// `other` sends to peers of the other family.
   Sender(SendSockets sockets, SendSockets other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
          Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
 
-  /// Makes room for one datagram more and returns so many bytes of memory, for its header and its trailer. Sends what
-  /// is gathered when there is no room: what was added before is then no longer borrowed.
+  /// Reserves room for one more datagram, and returns `bytes` of memory for its header and its trailer. If the buffers
+  /// are full, it sends the gathered datagrams first, and they are no longer borrowed.
   uint8_t* room(size_t bytes);
-  /// Gathers one datagram, for which room() was made, whose outer header is to say `ecn`. `payload` may be empty; the
-  /// trailer, of the encapsulation's length, lies behind `header`. One that is too long for a datagram is dropped.
+  /// Adds a datagram after room() was called for it. `ecn` is the mark for its outer header. `payload` may be empty.
+  /// The room for the trailer is behind `header`. A datagram that exceeds the maximum length is dropped.
   template <size_t kTrailerBytes>
   void add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload);
-  /// Sends what is gathered, as room() does of itself. Once in a batch, however often it sends, a full socket buffer is
-  /// waited for: that moment pushes back on those who send too much, and is the longest that the other direction, which
-  /// may be this thread's, waits for this one.
+  /// Sends the gathered datagrams. Once per batch it waits for a full socket buffer, for at most kPatienceMs. That
+  /// slows down senders of too many packets, and limits the delay of the other direction, which may share the thread.
   void send();
-  /// The same, and ends the batch.
+  /// Like send(), and ends the batch.
   void flush();
-  /// The number of datagrams gathered until now.
   size_t gathered() const { return gathered_; }
 
  private:
-  /// Datagrams and messages gathered before they must be sent.
+  /// The maximum number of datagrams and messages between two sends.
   static constexpr size_t kMaxDatagrams = 2048;
   static constexpr size_t kMaxMessages = 256;
   /// Header, payload, trailer.
@@ -65,23 +63,22 @@ class Sender {
     const Endpoint* endpoint;
     uint32_t first_iovec;
     uint32_t bytes;
-    uint16_t datagram_bytes;  // of all datagrams but the last
+    uint16_t datagram_bytes;  // the size of all datagrams except the last
     uint16_t datagrams;
-    uint16_t most;  // datagrams that it may have
-    Ecn ecn;        // of all of them, whose outer header is one
+    uint16_t most;  // the maximum number of datagrams in this run
+    Ecn ecn;        // the mark of the common outer header
   };
 
-  /// The socket of an endpoint's family, by the port that it asks for.
+  /// Returns the socket for an endpoint's family, and for the port that it requires.
   int socket_to(const Endpoint& endpoint) const {
     const SendSockets& sockets = other_.own < 0 || endpoint.to.family() == family_ ? sockets_ : other_;
     return endpoint.is_from_known_port ? sockets.known : sockets.own;
   }
-  /// The number of runs from `first` on that go by one socket.
+  /// The number of runs from `first` on that use the same socket.
   size_t alike_from(size_t first) const;
 
   void prepare();
-  /// True when an error is to be followed by another try at once: an interruption, or a full socket that was waited
-  /// for.
+  /// True if the caller must retry after this error: an interruption, or a full socket that was waited for.
   bool again(int socket, int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
@@ -91,16 +88,16 @@ class Sender {
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
   SendSockets sockets_, other_;
-  sa_family_t family_;                                 // of the first, where there are two
-  size_t header_bytes_, trailer_bytes_, encap_bytes_;  // the last is both
+  sa_family_t family_;                                 // the family of sockets_, if there are two families
+  size_t header_bytes_, trailer_bytes_, encap_bytes_;  // encap_bytes_ is the sum of the other two
   Features* features_;
   CounterRow counters_;
   Drops* drops_;
   TrafficRows* traffic_;
   Learnt learnt_;
-  bool waited_ = false;  // in this batch
+  bool waited_ = false;  // true if this batch has already waited for a full socket
   size_t room_size_;
-  // Not written to before they are used, as all that is large here: a lane that is idle has no memory.
+  // Large buffers stay untouched until they are used, so that an idle lane takes no memory.
   std::unique_ptr<uint8_t[]> room_;
   size_t room_used_ = 0;
   std::unique_ptr<iovec[]> iovecs_;
@@ -138,7 +135,7 @@ void Sender::add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, s
   }
   last->bytes += static_cast<uint32_t>(size);
   last->datagrams++;
-  if (size < last->datagram_bytes) last->most = last->datagrams;  // only the last of a run may be shorter
+  if (size < last->datagram_bytes) last->most = last->datagrams;  // Only the last datagram of a run may be shorter.
 }
 
 }  // namespace weft

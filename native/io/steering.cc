@@ -1,4 +1,4 @@
-// steering.cc - the eBPF program that chooses the queue of a packet.
+// steering.cc - assembles and loads the eBPF program that chooses the queue of a packet.
 #include "steering.h"
 
 #include <errno.h>
@@ -44,7 +44,6 @@ class Assembler {
   void by_number(uint8_t operation, uint8_t to, int32_t number) {
     put({.code = uint8_t(BPF_ALU64 | operation | BPF_K), .dst_reg = to, .src_reg = 0, .off = 0, .imm = number});
   }
-  /// Mixes the bits of a register.
   void mix(uint8_t value) {
     by_register(BPF_MUL, value, kFactor);
     move(kLost, value);

@@ -1,4 +1,4 @@
-// system.h - what every file that talks to the kernel shares: an owned descriptor, and an error that names its call.
+// system.h - an owned file descriptor, and an error that names its system call.
 #pragma once
 
 #include <unistd.h>
@@ -8,16 +8,13 @@
 
 namespace weft {
 
-/// A system call that the kernel refused.
 struct SystemError {
-  const char* call;  ///< static text: the system call, or the ioctl
+  const char* call;  ///< static text: the system call or the ioctl
   int number;        ///< errno
 };
 
-/// Nothing, or what went wrong.
 using Failure = std::optional<SystemError>;
 
-/// Owns a file descriptor.
 class Fd {
  public:
   Fd() = default;

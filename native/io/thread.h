@@ -1,4 +1,4 @@
-// thread.h - a thread that the kernel may refuse, which std::thread would throw.
+// thread.h - a thread whose creation may fail. std::thread would throw an exception.
 #pragma once
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// Joins when it is destroyed: whoever has one sees to it that it ends.
+/// The destructor joins the thread. The owner must make it end before.
 class Thread {
  public:
   Thread() = default;
@@ -22,9 +22,9 @@ class Thread {
   Thread& operator=(const Thread&) = delete;
   ~Thread() { join(); }
 
-  /// Starts it, once, at the priority `nice` of setpriority(2), where 0 stands for that of whoever starts it. It takes
-  /// no signals: those are for Node's main thread. Fails with EAGAIN where threads are limited (pids cgroup,
-  /// RLIMIT_NPROC).
+  /// Starts the thread, once. `nice` is its nice value (setpriority(2)); 0 means that of the calling thread. The thread
+  /// blocks all signals, because they are for Node's main thread. Fails with EAGAIN if the number of threads is limited
+  /// (pids cgroup, RLIMIT_NPROC).
   Failure start(const std::string& name, int nice, std::function<void()> body) {
     body_ = std::move(body);
     nice_ = nice;
@@ -43,14 +43,9 @@ class Thread {
     begun_.acquire();
     return {};
   }
-  /// Nothing, or why it runs at the priority of whoever started it: EACCES without CAP_SYS_NICE and RLIMIT_NICE.
+  /// Why the thread does not run at `nice`; empty if it does. EACCES without CAP_SYS_NICE and RLIMIT_NICE.
   Failure priority_refused() const {
     return priority_error_ == 0 ? Failure{} : SystemError{"setpriority", priority_error_};
-  }
-  /// To be called by the thread itself: it goes on at its own priority, or at that of whoever started it. If the
-  /// kernel refuses either, it stays as it is.
-  void go_first(bool first) {
-    if (nice_ != 0 && priority_error_ == 0) setpriority(PRIO_PROCESS, 0, first ? nice_ : usual_nice_);
   }
   bool started() const { return started_; }
   void join() {
@@ -59,8 +54,7 @@ class Thread {
 
  private:
   void run() {
-    // 0 stands for the calling thread: priorities are a thread's own in Linux (setpriority(2), C library differences).
-    usual_nice_ = getpriority(PRIO_PROCESS, 0);
+    // 0 means the calling thread. On Linux each thread has its own nice value (setpriority(2), C library differences).
     if (nice_ != 0 && setpriority(PRIO_PROCESS, 0, nice_) != 0) priority_error_ = errno;
     begun_.release();
     body_();
@@ -68,7 +62,6 @@ class Thread {
 
   std::function<void()> body_;
   int nice_ = 0;
-  int usual_nice_ = 0;
   int priority_error_ = 0;
   std::binary_semaphore begun_{0};
   pthread_t thread_{};

@@ -1,4 +1,4 @@
-// tun.cc - TUNSETIFF, TUNSETOFFLOAD, and the switches of the device.
+// tun.cc - calls TUNSETIFF, TUNSETOFFLOAD and ethtool.
 #include "tun.h"
 
 #include <errno.h>
@@ -21,8 +21,8 @@ namespace weft {
 
 namespace {
 
-/// Asks for the offloads in `wanted`, fewer and fewer until the kernel agrees. What a kernel knows is found out by
-/// asking: versions tell nothing about vendor kernels. TSO needs CSUM; USO4 and USO6 go together or not at all.
+/// Requests the offloads in `wanted`, then smaller sets until the kernel accepts one. Kernel versions would not tell,
+/// because vendor kernels differ. TSO needs CSUM; USO4 and USO6 need each other.
 uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   if (!(wanted & kTunCsum)) return 0;
   const auto accepts = [fd](uint32_t features) {
@@ -96,8 +96,8 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   if (!fd) return SystemError{"open /dev/net/tun", errno};
   ifreq request{};
   name.copy(request.ifr_name, IFNAMSIZ - 1);
-  // TUNSETOFFLOAD succeeds without IFF_VNET_HDR too and would then leave us packets without checksums and no way to
-  // tell: offloads are asked for with the header only.
+  // TUNSETOFFLOAD succeeds even without IFF_VNET_HDR. The packets would then lack checksums without a mark that says
+  // so. So offloads are requested only with the header.
   const bool header = wanted & kTunHeader;
   request.ifr_flags = IFF_TUN | IFF_NO_PI;
   if (header) request.ifr_flags |= IFF_VNET_HDR;

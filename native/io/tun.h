@@ -1,4 +1,4 @@
-// tun.h - opening a TUN device and agreeing on offloads with it.
+// tun.h - opens a TUN device, negotiates its offloads, and reads its switches.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@ namespace weft {
 
 struct Tun {
   Fd fd;
-  std::string name;       ///< as the kernel gave it
-  uint32_t features = 0;  ///< those of kTunHeader, kTunCsum, kTunTso, kTunUso that the kernel took
+  std::string name;       ///< the name that the kernel chose
+  uint32_t features = 0;  ///< those of kTunHeader, kTunCsum, kTunTso, kTunUso that the kernel granted
 };
 
-/// Opens one queue of a TUN without packet information, non-blocking. `name` may be a pattern with %d, of which the
-/// kernel takes the first free one, or that of a device that persists and has as many queues, one or several (EINVAL
-/// otherwise). Of `wanted` it takes the tun features that the kernel grants.
+/// Opens one non-blocking queue of a TUN without packet information. `name` may be a pattern with %d, for which the
+/// kernel takes the first free number. It may also be the name of a persistent device with the same kind of queues,
+/// single or multiple (EINVAL otherwise). `wanted` is the set of requested features.
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
 
 /// The switches of a device that allow received packets to be joined into superpackets (ethtool(8), -k); the kernel's
@@ -29,7 +29,7 @@ struct JoinSwitches {
 /// Reads the switches of a device. If the kernel does not answer, they have their defaults.
 JoinSwitches join_switches(const std::string& device);
 
-/// Makes the device stay, or not, with its addresses and routes, when its last queue is closed.
+/// If `persistent`, the device keeps existing, with its addresses and routes, after its last queue is closed.
 Failure set_persistent(int tun, bool persistent);
 
 }  // namespace weft

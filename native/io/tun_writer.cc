@@ -1,4 +1,4 @@
-// tun_writer.cc - writev, and what is done with what the TUN refuses.
+// tun_writer.cc - calls writev, and handles writes that the TUN refuses.
 #include "tun_writer.h"
 
 #include <errno.h>
@@ -33,7 +33,7 @@ Failure TunWriter::write(Coalescer& packets) {
       continue;
     }
     const size_t count = packets.write(i, iovecs_.data());
-    // A device without virtio headers joins nothing and leaves nothing open: the packet stands alone behind the
+    // Without virtio headers, no packets are joined and all checksums are complete, so the packet is written without a
     // header.
     const size_t skip = header_ ? 0 : 1;
     if (writev(tun_, iovecs_.data() + skip, static_cast<int>(count - skip)) < 0) {
@@ -63,17 +63,17 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // A packet that another kernel made teaches nothing of what we may join.
+  // A superpacket that another kernel made says nothing about the packets that weft joins.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// True when the TUN takes another kernel's unfinished packet as it is.
+/// True if the TUN accepts a packet that another kernel left unfinished.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);
 }
 
-/// Returns true when any was taken.
+/// Returns true if the kernel accepted any packet.
 bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
   packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {

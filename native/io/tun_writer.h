@@ -1,4 +1,4 @@
-// tun_writer.h - writes packets to a TUN, joined or one by one, each with its virtio header.
+// tun_writer.h - writes joined or single packets to a TUN, each with its virtio header.
 #pragma once
 
 #include <span>
@@ -13,17 +13,16 @@
 
 namespace weft {
 
-/// Writes one packet that is whole, its payload elsewhere or with the rest. `header` says whether the TUN speaks virtio
-/// headers.
+/// Writes one complete packet, in one piece or with its payload in a second piece. `header` is true if the TUN uses
+/// virtio headers.
 bool write_packet(int tun, bool header, std::span<uint8_t> packet, std::span<uint8_t> payload = {});
 
 class TunWriter {
  public:
   TunWriter(int tun, Features* features, CounterRow counters, Drops* drops);
 
-  /// The limits of what may be joined for this TUN at this time.
   CoalesceLimits limits() const;
-  /// Writes all that was joined, in order, and clears it. What fails it is that the TUN is gone.
+  /// Writes all packets in order and clears the Coalescer. Fails only if the TUN was deleted.
   Failure write(Coalescer& packets);
 
  private:

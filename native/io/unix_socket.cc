@@ -23,7 +23,7 @@ struct Address {
 
 Failure to_address(std::string_view name, const char* call, Address& address) {
   address.un.sun_family = AF_UNIX;
-  // A path needs room for its final zero; an abstract name is as long as it is, after a zero in place of '@'.
+  // A path needs room for its terminating zero. An abstract name has no terminator; a zero byte replaces the '@'.
   const bool abstract = name.starts_with('@');
   if (name.size() + !abstract > sizeof address.un.sun_path) return SystemError{call, ENAMETOOLONG};
   name.copy(address.un.sun_path, name.size());
@@ -32,7 +32,7 @@ Failure to_address(std::string_view name, const char* call, Address& address) {
   return {};
 }
 
-/// A buffer for the descriptors of one message, aligned as the macros of cmsg(3) want it.
+/// A buffer for the descriptors of one message, with the alignment that cmsg(3) requires.
 union Control {
   cmsghdr header;
   std::array<char, CMSG_SPACE(kMostParcelFds * sizeof(int))> bytes;
@@ -83,7 +83,7 @@ Failure listen_at(std::string_view path, Fd& listener) {
   if (Failure failure = open_socket(SOCK_SEQPACKET, listener)) return failure;
   if (unlink(address.un.sun_path) < 0 && errno != ENOENT) return SystemError{"unlink", errno};
   if (bind(listener.get(), address.any(), address.bytes) < 0) return SystemError{"bind", errno};
-  // Nobody connects before it listens.
+  // The mode is set before listen(), so that no other user can connect before.
   if (chmod(address.un.sun_path, 0600) < 0) return SystemError{"chmod", errno};
   if (listen(listener.get(), 1) < 0) return SystemError{"listen", errno};
   return {};
@@ -132,7 +132,7 @@ Failure receive_parcel(int connection, Parcel& parcel) {
       parcel.fds.emplace_back(fd);
     }
   }
-  // Descriptors or text that had no room are lost: what came is no whole message.
+  // Descriptors or text that did not fit are lost, so the message is incomplete.
   if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) return SystemError{"recvmsg", EMSGSIZE};
   text.resize(static_cast<size_t>(bytes));
   parcel.text = std::move(text);

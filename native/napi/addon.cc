@@ -1,4 +1,4 @@
-// addon.cc - what the addon exports, all that addon.d.ts has. The files named napi_ alone know N-API beside this one.
+// addon.cc - exports everything that addon.d.ts declares. Only the files in napi/ use N-API.
 #include <napi.h>
 
 #include "../core/counters.h"

@@ -1,30 +1,30 @@
-// classes.h - the objects that JavaScript holds of ours, and how each is stopped.
+// classes.h - base class of the objects that JavaScript owns.
 //
-// When the environment ends (a worker, process.exit), what nobody has stopped is stopped by a cleanup hook: a worker's
-// end unloads this code.
+// When the environment ends (a worker thread, process.exit), a cleanup hook stops every object that JavaScript has not
+// stopped, because the end of a worker unloads this code.
 #pragma once
 
 #include <napi.h>
 
 namespace weft {
 
-/// The environment's own.
+/// The constructors, stored per environment.
 struct Classes {
   Napi::FunctionReference engine;
   Napi::FunctionReference watcher;
 };
 
-/// Stops something when the environment ends, if nobody has before.
+/// Stops an object when the environment ends, unless it was stopped before.
 template <typename T>
 class WithCleanup : public Napi::ObjectWrap<T> {
  public:
   explicit WithCleanup(const Napi::CallbackInfo& info) : Napi::ObjectWrap<T>(info), environment_(info.Env()) {
     napi_add_env_cleanup_hook(environment_, &WithCleanup::clean_up, static_cast<T*>(this));
-    this->Ref();  // lives until stopped
+    this->Ref();  // keeps the object alive until release()
   }
 
  protected:
-  /// Call once, when stopped.
+  /// Must be called once, when the object is stopped.
   void release() {
     napi_remove_env_cleanup_hook(environment_, &WithCleanup::clean_up, static_cast<T*>(this));
     this->Unref();

@@ -1,14 +1,14 @@
-// engine.cc - the engine as JavaScript has it: its arguments, what is asked of it, and its end.
+// engine.cc - the engine's JavaScript interface: its arguments, its methods, and its end.
 //
-// Threads never call into JavaScript: a fault is an eventfd that the event loop watches. Descriptors that JavaScript
-// has as numbers are JavaScript's.
+// Threads never call into JavaScript. They signal an eventfd, which the event loop watches. JavaScript owns the
+// descriptors that it has as numbers.
 #include "engine.h"
 
 #include <errno.h>
 
 #include "../engine.h"
-#include "../io/bequest.h"
 #include "../io/clock.h"
+#include "../io/handover_state.h"
 #include "../io/tun.h"
 #include "classes.h"
 #include "values.h"
@@ -18,9 +18,9 @@ namespace weft {
 
 namespace {
 
-/// Joins the threads in a thread of libuv's pool: one that hangs must not stop the event loop. Then closes the
-/// descriptors, or gives them back, with `head` beside the sessions. Of an engine that was ended before there is
-/// nothing to close, and nothing to give.
+/// Joins the threads in a thread of libuv's pool, because a hanging thread must not block the event loop. Then it
+/// closes the descriptors, or returns them with the saved sessions and `head`. If the engine has already ended, there
+/// is nothing to close or return.
 class EndWorker : public Napi::AsyncWorker {
  public:
   EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back,
@@ -49,7 +49,7 @@ class EndWorker : public Napi::AsyncWorker {
 
  private:
   std::unique_ptr<Engine> engine_;
-  Napi::ObjectReference counters_;  // the threads write into it until then
+  Napi::ObjectReference counters_;  // kept alive because the threads write into it
   bool give_back_;
   std::vector<uint8_t> head_;
   Failure failure_;
@@ -65,7 +65,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
         {InstanceMethod<&EngineHandle::set_peers>("setPeers"),
          InstanceMethod<&EngineHandle::change_peers>("changePeers"),
          InstanceMethod<&EngineHandle::ask_threads>("askThreads"),
-         InstanceMethod<&EngineHandle::take_strangers>("takeStrangers"),
+         InstanceMethod<&EngineHandle::take_unknown_senders>("takeUnknownSenders"),
          InstanceMethod<&EngineHandle::set_keys>("setKeys"),
          InstanceMethod<&EngineHandle::forget_session>("forgetSession"),
          InstanceMethod<&EngineHandle::take_mail>("takeMail"), InstanceMethod<&EngineHandle::send>("send"),
@@ -136,19 +136,19 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     }
     return rounds;
   }
-  Napi::Value take_strangers(const Napi::CallbackInfo& info) {
+  Napi::Value take_unknown_senders(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();
-    Napi::Array strangers = Napi::Array::New(env);
-    if (!engine_) return strangers;
-    engine_->take_strangers([&](const Stranger& stranger) {
+    Napi::Array unknown_senders = Napi::Array::New(env);
+    if (!engine_) return unknown_senders;
+    engine_->take_unknown_senders([&](const UnknownSender& sender) {
       Napi::Object object = Napi::Object::New(env);
-      object.Set("from", to_value(env, stranger.from));
-      object.Set("source", to_value(env, stranger.source));
-      object.Set("destination", to_value(env, stranger.destination));
-      object.Set("reason", std::string(kCounterNames[stranger.reason]));
-      strangers.Set(strangers.Length(), object);
+      object.Set("from", to_value(env, sender.from));
+      object.Set("source", to_value(env, sender.source));
+      object.Set("destination", to_value(env, sender.destination));
+      object.Set("reason", std::string(kCounterNames[sender.reason]));
+      unknown_senders.Set(unknown_senders.Length(), object);
     });
-    return strangers;
+    return unknown_senders;
   }
   Napi::Value traffic(const Napi::CallbackInfo& info) {
     const uint32_t slots = engine_ ? engine_->traffic_slots() : 0;
@@ -162,7 +162,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       const double numbers[kTrafficNumbers] = {
           static_cast<double>(sum.tx_packets), static_cast<double>(sum.tx_bytes), static_cast<double>(sum.rx_packets),
           static_cast<double>(sum.rx_bytes),
-          sum.heard_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.heard_ms))};
+          sum.last_received_ms == 0 ? -1 : static_cast<double>(now - std::min(now, sum.last_received_ms))};
       out = std::copy(std::begin(numbers), std::end(numbers), out);
     }
     return array;
@@ -173,7 +173,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     for (const char* name : {"sendKey", "receiveKey"}) {
       const Napi::Value bytes = keys.Get(name);
       if (bytes.IsTypedArray() && bytes.As<Napi::Uint8Array>().ByteLength() == Key::kBytes) continue;
-      return Napi::RangeError::New(info.Env(), "a session's keys are of 32 bytes").ThrowAsJavaScriptException();
+      return Napi::RangeError::New(info.Env(), "session keys must have 32 bytes").ThrowAsJavaScriptException();
     }
     engine_->sessions()->set_keys(info[0].As<Napi::Number>().Uint32Value(), to_keys(keys), session_ms());
   }
@@ -182,14 +182,14 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
   Napi::Value take_mail(const Napi::CallbackInfo& info) {
     Napi::Env env = info.Env();
-    Napi::Array letters = Napi::Array::New(env), wanted = Napi::Array::New(env), confirmed = Napi::Array::New(env),
-                moved = Napi::Array::New(env);
+    Napi::Array control_messages = Napi::Array::New(env), wanted = Napi::Array::New(env),
+                confirmed = Napi::Array::New(env), moved = Napi::Array::New(env);
     if (engine_ && engine_->sessions()) {
       const Mailbox::Mail mail = engine_->sessions()->mailbox().take(info[0].As<Napi::Number>().Uint32Value());
-      for (const Mailbox::Letter& letter : mail.letters) {
-        Napi::Object object = to_object(env, letter.from);
-        object.Set("bytes", Napi::Buffer<uint8_t>::Copy(env, letter.bytes.data(), letter.size));
-        letters.Set(letters.Length(), object);
+      for (const Mailbox::ControlMessage& message : mail.control_messages) {
+        Napi::Object object = to_object(env, message.from);
+        object.Set("bytes", Napi::Buffer<uint8_t>::Copy(env, message.bytes.data(), message.size));
+        control_messages.Set(control_messages.Length(), object);
       }
       for (const uint32_t session : mail.wanted) wanted.Set(wanted.Length(), session);
       for (const uint32_t session : mail.confirmed) confirmed.Set(confirmed.Length(), session);
@@ -200,7 +200,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
       }
     }
     Napi::Object mail = Napi::Object::New(env);
-    mail.Set("letters", letters);
+    mail.Set("controlMessages", control_messages);
     mail.Set("wanted", wanted);
     mail.Set("confirmed", confirmed);
     mail.Set("moved", moved);
@@ -253,7 +253,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
 
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Watcher> watcher_, mail_watcher_;
-  Napi::ObjectReference counters_;  // the threads write into it
+  Napi::ObjectReference counters_;  // kept alive because the threads write into it
   Napi::FunctionReference on_fault_, on_mail_;
 };
 
@@ -304,8 +304,8 @@ Napi::Value open_descriptors_of(const Napi::CallbackInfo& info) {
   return result;
 }
 
-Napi::Value bequest_head_of(const Napi::CallbackInfo& info) {
-  const std::optional<std::vector<uint8_t>> head = read_bequest_head(info[0].As<Napi::Number>().Int32Value());
+Napi::Value handover_head_of(const Napi::CallbackInfo& info) {
+  const std::optional<std::vector<uint8_t>> head = read_handover_head(info[0].As<Napi::Number>().Int32Value());
   if (!head) return info.Env().Undefined();
   return Napi::Buffer<uint8_t>::Copy(info.Env(), head->data(), head->size());
 }
@@ -356,7 +356,7 @@ Napi::Function define_engine(Napi::Env env) { return EngineHandle::define(env); 
 void export_engine(Napi::Env env, Napi::Object exports) {
   exports.Set("openSockets", Napi::Function::New<open_sockets_of>(env));
   exports.Set("openDescriptors", Napi::Function::New<open_descriptors_of>(env));
-  exports.Set("bequestHead", Napi::Function::New<bequest_head_of>(env));
+  exports.Set("handoverHead", Napi::Function::New<handover_head_of>(env));
   exports.Set("runEngine", Napi::Function::New<run_engine>(env));
 }
 

@@ -1,5 +1,4 @@
-// host.cc - what JavaScript asks of the kernel beside the engine: a TUN, Unix sockets, echo requests, a path's
-// MTU, the process's end.
+// host.cc - the exports that need no engine: TUN, Unix sockets, echo requests, path MTU, process exit.
 #include "host.h"
 
 #include <errno.h>
@@ -53,7 +52,7 @@ void notify_manager(const Napi::CallbackInfo& info) {
   if (Failure failure = notify(socket, message, fds)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
-/// The descriptor that a call opened; undefined where nothing waited.
+/// Returns the descriptor that a call opened; undefined if nothing waited.
 Napi::Value to_value(Napi::Env env, const Failure& failure, Fd& fd) {
   if (!failure) return Napi::Number::New(env, fd.release());
   if (failure->number != EAGAIN) to_error(env, *failure).ThrowAsJavaScriptException();
@@ -68,7 +67,7 @@ Napi::Value listen_unix(const Napi::CallbackInfo& info) {
 
 Napi::Value connect_unix(const Napi::CallbackInfo& info) {
   Fd fd;
-  // EAGAIN, of one that listens and takes nobody, is an error like any other here: it is not that nobody is there.
+  // EAGAIN is an error here too: the listener exists, but its queue is full.
   if (Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd)) {
     to_error(info.Env(), *failure).ThrowAsJavaScriptException();
     return info.Env().Undefined();

@@ -1,4 +1,4 @@
-// host.h - the functions of addon.d.ts that need no engine.
+// host.h - the exports that need no engine.
 #pragma once
 
 #include <napi.h>

@@ -1,5 +1,5 @@
-// layout.cc - the layout of records, and the limits that the dgram engine keeps as this one does. JavaScript reads
-// them here, or has them written where it may not ask, and test/native/layout.test.ts compares those.
+// layout.cc - the layout of peer records, and the limits that the dgram engine shares with the native engine.
+// JavaScript reads them here. Code that cannot load the addon has copies, which test/native/layout.test.ts compares.
 #include "layout.h"
 
 #include <initializer_list>

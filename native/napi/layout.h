@@ -1,4 +1,4 @@
-// layout.h - what both languages count on, told by the one that has it.
+// layout.h - the layouts and limits that both languages share.
 #pragma once
 
 #include <napi.h>

@@ -1,4 +1,4 @@
-// lock.cc - open-file-description locks: taken at once, or waited for in a thread of libuv's pool.
+// lock.cc - open-file-description locks. They are taken immediately, or waited for in a thread of libuv's pool.
 #include "lock.h"
 
 #include <errno.h>
@@ -10,7 +10,6 @@ namespace weft {
 
 namespace {
 
-/// The lock that both ways of locking ask for: the whole file, for writing.
 struct flock whole_file() {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -18,7 +17,6 @@ struct flock whole_file() {
   return lock;
 }
 
-/// Waits for the lock in a thread of libuv's pool.
 class LockWorker : public Napi::AsyncWorker {
  public:
   LockWorker(Napi::Env env, int fd) : AsyncWorker(env), fd_(fd), promise_(Napi::Promise::Deferred::New(env)) {}

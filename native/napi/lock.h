@@ -1,4 +1,4 @@
-// lock.h - locks of whole files.
+// lock.h - locks on whole files.
 #pragma once
 
 #include <napi.h>

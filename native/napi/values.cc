@@ -1,4 +1,4 @@
-// values.cc - member by member.
+// values.cc - converts values member by member.
 #include "values.h"
 
 #include <arpa/inet.h>
@@ -86,7 +86,7 @@ Net to_net(const Napi::Value& value) {
   return Net::of(to_address(net.Get("address")), net.Get("prefixLength").As<Napi::Number>().Uint32Value());
 }
 
-/// Reads what there is of each family, by `read`.
+/// Reads the members of each family with `read`.
 template <typename T>
 ByFamily<T> by_family(const Napi::Value& value, T (*read)(const Napi::Value&)) {
   const auto given = value.As<Napi::Object>();
@@ -153,7 +153,7 @@ Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
   object.Set("tunName", descriptors.tun_name);
   object.Set("features", to_array(env, names_of(descriptors.features)));
   object.Set("loops", loops);
-  if (descriptors.bequest) object.Set("bequest", descriptors.bequest.release());
+  if (descriptors.handover_state) object.Set("handoverState", descriptors.handover_state.release());
   return object;
 }
 
@@ -172,7 +172,7 @@ Descriptors to_descriptors(const Napi::Object& object) {
     descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender")),
                                  fd_of(loop.Get("otherSocket")), fd_of(loop.Get("otherSender"))});
   }
-  descriptors.bequest = fd_of(object.Get("bequest"));
+  descriptors.handover_state = fd_of(object.Get("handoverState"));
   return descriptors;
 }
 

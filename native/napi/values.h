@@ -1,4 +1,4 @@
-// values.h - values between JavaScript and C++: errors, lists, what addon.d.ts describes.
+// values.h - converts values between JavaScript and C++: errors, lists, and the types of addon.d.ts.
 #pragma once
 
 #include <napi.h>
@@ -21,25 +21,25 @@ std::vector<std::string_view> names_of(uint32_t features);
 Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names);
 std::vector<int> to_numbers(const Napi::Array& array);
 uint32_t features_of(const Napi::Array& names);
-/// Reads a number as IPv4 in host order, a bigint as IPv6, or a text as either family; none for anything else.
+/// Reads an address: a number is IPv4 in host order, a bigint is IPv6, a string is either. Returns :: for anything
+/// else.
 Address to_address(const Napi::Value& value);
-/// A number of IPv4 in host order, a bigint of IPv6; 0 of none.
+/// Returns a number for IPv4 (host order), a bigint for IPv6, or 0 for ::.
 Napi::Value to_value(Napi::Env env, const Address& address);
-/// As inet_ntop(3) prints it; empty of none.
+/// Formats an address like inet_ntop(3); :: becomes an empty string.
 std::string to_text(const Address& address);
-/// Reads an object with `ipv4`, `ipv6`, or both.
 ByFamily<Address> to_addresses(const Napi::Value& value);
 ByFamily<Net> to_nets(const Napi::Value& value);
 FilterOptions to_filter(const Napi::Object& filter);
-/// Keys are of 32 bytes; they are copied, and the caller's to wipe.
+/// Copies the keys, which must have 32 bytes each. The caller wipes its own copies.
 SessionKeys to_keys(const Napi::Object& given);
-/// `address` and `port`.
 Napi::Object to_object(Napi::Env env, const SocketAddress& address);
-/// `since_1970_us` is added to the time of the threads' clock.
+/// `since_1970_us` is added to convert the monotonic time.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
-/// The descriptors are JavaScript's from now on.
+/// Passes ownership of the descriptors to JavaScript.
 Napi::Object to_object(Napi::Env env, Descriptors descriptors);
-/// They are C++'s from now on, and no command that is run has them: those that another process opened may be inherited.
+/// Takes ownership of the descriptors from JavaScript. Sets close-on-exec, because descriptors from another process may
+/// be inherited by commands.
 Descriptors to_descriptors(const Napi::Object& object);
 
 }  // namespace weft

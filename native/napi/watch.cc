@@ -1,4 +1,4 @@
-// watch.cc - a uv_poll that closes itself: what libuv still has of it when the environment ends is waited for.
+// watch.cc - watches a descriptor with a uv_poll. The environment does not end before libuv has closed the handle.
 #include "watch.h"
 
 #include <uv.h>
@@ -24,8 +24,8 @@ struct Watcher::State {
   uv_poll_t poll{};
   Napi::Env env;
   std::function<void(Napi::Env)> on_readable;
-  napi_async_cleanup_hook_handle hook = nullptr;  // the environment does not end before it is removed
-  std::shared_ptr<State> open;                    // itself, until libuv has closed the handle
+  napi_async_cleanup_hook_handle hook = nullptr;  // keeps the environment alive until it is removed
+  std::shared_ptr<State> open;                    // a reference to itself, until libuv has closed the handle
 };
 
 Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
@@ -41,8 +41,7 @@ Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_
     Napi::Env env = state->env;
     Napi::HandleScope scope(env);
     state->on_readable(env);
-    // An exception of the callback is nobody's to catch. Left pending, it would be thrown by whatever call into the
-    // addon is next.
+    // An exception of the callback has no caller. If it stayed pending, the next call into the addon would throw it.
     if (env.IsExceptionPending()) napi_fatal_exception(env, env.GetAndClearPendingException().Value());
   });
   if (error == 0) return {};

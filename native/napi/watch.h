@@ -1,4 +1,4 @@
-// watch.h - descriptors that the event loop watches, for the engine's faults and for JavaScript.
+// watch.h - watches descriptors on the event loop, for the engine's faults and for JavaScript.
 #pragma once
 
 #include <napi.h>
@@ -10,10 +10,9 @@
 
 namespace weft {
 
-/// Calls a JavaScript function from the event loop while a descriptor is readable.
 class Watcher {
  public:
-  /// Fails where the descriptor is of a kind that cannot be waited for, or is none, or is watched already.
+  /// Fails if the descriptor cannot be polled, is invalid, or is already watched.
   static Failure start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
                        std::unique_ptr<Watcher>& result);
   ~Watcher();
@@ -28,7 +27,6 @@ class Watcher {
   std::shared_ptr<State> state_;
 };
 
-/// The class of what watchReadable gives.
 Napi::Function define_watcher(Napi::Env env);
 void export_watch(Napi::Env env, Napi::Object exports);
 

@@ -1,4 +1,4 @@
-// descriptors.cc - the sockets and the TUN queues of all loops, and which features they have in common.
+// descriptors.cc - opens the sockets and the TUN queues of all loops, and determines their common features.
 #include "descriptors.h"
 
 #include <algorithm>
@@ -20,7 +20,8 @@ Failure open_sockets(const OpenOptions& options, LoopSockets& result) {
     if (!several) break;
     if (Failure failure = open_sender(options.bind_address, i, options.features, result.senders[i])) return failure;
   }
-  // Refused, the kernel spreads by its own hash of addresses and ports: less evenly, and flows keep their order too.
+  // If the kernel refuses, it spreads datagrams by its own hash of addresses and ports. That is less even, but keeps
+  // the order of flows too.
   if (several) spread_by_source(result.sockets[0], options.bind_address, options.workers);
   result.features = result.sockets[0].features;
   result.receive_buffer = {asked_bytes, result.sockets[0].receive_buffer_bytes};
@@ -41,7 +42,7 @@ Failure open_descriptors(const OpenOptions& options, Descriptors& result, Receiv
   }
   uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp);
   granted |= tuns[0].features | opened.features;
-  // A kernel that does not know USO refuses UDP superpackets in both directions.
+  // A kernel without USO refuses UDP superpackets in both directions.
   if (!(granted & kTunUso) && (wanted & kTunUso)) granted &= ~kCoalesceUdp;
 
   receive_buffer = opened.receive_buffer;

@@ -1,4 +1,4 @@
-// descriptors.h - what an engine moves packets through, opened: here, or by a process that went before.
+// descriptors.h - the descriptors that an engine needs. This process opens them, or inherits them from its predecessor.
 #pragma once
 
 #include <string>
@@ -13,26 +13,25 @@ namespace weft {
 struct LoopDescriptors {
   Fd tun;
   Fd socket;
-  Fd sender;        ///< none where the loop sends by the socket that it receives by
-  Fd other_socket;  ///< the two of the other family; none where datagrams are of one
+  Fd sender;        ///< none if the loop sends from its receiving socket
+  Fd other_socket;  ///< The two sockets of the other family; none if datagrams are of one family.
   Fd other_sender;
 };
 
 struct Descriptors {
-  std::string tun_name;   ///< as the kernel gave it
-  uint32_t features = 0;  ///< granted, less those that failed since
+  std::string tun_name;   ///< the name that the kernel chose
+  uint32_t features = 0;  ///< the features that the kernel granted, except those that failed since
   std::vector<LoopDescriptors> loops;
-  Fd bequest;  ///< the sessions of the engine that ran on them (io/bequest.h); none where there are none to go on with
+  Fd handover_state;  ///< The saved sessions of the previous engine (io/handover_state.h); none if there are none.
 };
 
 struct OpenOptions {
-  std::string tun_name;  ///< or a pattern with %d
+  std::string tun_name;  ///< a name, or a pattern with %d
   SocketAddress bind_address;
   size_t workers = 1;
-  uint32_t features = kAllFeatures;  ///< those wanted
+  uint32_t features = kAllFeatures;  ///< the requested features
 };
 
-/// The receive buffer of one socket.
 struct ReceiveBuffer {
   int asked_bytes = 0;
   int granted_bytes = 0;
@@ -40,16 +39,15 @@ struct ReceiveBuffer {
 
 /// The sockets of one family for all loops.
 struct LoopSockets {
-  uint32_t features = 0;  ///< granted, of those of a socket
+  uint32_t features = 0;  ///< the socket features that the kernel granted
   ReceiveBuffer receive_buffer;
   std::vector<UdpSocket> sockets;
-  std::vector<UdpSocket> senders;  ///< none in place of each where there is one loop
+  std::vector<UdpSocket> senders;  ///< one per loop, or empty descriptors if there is a single loop
 };
 
-/// Opens the sockets alone, of the family of the address.
 Failure open_sockets(const OpenOptions& options, LoopSockets& result);
 
-/// Opens all that `workers` loops need to carry datagrams of one family.
+/// Opens the TUN queues and the sockets of one family for `workers` loops.
 Failure open_descriptors(const OpenOptions& options, Descriptors& descriptors, ReceiveBuffer& receive_buffer);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// direction.h - what the two directions of a loop share: what each is given, and what it tells the loop.
+// direction.h - the interface of the two directions of a loop, and the data that both get.
 #pragma once
 
 #include <algorithm>
@@ -14,60 +14,60 @@
 
 namespace weft {
 
-/// All of it outlives the directions.
+/// The environment of both directions. Everything here outlives them.
 struct Path {
   int tun = -1;
-  int socket = -1;        ///< receives, on the port that peers know
-  int sender = -1;        ///< sends: the same socket, or one with a source port of its own
-  int other_socket = -1;  ///< the two of the other family, where datagrams are of both; else none
+  int socket = -1;        ///< receives on the well-known port
+  int sender = -1;        ///< sends; the same as `socket`, or one with its own source port
+  int other_socket = -1;  ///< The two sockets of the other family; -1 if datagrams are of one family.
   int other_sender = -1;
   /// The sockets that send from the port that peers know, one per family; -1: use the lane's own. Packets of a session
   /// share one counter, and a fair queue (fq) serves each socket in turn. So all lanes send them through one socket.
   int known = -1;
   int other_known = -1;
-  ByFamily<Address> tun_address = {};  ///< the source of ICMP errors to peers
-  ByFamily<Address> network_address =
-      {};                   ///< the same of those into the TUN: by IPv4 the kernel refuses one of its own
+  ByFamily<Address> tun_address = {};  ///< the source addresses of ICMP errors to peers
+  /// The source addresses of ICMP errors into the TUN. The kernel would refuse its own IPv4 address as a source.
+  ByFamily<Address> network_address = {};
   Features* features = nullptr;
   CounterRow counters = CounterRow(nullptr);
   TrafficRows* traffic = nullptr;
-  Drops* tx_drops = nullptr;  ///< the drops of the egress; below: those of the ingress
+  Drops* tx_drops = nullptr;  ///< the drops of the egress
   Drops* rx_drops = nullptr;
-  FilterOptions filter = {};       ///< chooses the packets from peers that are let in
-  Strangers* strangers = nullptr;  ///< hears whose packets were not let in
-  IcmpLimits* icmp = nullptr;      ///< shared by all loops
-  size_t clamp_mtu = 0;            ///< the TUN's MTU, when TCP is to begin with segments that fit; else 0
+  FilterOptions filter = {};
+  UnknownSenders* unknown_senders = nullptr;  ///< records whose packets were refused
+  IcmpLimits* icmp = nullptr;                 ///< shared by all loops
+  size_t clamp_mtu = 0;  ///< the TUN's MTU if the MSS of new connections is lowered to fit it; else 0
 
   int known_socket() const { return known >= 0 ? known : socket; }
   int other_known_socket() const { return other_known >= 0 ? other_known : other_socket; }
 };
 
-/// The outcome of one turn.
 struct Pump {
   size_t items = 0;    ///< reads or messages
-  size_t carried = 0;  ///< packets that went on, or superpackets
-  size_t refused = 0;  ///< those that were dropped
-  Failure failure;     ///< the path cannot go on
+  size_t carried = 0;  ///< packets or superpackets that were forwarded
+  size_t refused = 0;  ///< packets or superpackets that were dropped
+  Failure failure;     ///< set if the path cannot continue
 };
 
-/// The MTU of the path to an endpoint as PathMtu keeps it: as if it were of IPv4, whose header is that much shorter, so
-/// that what is left in a datagram is found by one rule. 0 stays: not known.
+/// Converts an endpoint's path MTU to the form that PathMtu stores. The MTU of an IPv6 path is reduced by the extra
+/// length of the IPv6 header, so that the rest of the code uses the overhead of IPv4. 0 means "unknown" and stays 0.
 inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
   constexpr size_t kLongerBytes = kIpv6HeaderBytes - kIpv4HeaderBytes;
   return endpoint.to.family() == AF_INET6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
 }
 
-/// A path that takes no packet of so many bytes takes next to nothing.
+/// A path MTU that leaves less than this for a packet is implausible.
 constexpr size_t kLeastMtu = 256;
 
-/// The longest packet that a path of `path_bytes` takes, in a datagram with `encap_bytes` around it. Where the path is
-/// not known, which is 0, or takes next to nothing, the kernel fragments datagrams, and it is what one may hold.
+/// Returns the length of the longest packet that fits in a datagram of `path_bytes` with `encap_bytes` around the
+/// packet. If the MTU is unknown (0) or implausibly small, the kernel fragments datagrams, and the maximum datagram
+/// size is the limit.
 inline size_t longest_within(size_t path_bytes, size_t encap_bytes) {
   const size_t before = kOuterBytes + encap_bytes;
   return path_bytes >= before + kLeastMtu ? path_bytes - before : kMaxDatagramBytes - encap_bytes;
 }
 
-/// The same to an endpoint, by all that is known of it.
+/// Returns the length of the longest packet to an endpoint, by the kernel's path MTU and by probes.
 inline size_t longest_to(const Endpoint& endpoint, size_t encap_bytes) {
   const size_t known = longest_within(endpoint.path.bytes(), encap_bytes);
   return endpoint.limit == 0 ? known : std::min<size_t>(known, endpoint.limit);
@@ -76,15 +76,17 @@ inline size_t longest_to(const Endpoint& endpoint, size_t encap_bytes) {
 class Direction {
  public:
   virtual ~Direction() = default;
-  /// Moves one batch. Does not block, but for a full socket buffer (io/sender.h). Run by one thread at a time.
+  /// Moves one batch. Called by one thread at a time. It blocks only while a socket buffer is full, and for a limited
+  /// time (io/sender.h).
   virtual Pump pump() = 0;
-  /// Counts what the kernel tells only when it is asked. By the same thread, now and then.
+  /// Updates the counters that the kernel reports only on request. Called by the loop's thread from time to time.
   virtual void count() {}
-  /// tick() is to be called this often at least, in milliseconds; -1: never.
+  /// The longest interval between two calls of tick(), in milliseconds; -1 if tick() is not needed.
   virtual int tick_ms() const { return -1; }
-  /// Does what an encapsulation with timers has to do. By the same thread. True when all directions are to rest().
+  /// Runs the encapsulation's timers. Called by the loop's thread. Returns true if rest() of all directions must be
+  /// called.
   virtual bool tick() { return false; }
-  /// Wipes what an encapsulation has not used for a while. By the same thread.
+  /// Wipes keys that the encapsulation has not used for a while. Called by the loop's thread.
   virtual void rest() {}
 };
 

@@ -1,15 +1,16 @@
-// egress.h - the walk of a packet from the TUN to its peer.
+// egress.h - moves packets from the TUN to their peers. For each batch:
 //
-//   read      up to 64 packets or 256 KiB, each with its virtio header; fewer if they make many datagrams
-//   decide    inner destination to endpoint; without one an ICMP error goes back into the TUN; TTL less one
-//             where the tunnel routes
-//   cut       a superpacket into (header, slice of payload) pairs, no payload copied; checksums completed
-//   fit       what the path to the peer does not take: cut smaller, in fragments, or an ICMP error goes back
-//             (docs/path-mtu.md)
-//   seal      what the encapsulation puts before each packet and behind it; it may refuse one
-//   send      all of the batch (io/sender.h)
+// - read: up to 64 packets or 256 KiB, each with its virtio header. It stops earlier if the packets make many
+//   datagrams.
+// - decide: look up the endpoint of the inner destination. If there is none, an ICMP error goes back into the TUN. If
+//   the encapsulation routes, decrement the TTL.
+// - cut: turn a superpacket into pairs of header and payload slice, without copying the payload. Complete missing
+//   checksums.
+// - fit: if a packet exceeds the path MTU, cut it smaller, fragment it, or send an ICMP error back (docs/path-mtu.md).
+// - seal: the encapsulation adds its header and trailer, or refuses the packet.
+// - send: hand all datagrams of the batch to the kernel (io/sender.h).
 //
-// Bytes live in the read arena from a turn to its end, and nothing outlives a turn. No allocation, no lock.
+// Packets stay in the read buffer during a turn, and nothing outlives a turn. Nothing allocates or locks.
 #pragma once
 
 #include <errno.h>
@@ -59,14 +60,13 @@ class Egress final : public Direction {
     turn_ms_ = 0;
     size_t used = 0;
     while (pump.items < kMaxReads && used < kReadBudgetBytes && made_ < kEnoughMade) {
-      // Before each packet, and behind it, there is room for what the encapsulation puts there, whether or not the TUN
-      // speaks virtio headers.
+      // Leave room for the encapsulation's header and trailer around each packet, also if the TUN uses virtio headers.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
       if (size < 0) {
         if (errno == EINTR) continue;
         if (errno == EAGAIN) break;
-        if (errno == EBADFD) {  // the device was deleted
+        if (errno == EBADFD) {
           pump.failure = SystemError{"read from the TUN", errno};
           break;
         }
@@ -94,11 +94,11 @@ class Egress final : public Direction {
  private:
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
-  /// The number of datagrams after which a turn reads no further packets. The last read adds at most 1,023 datagrams:
-  /// a superpacket of the smallest segments that are carried (Segmenter::is_costly).
+  /// The number of datagrams after which a turn reads no further packets. The last read adds at most 1,023 datagrams: a
+  /// superpacket of the smallest segments that are carried (Segmenter::is_costly).
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
-  /// Of each datagram there is room for the headers, and where it is sealed in one piece for a share of what a turn
+  /// The room for a datagram's headers. If datagrams are sealed in one piece, also a share of the bytes that a turn
   /// reads.
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
@@ -158,8 +158,9 @@ class Egress final : public Direction {
       const size_t ip_bytes = packet.ip_bytes;
       return send_fragments({bytes, ip_bytes, bytes + ip_bytes, packet.total - ip_bytes}, packet, *endpoint, mtu);
     }
-    // Alone in its datagram's message: of several in one the kernel lets a router fragment each (__ip_make_skb sets DF
-    // where all of it fits the path), and one that arrives in pieces says nothing of the path.
+    // The packet must be alone in its message. If a message has several datagrams, the kernel allows routers to
+    // fragment them (__ip_make_skb sets DF only if the whole message fits the path), and a fragmented probe says
+    // nothing about the path.
     const bool alone = is_path_question(bytes, packet);
     if (alone) sender_.send();
     uint8_t* start = bytes - Encap::kHeaderBytes;
@@ -174,7 +175,7 @@ class Egress final : public Direction {
     if (segments.is_costly()) return drop(k_tx_drop_malformed, virtio, bytes, packet, &endpoint);
     if (segments.packet_bytes() > mtu) {
       if (segments.is_tcp()) {
-        // Of a path that takes little more than extension headers as much is sent as any link of IPv6 takes.
+        // If the path MTU hardly exceeds the headers, use the minimum MTU of IPv6 links instead.
         segments.limit(2 * segments.header_bytes() <= mtu ? mtu : std::max(mtu, kLeastIpv6Mtu));
       } else if (may_not_fragment(bytes, packet)) {
         if (segments.packet_bytes() > least_mtu(packet)) return refuse(mtu, virtio, bytes, packet, endpoint);
@@ -206,13 +207,12 @@ class Egress final : public Direction {
     }
   }
 
-  /// Room for a datagram's header and trailer, and for its payload where it is sealed in one piece.
+  /// Returns room for a datagram's header and trailer, and for its payload if it is sealed in one piece.
   uint8_t* room(size_t header_bytes, size_t payload_bytes) {
     return sender_.room(header_bytes + (HasSessions<Encap> ? payload_bytes : 0) + Encap::kTrailerBytes);
   }
 
-  /// Gathers a datagram, unless the encapsulation refuses it; `first` begins with its header, and has room for its
-  /// trailer behind it.
+  /// Seals a datagram and adds it to the batch. `first` begins with the header; room for the trailer follows it.
   void seal(const Endpoint& endpoint, const Packet& packet, Ecn ecn, std::span<uint8_t> first,
             std::span<uint8_t> payload) {
     made_++;
@@ -232,7 +232,7 @@ class Egress final : public Direction {
     sender_.template add<Encap::kTrailerBytes>(endpoint, ecn, first, payload);
   }
 
-  /// True for the answer to a peer that asks whether the family answers by which it is not sent to now.
+  /// True for the answer to a probe over the family that this host does not currently use to reach the peer.
   bool goes_by_other(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) const {
     if (!endpoint.other || !(source_of(bytes, packet) == path_.tun_address.of(packet.version))) return false;
     return outer_of_answer(bytes, packet) == (endpoint.other.is_v4() ? 4 : 6);
@@ -244,7 +244,7 @@ class Egress final : public Direction {
     const std::span<const uint8_t> datagram(first.data(), first.size() + Encap::kTrailerBytes);
     const SocketAddress to(endpoint.other, endpoint.to.port());
     const bool known = endpoint.is_from_known_port;
-    // A socket takes no address but of its own family.
+    // Sockets accept addresses of their own family only.
     if (!send_now(known ? path_.other_known_socket() : path_.other_sender, to, datagram) &&
         !send_now(known ? path_.known_socket() : path_.sender, to, datagram)) {
       return drop({.reason = k_tx_drop_refused, .bytes = {bytes, packet.total}, .peer = endpoint.other});
@@ -255,7 +255,6 @@ class Egress final : public Direction {
     path_.traffic->add_sent(endpoint.slot, 1, packet.total);
   }
 
-  /// The mark of congestion for the outer header.
   static Ecn outer_ecn(const uint8_t* bytes, const Packet& packet) {
     return Encap::kCopiesEcn ? ecn_of(bytes, packet) : kNotEct;
   }
@@ -264,7 +263,7 @@ class Egress final : public Direction {
     refused_++;
     path_.tx_drops->add(dropped);
   }
-  /// Drops a packet as it lies there; a superpacket is dropped as a whole.
+  /// Drops a packet; a superpacket is dropped as a whole.
   void drop(Counter reason, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
             const Endpoint* endpoint = nullptr) {
     drop({.reason = reason,
@@ -273,12 +272,12 @@ class Egress final : public Direction {
           .peer = endpoint ? endpoint->address() : Address()});
   }
 
-  /// A router fragments nothing of IPv6 (RFC 8200 section 5).
+  /// Routers must not fragment IPv6 packets (RFC 8200 section 5).
   static bool may_not_fragment(const uint8_t* bytes, const Packet& packet) {
     return packet.version == 6 || (load_be16(bytes + 6) & kDontFragment);
   }
-  /// A packet of this length is carried whatever the path takes: of IPv6 as much as any link takes, in a datagram that
-  /// the kernel then sends in fragments, since no sender could be told to send less (RFC 2473 section 7.1).
+  /// Packets up to this length are carried regardless of the path MTU. IPv6 senders do not send packets shorter
+  /// than 1280 bytes on request, so the kernel fragments the datagrams of such packets (RFC 2473 section 7.1).
   static size_t least_mtu(const Packet& packet) { return packet.version == 6 ? kLeastIpv6Mtu : 0; }
 
   void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {
@@ -287,8 +286,8 @@ class Egress final : public Direction {
               k_tx_frag_needed_sent);
   }
 
-  /// True for a packet that may not be fragmented and asks whether so long a one arrives: an echo request of this
-  /// host's own. No limit stops it, or nobody would find out that there is none any more.
+  /// True for an unfragmented echo request of this host, which probes whether a packet of its length arrives. No learnt
+  /// limit applies to it, because it is the way to find out that a limit has gone.
   bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
     const bool v4 = packet.version == 4;
     const uint8_t protocol = v4 ? uint8_t{IPPROTO_ICMP} : uint8_t{IPPROTO_ICMPV6},
@@ -297,13 +296,13 @@ class Egress final : public Direction {
            bytes[packet.ip_bytes] == type && source_of(bytes, packet) == path_.tun_address.of(packet.version);
   }
 
-  /// The longest packet that the path to a peer takes.
+  /// Returns the length of the longest packet that the path to a peer accepts.
   size_t mtu_to(const Endpoint& endpoint) {
     ask_path(endpoint);
     return longest_to(endpoint, kEncapBytes<Encap>);
   }
 
-  /// The longest that the kernel knows the path to take.
+  /// Returns the length of the longest packet by the kernel's path MTU alone.
   size_t known_mtu(const Endpoint& endpoint) {
     ask_path(endpoint);
     return longest_within(endpoint.path.bytes(), kEncapBytes<Encap>);
@@ -324,7 +323,7 @@ class Egress final : public Direction {
                  Counter counter) {
     const Address sender = source_of(bytes, packet);
     const bool is_ours = path_.filter.subnet.of(packet.version).contains(sender);
-    if (!path_.filter.is_from_here(sender) || !may_tell_of(bytes, packet) ||
+    if (!path_.filter.is_from_here(sender) || !may_send_error_about(bytes, packet) ||
         !(*path_.icmp)[kind].allows(sender, is_ours, now_ms())) {
       return;
     }
@@ -335,16 +334,16 @@ class Egress final : public Direction {
   }
 
   Path path_;
-  bool header_;                    // the TUN speaks virtio headers
-  PathProbe probe_, other_probe_;  // each for peers of its family
-  int64_t turn_ms_ = 0;            // the time when the turn began; 0 while nobody has asked
+  bool header_;                    // true if the TUN uses virtio headers
+  PathProbe probe_, other_probe_;  // one for peers of each family
+  int64_t turn_ms_ = 0;            // the time when the turn began; 0 until it is first needed
   PeerTables::Reader peers_;
-  const PeerTable* table_ = nullptr;  // during a turn
+  const PeerTable* table_ = nullptr;
   CircleGuard circles_;
   Encap encap_;
   Sender sender_;
-  size_t refused_ = 0, made_ = 0;     // packets dropped and datagrams made, in a turn
-  std::unique_ptr<uint8_t[]> reads_;  // not written to before it is used: a lane that is idle has no memory
+  size_t refused_ = 0, made_ = 0;     // the packets dropped and the datagrams made in this turn
+  std::unique_ptr<uint8_t[]> reads_;  // untouched until it is used, so that an idle lane takes no memory
 };
 
 }  // namespace weft

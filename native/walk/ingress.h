@@ -1,12 +1,11 @@
-// ingress.h - the walk of a packet from its peer to the TUN.
+// ingress.h - moves packets from peers to the TUN. For each batch:
 //
-//   receive   a batch of messages, each with one datagram or many (io/receiver.h)
-//   open      each datagram: a packet, where it lies, or a message for JavaScript, or nothing
-//   check     the inner packet (core/inspect.h); whose it is and for whom (core/filter.h); what the outer header says
-//   of
-//             congestion (core/ecn.h); TTL less one where the tunnel routes
-//   join      packets of one flow into superpackets (core/coalesce.h)
-//   write     each with its virtio header, in order (io/tun_writer.h)
+// - receive: a batch of messages, each with one datagram or several (io/receiver.h).
+// - open: the encapsulation turns each datagram into a packet, a control message for JavaScript, or nothing.
+// - check: validate the inner packet (core/inspect.h), filter it by sender and destination (core/filter.h), copy the
+//   outer congestion mark (core/ecn.h), and decrement the TTL if the encapsulation routes.
+// - join: combine packets of one flow into superpackets (core/coalesce.h).
+// - write: hand each packet with its virtio header to the TUN, in order (io/tun_writer.h).
 #pragma once
 
 #include "../core/checksum.h"
@@ -25,12 +24,12 @@ namespace weft {
 template <Encapsulation Encap>
 class Ingress final : public Direction {
  public:
-  /// The claim on the peer table is its own: it may run beside the other direction.
+  /// The peer table reader must be exclusive to this object, because the other direction may run at the same time.
   Ingress(const Path& path, PeerTables::Reader peers, Encap encap)
       : path_(path),
         peers_(peers),
         encap_(std::move(encap)),
-        filter_(path.filter, path.strangers),
+        filter_(path.filter, path.unknown_senders),
         receiver_(path.socket, Encap::kHeaderBytes, path.counters, path.rx_drops),
         writer_(path.tun, path.features, path.counters, path.rx_drops) {
     for (const int socket : {path.socket, path.other_socket}) {
@@ -64,7 +63,7 @@ class Ingress final : public Direction {
                                .peer = message.sender->address(),
                                .encap_bytes = Encap::kHeaderBytes});
           if (!opened.bytes.empty()) deliver(*message.sender, opened.bytes);
-        } else if (opened.what == Opened::What::kLetter) {
+        } else if (opened.what == Opened::What::kControlMessage) {
           if (const auto reason = deliver(*message.sender, opened.bytes)) {
             pump.refused++;
             path_.rx_drops->add({.reason = *reason, .bytes = opened.bytes, .peer = message.sender->address()});
@@ -96,7 +95,7 @@ class Ingress final : public Direction {
   }
 
  private:
-  /// What an encapsulation sends by itself, from the port that peers know.
+  /// Sends for an encapsulation's timers, from the well-known port.
   struct Out {
     Ingress& self;
     void send(const SocketAddress& to, std::span<const uint8_t> datagram, size_t inner_bytes, uint32_t slot) {
@@ -119,7 +118,7 @@ class Ingress final : public Direction {
     return is_inside && !table_->has_endpoint_at(from);
   }
 
-  /// Hands a message to JavaScript, or says why not.
+  /// Hands a message to JavaScript, or returns why it is dropped.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message) {
     if constexpr (HasSessions<Encap>) {
       const bool is_peer = table_->has_endpoint_at(from.address(), 4) || table_->has_endpoint_at(from.address(), 6);
@@ -128,7 +127,7 @@ class Ingress final : public Direction {
     return {};
   }
 
-  /// Returns true when the packet goes on.
+  /// Returns true if the packet is forwarded.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
@@ -139,7 +138,7 @@ class Ingress final : public Direction {
       drop(*reason, message, undone, bytes, packet);
       return false;
     }
-    // An outer header that says nothing of the packet's own mark gives no reason to drop.
+    // If the encapsulation does not copy marks to the outer header, the outer header gives no reason to drop.
     if (message.ecn != kNotEct && !take_ecn(message.ecn, bytes.data(), packet) && Encap::kCopiesEcn) {
       drop(k_rx_drop_congestion, message, undone, bytes, packet);
       return false;
@@ -189,15 +188,13 @@ class Ingress final : public Direction {
                          .peer = message.sender->address()});
   }
 
-  /// The segment size with which a peer begins a connection is what this side will send: as much as goes to that
-  /// peer, as far as that is known.
+  /// Lowers the MSS in a peer's SYN to the longest segment that this host can send to that peer.
   void clamp(uint8_t* bytes, const Packet& packet, const VirtioHeader& undone) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     const size_t most = peer ? std::min(path_.clamp_mtu, longest_to(*peer, kEncapBytes<Encap>)) : path_.clamp_mtu;
     clamp_mss(bytes, packet, most - mss_header_bytes(packet), undone.flags & kVirtioNeedsCsum);
   }
 
-  /// Counts what was let in of one peer since it was last counted.
   void count_received() {
     if (received_.peer) {
       path_.traffic->add_received(received_.peer->slot, received_.packets, received_.bytes,
@@ -206,8 +203,8 @@ class Ingress final : public Direction {
     received_ = {};
   }
 
-  /// Goes to the peer whose packet it was, at the endpoint that it receives by, and to nobody else: whoever sends a
-  /// datagram can say any source, outside and inside.
+  /// Sends the error to the peer that owns the packet's source, at its endpoint. It never goes to the datagram's
+  /// sender, because both the outer and the inner source may be forged.
   void send_time_exceeded(const uint8_t* bytes, const Packet& packet) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     uint8_t out[kEncapBytes<Encap> + kMaxIcmpErrorBytes];
@@ -223,13 +220,12 @@ class Ingress final : public Direction {
     if (send(peer->to, datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
-  /// A peer that sends by one family may be sent to by the other: a socket takes no address but of its own.
+  /// A peer may send over one family and receive over the other. Sockets accept addresses of their own family only.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
     return send_now(path_.known_socket(), to, datagram) ||
            (path_.other_socket >= 0 && send_now(path_.other_known_socket(), to, datagram));
   }
 
-  /// A peer's packets that follow each other.
   struct Received {
     const Endpoint* peer = nullptr;
     uint64_t packets = 0, bytes = 0;
@@ -238,12 +234,12 @@ class Ingress final : public Direction {
   Path path_;
   ByFamily<Address> own_;  // the source addresses of this host's datagrams
   PeerTables::Reader peers_;
-  const PeerTable* table_ = nullptr;  // during a turn
+  const PeerTable* table_ = nullptr;  // valid during a turn
   Encap encap_;
   Filter filter_;
-  Received received_;  // during a turn
+  Received received_;
   Receiver receiver_;
-  CoalesceLimits limits_;  // during a turn
+  CoalesceLimits limits_;
   Coalescer coalescer_;
   TunWriter writer_;
 };

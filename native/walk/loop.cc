@@ -1,10 +1,9 @@
-// loop.cc - the thread's life.
+// loop.cc - the loop's thread.
 #include "loop.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
 
-#include "../core/precedence.h"
 #include "../core/waiting.h"
 #include "../io/clock.h"
 
@@ -12,7 +11,7 @@ namespace weft {
 
 namespace {
 
-/// Followed by the loop's number; with two digits no longer than the 15 characters that the kernel keeps.
+/// The loop's number follows. With two digits the name has at most 15 characters, the kernel's limit.
 constexpr const char* kThreadName = "weft-loop";
 
 bool watch(const Fd& epoll, int fd) {
@@ -48,7 +47,7 @@ Failure Loop::start() {
 }
 
 ThreadRounds Loop::ask_thread() const {
-  // Read before it is woken: whatever the thread does at this moment, one more round is still to come.
+  // Read before the wake-up, so that at least one more round follows.
   ThreadRounds rounds{name_, rounds_.count()};
   wake_.signal();
   return rounds;
@@ -59,10 +58,10 @@ void Loop::stop() {
   wake_.signal();
   if (!thread_.started()) return;
   thread_.join();
-  count_what_is_told();
+  count_kernel_drops();
 }
 
-void Loop::count_what_is_told() {
+void Loop::count_kernel_drops() {
   ingress_->count();
   if (other_ingress_) other_ingress_->count();
 }
@@ -91,7 +90,6 @@ void Loop::run() {
     return epoll_wait(epoll_.get(), events, kDescriptors, milliseconds < 0 ? tick_ms : milliseconds);
   };
   Waiting waiting(options_.poll_us);
-  Precedence precedence;
   while (!stopping()) {
     rounds_.add();
     const int count = waiting.wait(look, ThreadClock{});
@@ -101,14 +99,13 @@ void Loop::run() {
       const int fd = events[i].data.fd;
       if (fd == wake_.fd()) {
         wake_.clear();
-        count_what_is_told();
+        count_kernel_drops();
       } else if (!pump(fd == path_.tun ? *egress_ : fd == path_.socket ? *ingress_ : *other_ingress_, sum)) {
         return;
       }
     }
     if (tick_ms >= 0) tick();
     if (sum.carried > 0) waiting.found_worth();
-    if (precedence.count(sum.carried, sum.refused, monotonic_us)) thread_.go_first(precedence.goes_first());
   }
 }
 

@@ -1,9 +1,9 @@
-// loop.h - one loop: a TUN queue, a socket of each family that datagrams are of, and the thread that moves packets
-// between them in both directions.
+// loop.h - one loop: a TUN queue, a socket for each family in use, and the thread that moves packets between them in
+// both directions.
 //
-// Several loops are lanes. A flow stays in its loop, and the kernel's scheduler serves the loops in turn, by the time
-// that each has used: one that has little to do is served at once, however much waits in another. So a lone packet
-// does not stand behind eight streams, and no queue of ours has to be fair.
+// Several loops are lanes. A flow stays in its loop. The kernel's scheduler serves the loops' threads by the time that
+// each has used, so a loop with little to do runs immediately, however many packets wait in another loop. A lone packet
+// does not wait behind eight streams, and weft needs no fair queue of its own.
 #pragma once
 
 #include <atomic>
@@ -16,12 +16,12 @@
 
 namespace weft {
 
-/// Holds the first failure of any loop and tells about it through an eventfd.
+/// Holds the first failure of any loop, and reports it through an eventfd.
 class Fault {
  public:
-  /// The reason why the eventfd could not be created; empty if it could.
+  /// Why the eventfd could not be created; empty if it could.
   Failure failure() const { return event_.failure(); }
-  /// Becomes readable once, when a loop has failed.
+  /// Becomes readable when a loop has failed.
   int event() const { return event_.fd(); }
   void report(const SystemError& error) {
     if (reported_.exchange(true)) return;
@@ -37,8 +37,8 @@ class Fault {
   SystemError error_{"", 0};
 };
 
-/// The number of rounds of a thread's loop. Written by that thread alone, so a plain store is enough, on a line that
-/// no other thread writes.
+/// The number of rounds of a thread's loop. Only that thread writes it, so a plain store suffices. The alignment keeps
+/// it on a cache line that no other thread writes.
 class alignas(64) Rounds {
  public:
   void add() { count_.store(count() + 1, std::memory_order_relaxed); }
@@ -54,32 +54,31 @@ struct ThreadRounds {
 };
 
 struct LoopOptions {
-  int nice = 0;         ///< the thread's, as setpriority(2) has it; 0: that of the process
-  int64_t poll_us = 0;  ///< for how long it looks again before it sleeps (core/waiting.h)
+  int nice = 0;         ///< The thread's nice value (setpriority(2)); 0 means that of the process.
+  int64_t poll_us = 0;  ///< How long the thread polls before it sleeps, in microseconds (core/waiting.h).
 };
 
 class Loop {
  public:
-  /// `other_ingress` receives by the path's other socket, where it has one.
+  /// `other_ingress` receives from the path's second socket, if there is one.
   Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
        const LoopOptions& options, Fault& fault, std::unique_ptr<Direction> other_ingress = nullptr);
-  /// Stops and joins.
   ~Loop();
 
   Failure start();
-  /// The reason why the thread has not the priority that was asked for, once it was started.
+  /// Why the thread does not run at the requested priority; empty if it does. Valid after start().
   Failure priority_refused() const { return thread_.priority_refused(); }
   void stop();
-  /// Tells the rounds until now, then wakes the thread: one that is alive goes round once more.
+  /// Returns the number of rounds so far, then wakes the thread. If the thread is alive, the number increases.
   ThreadRounds ask_thread() const;
-  /// Wakes the thread likewise: what an encapsulation has to send goes then.
+  /// Wakes the thread, so that it sends what the encapsulation has ready.
   void wake() const { wake_.signal(); }
 
  private:
   void run();
-  /// False when the path cannot go on, which is told.
+  /// Moves one batch and adds the result to `sum`. Reports a failure and returns false if the path cannot continue.
   bool pump(Direction& direction, Pump& sum);
-  void count_what_is_told();
+  void count_kernel_drops();
   void tick();
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
 
@@ -87,11 +86,11 @@ class Loop {
   Path path_;
   std::unique_ptr<Direction> egress_;
   std::unique_ptr<Direction> ingress_;
-  std::unique_ptr<Direction> other_ingress_;  // null where datagrams are of one family
+  std::unique_ptr<Direction> other_ingress_;  // null if datagrams are of one family
   LoopOptions options_;
   Fault& fault_;
   Fd epoll_;
-  Event wake_;  // stop, or go round once
+  Event wake_;
   std::atomic<bool> stopping_{false};
   Rounds rounds_;
   Thread thread_;

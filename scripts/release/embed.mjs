@@ -80,7 +80,6 @@ export function english(tables) {
   return Buffer.concat([tables.subarray(0, start), head, ...kept.map((each) => each.data)])
 }
 
-/** Returns an ELF note with the blob. */
 function noteOf(blob) {
   const name = Buffer.alloc(roundUp(NAME.length + 1, 4))
   name.write(NAME)

@@ -39,7 +39,6 @@ const PROGRAMS = ['bin/busybox', 'bin/ip', 'bin/setpriv', 'bin/wg', 'sbin/bridge
 )
 /** The commands of busybox: for deploy/flanneld.sh, and for a user who inspects a container. */
 const APPLETS = ['cat', 'cp', 'env', 'grep', 'head', 'id', 'ls', 'ps', 'sh', 'sleep', 'tail', 'test']
-/** The libraries to which Node.js is linked. */
 const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpthread.so.0', 'libstdc++.so.6']
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/

@@ -52,7 +52,6 @@ function wanted() {
   return { image }
 }
 
-/** Returns the section of the changelog about this version. */
 function releaseNotes() {
   const [, text] =
     new RegExp(`^## ${version.replaceAll('.', '\\.')} [^\\n]*\\n(.*?)(?=^## |$(?![^]))`, 'ms').exec(

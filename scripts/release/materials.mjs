@@ -9,7 +9,6 @@ import { NODE_VERSION } from './inputs.mjs'
 const licencesOf = (license) =>
   /^[\w.+-]+$/.test(license) ? [{ license: { id: license } }] : [{ expression: license }]
 
-/** Returns the component of an npm package. */
 export const library = ({ name, version, license }) => ({
   type: 'library',
   name,
@@ -24,7 +23,6 @@ export const runtime = () => [
   ...compiled(),
 ]
 
-/** Returns the components of an addon. */
 export const compiled = () => [
   {
     type: 'library',

@@ -74,7 +74,7 @@ export async function limited<T>(
 }
 
 /** Runs `work` with a promise that resolves after `ms` milliseconds, so that it can postpone its remaining steps. */
-export async function tellingLate<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
+export async function withLatePromise<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
   const over = new AbortController()
   return work(pause(over.signal, ms).catch(() => {})).finally(() => over.abort())
 }

@@ -10,7 +10,7 @@ import { pause } from './bell.ts'
 import { childEnvironment } from './command.ts'
 
 /**
- * The first and the longest pause before `ip monitor` is started again. The pause doubles each time, and starts anew if the child ran longer
+ * The first and the longest pause before `ip monitor` is started again. The pause doubles each time, and is reset if the child ran longer
  * than the longest pause. Each restart reports a change, so the host is checked every RESTART_MAX_MS if `ip monitor` cannot run.
  */
 const RESTART_MIN_MS = 200

@@ -57,7 +57,7 @@ export interface ExternalInterface {
   readonly named: { readonly address: ByFamily<boolean>; readonly publicIp: ByFamily<boolean> }
   /** The expression with which the addresses were chosen. Later addresses must match it too. */
   readonly pattern?: string
-  /** The families of the network; those that `address` has if it is left out. A family without an address is looked for. */
+  /** The families of the network; those of `address` if it is left out. weftd waits for an address of each. */
   readonly families?: readonly Family[]
   /** The addresses that the node keeps while they are briefly missing; without it the node follows the interface immediately. */
   readonly hold?: AddressHold

@@ -53,7 +53,7 @@ const toRoute = ({ dev = '', gateway, type = 'unicast', table }: JsonAnswer): Ke
   table,
 })
 
-/** Looks up the routes of these packets, in their order, by one command. Each refused packet is looked up again, for the reason. */
+/** Looks up the routes of these packets, in their order, by one command. Asks for each refused packet again, to get the reason. */
 export async function lookUpRoutes(
   run: Run,
   family: Family,

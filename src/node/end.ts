@@ -2,6 +2,7 @@
 
 import { describeError, messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
+import type { OwnLease } from '../control/lease/lease.ts'
 import { addon } from '../host/addon.ts'
 import { limited } from '../host/bell.ts'
 import { closeAll } from '../host/unix-socket.ts'
@@ -32,14 +33,9 @@ interface Ending {
 }
 
 /** Ends the data path: it is for the next process, the open paths in the service manager's keeping. Again it changes nothing. */
-export async function endDataPath({ possession, forwarding, notifier, log }: Ending, reason: unknown): Promise<void> {
-  if (isLeaving(reason)) {
-    await possession.close()
-    // The file stays if the route could not be withdrawn, because weft cleanup needs it to try again.
-    const isWithdrawn = !forwarding || (await withdraw(forwarding, log))
-    if (forwarding?.next && isWithdrawn) await removeLastKnown(forwarding.next.lastKnown)
-    return
-  }
+export async function endDataPath(ending: Ending, reason: unknown): Promise<void> {
+  if (isLeaving(reason)) return closeDataPath(ending)
+  const { possession, forwarding, notifier, log } = ending
   await possession.end(async (paths) => {
     const kept = await giveToManager(paths, notifier)
     await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
@@ -48,8 +44,17 @@ export async function endDataPath({ possession, forwarding, notifier, log }: End
   })
 }
 
+/** The withdrawals so far, because the data path is ended twice when a node leaves. */
+const withdrawals = new WeakMap<Possession, Promise<boolean>>()
+
 /** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot; the node leaves all the same. */
-async function withdraw({ backend, lease }: Knowing, log: Log): Promise<boolean> {
+function withdraw(known: Knowing, log: Log): Promise<boolean> {
+  const withdrawal = withdrawals.get(known.possession) ?? withdrawOnce(known, log)
+  withdrawals.set(known.possession, withdrawal)
+  return withdrawal
+}
+
+async function withdrawOnce({ backend, lease }: Knowing, log: Log): Promise<boolean> {
   if (!backend?.withdraw) return true
   const late = () => new Error(`no answer within ${WITHDRAW_MS / 1000} s`)
   try {
@@ -62,6 +67,14 @@ async function withdraw({ backend, lease }: Knowing, log: Log): Promise<boolean>
     log.error(`The route to this node's subnet cannot be withdrawn, and stays: ${describeError(error)}`)
     return false
   }
+}
+
+/** Ends the data path for good, and leaves nothing to the next process. */
+async function closeDataPath({ possession, forwarding, log }: Pick<Ending, 'possession' | 'forwarding' | 'log'>) {
+  await possession.close()
+  // The file stays if the route could not be withdrawn, because `weft cleanup` needs it to try again.
+  const isWithdrawn = !forwarding || (await withdraw(forwarding, log))
+  if (forwarding?.next && isWithdrawn) await removeLastKnown(forwarding.next.lastKnown)
 }
 
 /** Closes paths; their descriptions if the service manager keeps them open. */
@@ -89,18 +102,47 @@ export async function endNode(node: Node, reason: unknown): Promise<void> {
   if (isLeaving(reason)) await giveLeaseBack(node)
 }
 
+/** Ends a node that could not become ready, and gives back its lease, which is new. */
+export async function endUnusedNode(node: Node): Promise<void> {
+  await closeDataPath({ ...node, forwarding: node }).catch((error: unknown) =>
+    node.log.error(`Cannot close the data path: ${describeError(error)}`),
+  )
+  await giveNewLeaseBack(node, node.lease)
+}
+
 async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<void> {
-  const holder = manager.holder(config)
-  if (!holder.release) return log.info('This node has left; its lease ends with the node of the cluster')
+  if (!manager.holder(config).release)
+    return log.info('This node has left; its lease ends with the node of the cluster')
+  const isBack = await isReleased({ manager, config, log }, lease, async (signal) => {
+    // What two hosts with one public IP notice each other by; what stays of it is nobody's.
+    if (claimed) await manager.unclaim?.(claimed.address, claimed.value, signal)
+  })
+  if (isBack) log.info('This node has left the network')
+}
+
+/** Gives back a lease that this process has just created, because the node cannot forward. The lease would attract packets for a day. */
+export async function giveNewLeaseBack(parts: Releasing, lease: OwnLease): Promise<void> {
+  if (!parts.manager.holder(parts.config).release) return
+  if (await isReleased(parts, lease)) parts.log.info('The new lease is given back, since this node cannot forward')
+}
+
+type Releasing = Pick<Node, 'manager' | 'config' | 'log'>
+
+/** Asks the store to take a lease back, within RELEASE_MS. Logs a failure and returns false then. */
+async function isReleased(
+  { manager, config, log }: Releasing,
+  lease: OwnLease,
+  after: (signal: AbortSignal) => Promise<void> = async () => {},
+): Promise<boolean> {
   const late = new AbortController()
   const timer = setTimeout(() => late.abort(new Error(`no answer within ${RELEASE_MS / 1000} s`)), RELEASE_MS)
   try {
-    await holder.release(lease, late.signal)
-    // What two hosts with one public IP notice each other by; what stays of it is nobody's.
-    if (claimed) await manager.unclaim?.(claimed.address, claimed.value, late.signal)
-    log.info('This node has left the network')
+    await manager.holder(config).release?.(lease, late.signal)
+    await after(late.signal)
+    return true
   } catch (error) {
     log.error(`The lease cannot be given back, and ends by itself: ${messageOf(error)}`)
+    return false
   } finally {
     clearTimeout(timer)
   }

@@ -12,6 +12,7 @@ import { isNamedBy } from '../host/links.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import type { Forwarding } from './loops/data-path.ts'
+import type { NeedsHost } from './needs.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
 import { untilOurs, type Possession } from './possession.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
@@ -37,8 +38,8 @@ export interface Before {
   readonly store: string
   /** True when what was resumed is for the present network configuration and external interface. */
   readonly fits: (resumed: Resumed | undefined) => boolean
-  /** Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. */
-  readonly permit: (backend: Backend) => Promise<void>
+  /** Checks that a prepared backend can be opened on this host. Throws WeftError with the obstacle. */
+  readonly permit: (backend: Backend, host: Omit<NeedsHost, 'run'>) => Promise<void>
   /** Is given the node, which answers to successors from then on. */
   readonly onNode: (node: Node) => void
 }
@@ -56,13 +57,14 @@ export function fitsTo(configText: string, external: ExternalInterface, { givesS
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left)) === true
 
-/** A node that forwards, for this lease. */
+/** Returns a node that forwards, for this lease. `clear` removes what is in the way, once nothing forwards any more. */
 export async function openNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
   resumed: Resumed | undefined,
   before: Before,
+  clear: () => Promise<void> = async () => {},
 ): Promise<Node> {
   const { config, options, signal, log } = parts
   const { possession, succession, fits, amend } = before
@@ -82,6 +84,7 @@ export async function openNode(
           for (const left of succession.tunNames)
             if (!goesOnWith(backend, left))
               await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
+          await clear()
           return backend.open({ ...lease, attrs }, signal, view, known?.others)
         })
       } catch (error) {

@@ -417,7 +417,7 @@ export function peerOf(
   { name, families, traffic, isHeld, cameAt }: Seen,
   at: number,
 ): PeerStatus {
-  const { txPackets, txBytes, rxPackets, rxBytes, heardAt } = traffic ?? {}
+  const { txPackets, txBytes, rxPackets, rxBytes, lastReceivedAt } = traffic ?? {}
   const sides = [families.ipv4, families.ipv6].filter((side) => side !== null)
   return {
     lease: key,
@@ -434,6 +434,6 @@ export function peerOf(
     txBytes: txBytes ?? null,
     rxPackets: rxPackets ?? null,
     rxBytes: rxBytes ?? null,
-    heardSecondsAgo: ago(heardAt, at),
+    heardSecondsAgo: ago(lastReceivedAt, at),
   }
 }

@@ -5,6 +5,7 @@ import { open, readFile } from 'node:fs/promises'
 import { kindOf } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
 import { noNetAdmin, noTun } from '../path/engine/start-error.ts'
+import { requireNeeds, type NeedsHost } from './needs.ts'
 
 /** CAP_NET_ADMIN's bit (linux/capability.h). */
 const NET_ADMIN = 1n << 12n
@@ -20,6 +21,15 @@ export interface Rights {
 const HOST: Rights = {
   status: () => readFile('/proc/self/status', 'utf8'),
   openTun: async () => (await open('/dev/net/tun', constants.O_RDWR)).close(),
+}
+
+/**
+ * Checks, before the lease is written, that this node will be able to forward: the rights, unless this process or its predecessor forwards
+ * already, then the ports, devices and routes. Throws WeftError with the first obstacle.
+ */
+export async function permit(backend: Backend, host: NeedsHost): Promise<void> {
+  if (!host.isForwarding) await requireRights(backend)
+  await requireNeeds(backend, host)
 }
 
 /**

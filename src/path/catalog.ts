@@ -1,25 +1,24 @@
-// catalog.ts - the backends that there are, a line for each: its options, and what else must know of it. Pure.
+// catalog.ts - the table of backends: the options of each, and all facts about it that other code needs. Pure.
 //
-// Whoever knows a backend by its name reads it here: the configuration's check, the doctor, the cleanup, the page. So this file
-// imports nothing that a browser lacks. Where a backend's code is stands in choose.ts, which loads what is chosen.
+// The check of the configuration, the doctor, the cleanup and the status page read it, so it imports nothing that a
+// browser lacks. choose.ts maps a backend to its code, which it loads when the backend is chosen.
 
 import type { Secret } from '../base/secret.ts'
 
-/** An option of the `Backend` object; its name there is compared in any case. */
+/** An option of the `Backend` object. The case of its name in the configuration does not matter. */
 export type Option = {
   readonly name: string
-  /** True where two nodes that have different values lose what they send each other. */
+  /** True if nodes with different values lose the packets that they send to each other. */
   readonly isShared?: true
 } & (
   | { readonly kind: 'flag' }
   | { readonly kind: 'number'; readonly default: number; readonly most: number }
-  /** One of a few words. */
   | {
       readonly kind: 'word'
       readonly words: readonly string[]
       readonly default?: string
     }
-  /** A text that may be secret, or have a part that is; empty where it is left out. */
+  /** A text that may contain a secret; empty if it is left out. */
   | { readonly kind: 'secret'; readonly form?: RegExp; readonly remedy?: string }
   /** A text without secrets; the default, or empty, if it is left out. */
   | {
@@ -35,10 +34,7 @@ export type Option = {
   | { readonly kind: 'object'; readonly orText?: true; readonly remedy: string }
 )
 
-/**
- * Options by the name that the code has for each; a group of options is read into a group of settings, which is handed
- * on whole.
- */
+/** Options by their names in the code. A nested group of options yields a nested group of settings. */
 export interface Options {
   readonly [name: string]: Option | Options
 }
@@ -61,57 +57,65 @@ type Value<O> = O extends { readonly kind: 'flag' }
               ? unknown
               : Values<O>
 
-/** The values that are read of options, one for each. */
 type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
 
 export interface Kind {
   readonly options: Options
-  /** Options of flannel's for its nodes with Windows, which share the configuration: nothing here reads them (backend, *_windows.go). */
+  /**
+   * flannel's options for Windows nodes, which share the configuration. weft ignores them (flannel: backend,
+   * *_windows.go).
+   */
   readonly ofWindows?: readonly string[]
-  /** The bytes that stand around an inner packet on the wire, with the outer IPv4 header. */
+  /** The bytes that are added around an inner packet, with an outer IPv4 header. */
   readonly overhead: number
-  /** The bytes that are left for it instead, where that is more. */
+  /** The bytes by which the backend reduces the MTU; defaults to `overhead`. */
   readonly reserved?: number
   /**
-   * The packets that peers send here, for a firewall to let pass: UDP to the port of `option`, or an IP protocol by its
-   * name in /etc/protocols.
+   * The packets from peers that a firewall must let pass: UDP to the port in `option` (by default `port`), or an IP
+   * protocol by its name in /etc/protocols.
    */
   readonly outside?:
     | { readonly protocol: 'udp'; readonly option: string; readonly port: number }
     | { readonly protocol: 'ipencap' }
-  /** The routes to peers where the kernel carries the packets: one to the network, or one to each peer; none that weft makes. */
+  /** The kernel's routes to peers: one for the whole network, one for each peer, or none. */
   readonly routes: 'network' | 'peers' | 'none'
-  /** The address that answers for a peer: its overlay address, or its host's public one; nobody's known. */
+  /**
+   * The address that answers probes for a peer: its overlay address, its host's public address, or none that is known.
+   */
   readonly probe: 'overlay' | 'host' | 'nobody'
-  /** True where it carries no IPv6. */
   readonly isIpv4Alone?: true
   /**
-   * True where packets of both families travel to a peer in datagrams of one, whichever it is reached by: `outersOf`. Left out: each
-   * travels by its own.
+   * True if one outer family per peer carries the packets of both inner families (see `outersOf`). Otherwise the outer
+   * family is that of the packet.
    */
   readonly choosesUnderlay?: true
   /** True if a key proves the sender of a packet. Then a node may send only from its own subnet. */
   readonly provesSender?: true
   /** True if the backend publishes a route to this node's subnet outside of the host, which it withdraws when the node leaves. */
   readonly publishesRoute?: true
-  /** The type that a lease publishes; empty for those of flannel's backends that publish none. */
+  /** The backend type in leases; empty for the backends that publish none, as in flannel. */
   readonly published: string
-  /** Devices that its daemons make, and flannel's, as the kernel's type and a name or a pattern such as `flannel%d`; ours is the first. */
+  /**
+   * The devices of weft's and flannel's daemons, by the kernel's type and a name or a pattern such as `flannel%d`.
+   * weft's own comes first.
+   */
   readonly devices: readonly (readonly [type: string, name: string])[]
 }
 
 /** A WireGuard key: 32 bytes in base64. */
 export const WIREGUARD_KEY = /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/
-/** The age at which WireGuard's keys are of no use any more (its paper, section 6.1), in ms. */
+/**
+ * The age in ms at which WireGuard's keys must no longer be used (https://www.wireguard.com/papers/wireguard.pdf,
+ * section 6.1).
+ */
 export const REJECT_AFTER_MS = 180_000
 const MOST_PORT = 65_535
 const MOST_MTU = 65_535
 
-/** The options of a tunnel that weftd carries itself; handed from the configuration to the engine as a whole. */
+/** The options of a tunnel that weftd carries itself. The engine gets them as one object. */
 const TUNNEL = {
-  /** Chooses the packets from peers that are let in. */
   verifySource: { name: 'VerifySource', kind: 'word', words: ['strict', 'inner', 'off'], default: 'strict' },
-  /** Makes TCP connections begin with segments that fit. */
+  /** Lowers the MSS of new TCP connections to what fits into the tunnel. */
   clampMss: { name: 'ClampMSS', kind: 'flag' },
   /** Makes weftd search for the longest packet that reaches each peer. */
   probePathMtu: { name: 'ProbePathMTU', kind: 'flag' },
@@ -183,7 +187,7 @@ const HTTP_OPTIONS = {
   /** The maximum number of routes that the switch takes; 0 if it is not known. */
   limit: { name: 'Limit', kind: 'number', default: 0, most: 1_000_000 },
   headers: { name: 'Headers', kind: 'object', remedy: 'give it an object of texts' },
-  /** A file whose text is the value of {credential}, for example of a mounted Secret. */
+  /** A file with lines of an origin and its {credential}, for example of a mounted Secret. */
   credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
   /** Certificates of the authorities to trust instead of the usual ones, in PEM. */
   caFile: { name: 'CAFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
@@ -194,12 +198,15 @@ const FABRIC = { overhead: 0, routes: 'none', probe: 'nobody', publishesRoute: t
 const UNDERLAY = 'Underlay'
 const MODE = 'Mode'
 
-/** The backends by `Type`, in the order in which they are named to an operator. */
+/** The backends by `Type`, in the order in which messages list them. */
 export const KINDS = {
   udp: {
     options: {
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
-      /** The family of the datagrams that is tried first; `auto`: IPv4 where the network has it. Not shared: a peer takes those of both. */
+      /**
+       * The outer family that is tried first; `auto` means IPv4 if the network has it. It is not shared, because every
+       * node accepts both families.
+       */
       underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
       tunnel: TUNNEL,
     },
@@ -213,21 +220,22 @@ export const KINDS = {
   },
   vxlan: {
     options: {
-      // As many digits as fit a device's name after `flannel.` (IFNAMSIZ), of the 24 bits of RFC 7348.
+      // The maximum VNI has as many digits as fit into a device name after `flannel.` (IFNAMSIZ); RFC 7348 allows 24
+      // bits.
       vni: { name: 'VNI', kind: 'number', default: 1, most: 9_999_999, isShared: true },
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
-      /** The MTU of the underlay, in bytes; 0: the external interface's. */
+      /** The MTU of the underlay in bytes; 0 means that of the external interface. */
       mtu: { name: 'MTU', kind: 'number', default: 0, most: MOST_MTU },
       gbp: { name: 'GBP', kind: 'flag', isShared: true },
       learning: { name: 'Learning', kind: 'flag' },
       directRouting: { name: 'DirectRouting', kind: 'flag' },
-      /** The carrier of the packets; left out: the kernel if it can. */
+      /** The carrier of the packets; by default the kernel if it can. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       tunnel: TUNNEL,
     },
     ofWindows: ['Name', 'MacPrefix'],
     overhead: 50, // IPv4, UDP, VXLAN and the inner Ethernet header (RFC 7348 section 5)
-    outside: { protocol: 'udp', option: 'Port', port: 8472 }, // the kernel's own, from before IANA gave it 4789
+    outside: { protocol: 'udp', option: 'Port', port: 8472 }, // the kernel's default, which is older than the IANA port 4789
     routes: 'peers',
     probe: 'overlay',
     published: 'vxlan',
@@ -261,7 +269,7 @@ export const KINDS = {
     options: {
       port: { name: 'ListenPort', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
       portV6: { name: 'ListenPortV6', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
-      /** The MTU of the underlay, in bytes; 0: the external interface's. */
+      /** The MTU of the underlay in bytes; 0 means that of the external interface. */
       mtu: { name: 'MTU', kind: 'number', default: 0, most: MOST_MTU },
       psk: {
         name: 'PSK',
@@ -271,9 +279,12 @@ export const KINDS = {
         remedy: 'give it a key as `wg genpsk` makes it',
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
-      /** The carrier of the packets; left out: the kernel if it can, else weftd itself. */
+      /** The carrier of the packets; by default the kernel if it can, otherwise weftd. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
-      /** A device for each family, or one for both with datagrams of one family, or of the better one for each peer. */
+      /**
+       * `separate`: a device for each family. Otherwise one device for both families, with datagrams of one family, or
+       * (`auto`) of the better family for each peer.
+       */
       mode: {
         name: MODE,
         kind: 'word',
@@ -281,11 +292,11 @@ export const KINDS = {
         default: 'separate',
         isShared: true,
       },
-      /** Lets packets to other nodes leave unencrypted through routes past the device, which an operator made on purpose. */
+      /** Lets packets to other nodes leave unencrypted through routes that an operator made past the device. */
       allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag
-    reserved: 80, // upstream leaves it over IPv6 too
+    reserved: 80, // flannel reserves what WireGuard needs over IPv6, also over IPv4
     outside: { protocol: 'udp', option: 'ListenPort', port: 51_820 },
     routes: 'network',
     probe: 'overlay',
@@ -336,18 +347,18 @@ export const KINDS = {
 } as const satisfies Readonly<Record<string, Kind>>
 
 export type BackendType = keyof typeof KINDS
-/** The settings that are read of a backend's options. */
 export type Settings<T extends BackendType> = { readonly [K in BackendType]: Values<(typeof KINDS)[K]['options']> }[T]
 
-/** An outer IPv6 header has so much more than one of IPv4, in bytes (RFC 8200 section 3). */
+/** The bytes by which an IPv6 header (RFC 8200, section 3) is longer than an IPv4 header. */
 const IPV6_MORE = 20
-/** The bytes that stand around an inner packet when the outer header is of this family. */
+/** Returns the bytes that are added around an inner packet with an outer header of this family. */
 export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =>
   KINDS[type].overhead + (family === 'ipv6' ? IPV6_MORE : 0)
 
 /**
- * The families of the outer header, if there is one, around a packet of `inner`, by a `Backend` object and the families of the network:
- * that which is tried first, and the one that takes its place for a peer that does not answer by it, or is chosen for it.
+ * Returns the families of the outer header for inner packets of one family: the family that is tried first, and the
+ * family for peers that do not answer over the first. `backend` is the `Backend` object, and `families` are those of
+ * the network.
  */
 export function outersOf(
   type: string,
@@ -363,7 +374,10 @@ export function outersOf(
   return mode === 'auto' ? underlaysOf('auto', families) : [inner]
 }
 
-/** The same by the word of the option; one that names a family which the network lacks is refused by the backend. */
+/**
+ * Returns the same families for a value of the option `Underlay`. The backend refuses a family that the network does
+ * not have.
+ */
 export function underlaysOf(
   underlay: unknown,
   families: readonly ('ipv4' | 'ipv6')[],
@@ -372,20 +386,22 @@ export function underlaysOf(
   return underlay === 'ipv6' ? ['ipv6', 'ipv4'] : ['ipv4', 'ipv6']
 }
 
-/** True of a backend that carries no IPv6. */
 export const isIpv4Alone = (type: BackendType): boolean => (KINDS[type] as Kind).isIpv4Alone === true
 
 export const isBackendType = (type: string): type is BackendType => Object.hasOwn(KINDS, type)
 export const kindOf = (type: string): Kind | undefined => (isBackendType(type) ? KINDS[type] : undefined)
 
-/** The type of a network configuration without a `Backend` object, as flanneld's (pkg/subnet/config.go). */
+/** The type of a network configuration without a `Backend` object, as in flanneld (pkg/subnet/config.go). */
 export const DEFAULT_TYPE: BackendType = 'udp'
 
-/** A member by its name in any case. */
+/** Returns the member with this name, whose case does not matter. */
 const memberOf = (backend: Readonly<Record<string, unknown>>, option: string): unknown =>
   Object.entries(backend).find(([name]) => name.toLowerCase() === option.toLowerCase())?.[1]
 
-/** The UDP port that peers send to, of a `Backend` object by names in any case; undefined where there is none. */
+/**
+ * Returns the UDP port to which peers send, from a `Backend` object; undefined if the backend uses no UDP. The case of
+ * names does not matter.
+ */
 export function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
   const outside = kindOf(type)?.outside
   if (outside?.protocol !== 'udp') return undefined
@@ -393,16 +409,20 @@ export function portOf(type: string, backend: Readonly<Record<string, unknown>>)
   return typeof given === 'number' && given > 0 ? given : outside.port
 }
 
-/** The backends of a lease by the type that it publishes: `udp or alloc` of none. */
+/** Returns the backends whose leases publish this type; an empty type is that of udp and alloc. */
+export const publishersOf = (published: string): readonly Kind[] =>
+  Object.values<Kind>(KINDS).filter((kind) => kind.published === published)
+
+/** Returns the backends that publish this type in leases, in words: `udp or alloc` for the empty type. */
 export function publishers(published: string): string {
   const types = Object.entries<Kind>(KINDS).filter(([, kind]) => kind.published === published)
   return types.map(([type]) => type).join(' or ') || published
 }
 
-/** Backends that flannel removed, and what takes their place. */
+/** The backends that flannel removed, each with the remedy. */
 const REMOVED: ReadonlyMap<string, string> = new Map([['ipsec', 'take wireguard']])
 
-/** Says what to do about a `Type` that is none of them. */
+/** Returns the remedy for an unknown `Type`. */
 export function remedyFor(type: string): string {
   const types = Object.keys(KINDS)
   const known = `${types.slice(0, -1).join(', ')} or ${types.at(-1)}`

@@ -1,7 +1,7 @@
-// contract.ts - a backend: how packets travel between the nodes of a network.
+// contract.ts - the interface of a backend, which carries packets between the nodes of a network.
 //
-// The daemon calls prepare, acquires the lease with what it returned, then calls open. Backends are told what the
-// peers are and start no timer of their own.
+// The daemon calls `prepare`, acquires the lease with the returned attributes, and then calls `open`. The daemon gives
+// the backend its peers; a backend has no timers.
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -9,7 +9,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import type { Address, Addresses, ByFamily, Family } from '../net/address.ts'
+import type { Address, Addresses, ByFamily, Family, Net } from '../net/address.ts'
 import type { BackendType, Settings } from './catalog.ts'
 import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
 import type { OpenPath } from './engine/engine.ts'
@@ -17,7 +17,6 @@ import type { OpenPath } from './engine/engine.ts'
 /** The parts that a backend is made of. */
 export interface BackendParts<T extends BackendType = BackendType> {
   readonly config: NetworkConfig
-  /** The backend's options, as read. */
   readonly settings: Settings<T>
   readonly external: ExternalInterface
   readonly run: Run
@@ -28,8 +27,8 @@ export interface Backend {
   /** The type in the network configuration: `udp`. */
   readonly name: string
   /**
-   * The TUN devices, by name or pattern, that its data path can go on with where a process before this one left or lends them; left out
-   * where the kernel carries the packets, and a TUN that is left would be in the way.
+   * The TUN devices, by name or pattern, with which the data path can continue after an earlier process left or lent
+   * them. Left out if the kernel carries the packets, since a TUN with such a name would be in the way.
    */
   readonly tunNames?: readonly string[] | undefined
   /**
@@ -39,22 +38,33 @@ export interface Backend {
   readonly devices?: readonly string[]
   /** True if routes to peers' subnets through their hosts belong to this backend, or if other programs make them on purpose. */
   readonly routesToHosts?: boolean
-  /** True if other programs make all routes to the network, including those to this node's own subnet. */
+  /**
+   * True if other programs make all routes to the network, including those to this node's own subnet. Then leftovers are removed once, if
+   * this node's lease shows that the earlier run had another backend.
+   */
   readonly routesByOthers?: boolean
   /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
   readonly isSealed?: boolean
   /** The external interface as of the last `prepare`; left out if it is not known. */
   readonly external?: ExternalInterface | undefined
-  /** The log's words when a peer's lease comes, changes or goes; flanneld's, `Subnet added: ...`, when left out. */
+  /**
+   * The log lines for a peer's lease that comes, changes or goes; by default those of flanneld, such as `Subnet added:
+   * ...`.
+   */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**
-   * The attributes that this node publishes in its lease, by the host as it is now; called again before the data path
-   * is opened again. Changes nothing that a process before this one may forward through.
+   * Returns the attributes that this node publishes in its lease, for the current state of the host. It is called again
+   * before the data path is opened again. It must not change anything through which an earlier process may forward.
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
-   * Brings the data path up for this node's lease, with peers of `leases` from its first packet on if it can; those of `others` are
-   * reached by the other of two families between the hosts, by their leases' keys.
+   * The parts of the host that `open` will take, as of the last `prepare`: one for each family if the families are opened separately. The
+   * data path can be opened if it gets at least one of them. Left out by a backend that takes nothing.
+   */
+  needs?(): readonly NeededPart[]
+  /**
+   * Opens the data path for this node's lease, with peers of `leases` from the first packet on if it can. `others`
+   * lists, by lease key, the peers that are reached over the other family of the underlay.
    */
   open(
     lease: OwnLease,
@@ -69,135 +79,180 @@ export interface Backend {
   withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
 
-/** The way of packets of one family to a peer. */
+/** A part of the host that a data path takes when it is opened. */
+export interface NeededPart {
+  /** The UDP ports, all of which it needs. */
+  readonly ports?: readonly NeededPort[]
+  readonly device?: NeededDevice
+  /** The families that it carries. It can be opened if at least one of them can be carried. */
+  readonly sides?: readonly NeededSide[]
+  /** The programs that make the device, beside `ip`. */
+  readonly programs?: readonly string[]
+}
+
+export interface NeededPort {
+  readonly family: Family
+  /** The local address as text; `0.0.0.0` or `::` for a port that the kernel or another program opens for all addresses. */
+  readonly address: string
+  readonly port: number
+  /** The option of the `Backend` object that sets the port. */
+  readonly option: string
+  /** Left out if the port is not a vxlan device's. Such devices share a port if their `gbp` is the same and their VNIs differ. */
+  readonly vxlan?: { readonly vni: number; readonly gbp: boolean }
+}
+
+export interface NeededDevice {
+  /** The name, or a pattern such as `flannel%d`, of which the kernel takes a free name. */
+  readonly name: string
+  /** The kernel's type of the device. */
+  readonly type: string
+  /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
+  readonly replaces: readonly string[] | 'any'
+  /** flanneld's words for a device of another type with this name; left out if weft's own words are used. */
+  readonly refusal?: string
+  /** The outer source address of an ipip device, as text. The kernel allows one such device without a remote address. */
+  readonly local?: string
+}
+
+export interface NeededSide {
+  readonly family: Family
+  /** The network, if all of it is routed to the device. */
+  readonly network?: Net | undefined
+  /** The largest packet that containers may send, in bytes, and the interface that limits it. */
+  readonly mtu: number
+  readonly external: string
+}
+
 export interface PathSide {
-  /** The destination of its datagrams: `192.0.2.1:8285`, or the address alone where there is no port. */
+  /** The destination of datagrams: `192.0.2.1:8285`, or only the address if there is no port. */
   readonly endpoint: string
-  /** An address of its host's that answers by way of the data path; left out where none is known. */
+  /** An address of the peer's node that answers through the data path; left out if none is known. */
   readonly probe?: Address
   /**
-   * The way of its packets: `direct`, routed to its host without a tunnel; `tunnel`, in datagrams of weftd's; `kernel`,
-   * through a tunnel of the kernel's. Left out when that is not ours to know.
+   * `direct`: by a route to the peer's host, without a tunnel. `tunnel`: in datagrams of weftd. `kernel`: through a
+   * tunnel of the kernel. Left out if weftd cannot know.
    */
   readonly way?: 'direct' | 'tunnel' | 'kernel'
 }
 
-/** A peer that packets of at least one family can go to. */
 export interface PathPeer extends ByFamily<PathSide> {
-  /** The key of its lease. */
   readonly key: string
 }
 
-/** The session with a peer, where packets are sealed by keys that both agreed on. A member is undefined where nobody knows it. */
+/** The session with a peer, if packets are encrypted with negotiated keys. Unknown members are undefined. */
 export interface PeerSession {
-  /** The peer's, in base64. */
   readonly publicKey: string
-  /** When the last handshake gave keys, in ms since 1970; undefined when none did. */
+  /** The time of the last handshake that gave keys, in ms since 1970; undefined if there was none. */
   readonly handshakeAt: number | undefined
-  /** The age of the keys, in ms; undefined when there are none that may be used. */
+  /** The age of the keys in ms; undefined if there are no valid keys. */
   readonly ageMs: number | undefined
-  /** The rest is since that handshake, and known where weftd carries the packets: how many initiations were sent. */
+  /**
+   * The initiations sent since that handshake. This and the next members are known only if weftd carries the packets.
+   */
   readonly attempts?: number | undefined
   /**
-   * Why the last of them gave no keys: nothing came back; what came back was sealed with another psk, or by another key; the key is one
-   * with which there is no secret.
+   * Why the last initiation gave no keys: no response came (`no-answer`); the response was sealed with another psk or
+   * by another key (`not-authentic`); or the peer's public key gives no shared secret (`bad-key`).
    */
   readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
-  /** The peer's initiations that were as old as one before, or older. */
+  /** The number of the peer's initiations whose timestamp was not newer than that of an earlier one. */
   readonly stale?: number | undefined
-  /** Those that were answered, without a packet under the keys. */
+  /** The number of the peer's initiations that were answered without a packet under the new keys. */
   readonly unconfirmed?: number | undefined
   readonly txBytes: number | undefined
   readonly rxBytes: number | undefined
 }
 
-/** The traffic between this host and a peer, and its sessions, where there are such things: of each family that it has packets of. */
+/** The traffic between this host and a peer, and the sessions of the families that have one. */
 export interface PathTraffic extends PeerTraffic {
   readonly sessions?: ByFamily<PeerSession>
 }
 
-/** A handshake that came with a key which is no peer's. */
+/** A handshake with a public key that belongs to no peer. */
 export interface UnknownKey {
-  /** Base64. Whoever knows this node's key can send one with any key. */
+  /** The key in base64. Every host that knows this node's public key can send a handshake with any key of its own. */
   readonly publicKey: string
   readonly from: UdpEndpoint
-  /** By performance.now(). */
+  /** The time by performance.now(). */
   readonly at: number
 }
 
-/** A carrier moves packets: an engine of weft's, or the kernel. */
 interface Carrier {
-  /** That of the first family; left out where there is no device of a backend's own. */
+  /** The device of the first family; left out if the backend has no device of its own. */
   readonly device?: string
-  /** Those of the families; left out where all that it carries have the one. */
+  /** The device of each family; left out if all families have the same one. */
   readonly devices?: ByFamily<string>
-  /** `none`: something that is not ours to know. */
+  /** `none`: packets are moved by something that weftd does not know. */
   readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
-  /** Kernel features in use at this moment, of those that an engine asks for. */
+  /** The kernel features in use now, of those that the engine requested. */
   readonly features: readonly string[]
 }
 
-/** The means to search for the longest packet that reaches a peer, and to go by it (docs/path-mtu.md). */
+/** The interface for the search of the longest packet that reaches a peer (docs/path-mtu.md). */
 export interface PathSearching {
-  /** The bytes that stand around a packet on its way to a peer; left out where they are those of the backend with the packet's family outside. */
+  /**
+   * The bytes that are added around a packet to a peer; defaults to those of the backend with an outer header of the
+   * packet's family.
+   */
   readonly overhead?: number
-  /** The longest packet of a family that the kernel takes for a peer, by its lease key; undefined for a peer that is routed to. */
+  /**
+   * The longest packet of a family to a peer (by lease key) that the kernel sends; undefined for a peer with a direct
+   * route.
+   */
   knownMtu(key: string, family: Family): number | undefined
   /**
-   * Sets the longest packet of a family that reaches each peer, for all that there is one for; left out where the data path is not to go
-   * by that.
+   * Sets the longest packet of a family for each peer for which the search found one. Left out if the data path must
+   * not use the result.
    */
   limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }
 
 /**
- * The means to reach a peer by one family of the network between the hosts or by the other, whichever family its packets are of. Packets
- * from peers are taken by both.
+ * The choice of the underlay's family for each peer, independent of the family of inner packets. Packets from peers are
+ * accepted over both families.
  */
 export interface Underlays {
-  /** The family that is chosen until another is, and the other one. */
+  /** The family that is used by default, and the other one. */
   readonly first: Family
   readonly other: Family
-  /** The peers for which the other one is chosen, by their leases' keys. */
   others(): readonly string[]
-  /** True of a peer that can be reached by both, by its lease key. */
+  /** True if the peer with this lease key can be reached over both families. */
   has(key: string): boolean
-  /** Packets to a peer go by this family from now on. */
   choose(key: string, by: Family): void
-  /** Sends one packet to a peer by a family, whichever is chosen. */
   send(key: string, by: Family, packet: Uint8Array): void
 }
 
-/** A data path that is open. */
 export interface DataPath {
   /** The longest packet that containers may send, in bytes; written to subnet.env. */
   readonly mtu: number
-  /** The TUN devices of the engines that carry it; left out where the kernel carries it. */
+  /** The TUN devices of the engines; left out if the kernel carries the packets. */
   readonly tunNames?: readonly string[] | undefined
-  /** Objects of the kernel's beside links, addresses and routes, to be looked at when they change. */
+  /** Kernel objects, besides links, addresses and routes, whose changes require a check. */
   readonly watched?: Watched
-  /** True when it has something in the kernel whose changes nobody reports: it is looked at more often. */
+  /**
+   * True if the data path uses kernel objects whose changes the kernel does not report. It is then checked more often.
+   */
   readonly unreported?: boolean
   /** Resolves with the reason if the data path dies; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** The families that it is to carry and does not, while it carries another, each with the reason. */
+  /** The wanted families that are not carried while another family is, each with the reason. */
   readonly lacking?: ByFamily<string>
   /**
-   * The families whose address on the external interface is gone for the moment, each with what is gone, by the last `resync`. What is open
-   * for it stays so: it is good again as soon as the address is back.
+   * The families whose address is missing from the external interface as of the last `resync`, each with the reason.
+   * Their sockets stay open, because they work again when the address returns.
    */
   gone?(): ByFamily<string>
-  /** True when it is not as the backend would prepare now, and can be made so while it carries on: it lacks a family, or the node has moved. */
+  /** True if `renew` is needed: a family is not carried, or the node's address has changed. */
   readonly isOutdated?: boolean
   /**
-   * Goes on as the backend has prepared by now, for a lease that publishes `attrs`: opens the families that it lacks, and leaves the others
-   * as they are. What is in the way is said, and stays lacking.
+   * Adapts the open data path to the backend's last `prepare`, for a lease that publishes `attrs`. It opens the missing
+   * families and leaves the others unchanged. A family that cannot be opened is logged and stays missing.
    */
   renew?(attrs: LeaseAttrs): Promise<void>
   /**
-   * Makes the data path equal this whole set, by lease key, less our own lease. One that cannot be used is skipped and counted. `touched`
-   * says where to look: no other key differs from what was applied last; all may where it is left out. Once `late` resolves, a part that
-   * takes its time keeps the others no longer, and is behind.
+   * Makes the peers equal to these leases, by key, without our own. Unusable leases are skipped and counted. `touched`
+   * lists the keys that may differ from the last call; all may differ if it is left out. After `late` resolves, a slow
+   * part no longer delays the result; it completes later, and `isBehind` is true until then.
    */
   apply(
     leases: ReadonlyMap<string, Lease>,
@@ -205,46 +260,53 @@ export interface DataPath {
     touched?: ReadonlySet<string>,
     late?: Promise<unknown>,
   ): Promise<void>
-  /** True while a part of it has not all that was applied, or could not take it: whatever is applied next, it is given that too. */
+  /**
+   * True while a part has not taken all applied peers, or failed to. The next `apply` gives it the missing peers too.
+   */
   readonly isBehind?: boolean
   /**
-   * Makes what the kernel holds for us (device, address, route) right again; says what it had to mend. Once `late` resolves, a part that
-   * takes its time keeps the others no longer: it is told of the next time.
+   * Repairs the kernel's objects of this data path (device, addresses, routes), and returns the repairs in words. After
+   * `late` resolves, a slow part no longer delays the result; the next call returns its repairs.
    */
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   carrier(): Carrier
-  /** This host's address of each family that peers may be asked from whether they answer; none where none can be. */
+  /** This host's address of each family from which peers can be probed; left out if none can. */
   readonly probeSource?: Addresses
-  /** The families that it carries, whether or not they can be had now; left out where it carries all of the network's. */
+  /** The families that the data path can carry, even if one is missing now. Defaults to those of the network. */
   readonly families?: readonly Family[]
-  /** The peers that it was given, can use, and has set. */
+  /** The applied peers that are usable and set. */
   peers(): readonly PathPeer[]
-  /** One of the peers; left out where that costs as much as all, or where peers come and go without `apply`. */
+  /** One peer by lease key; left out if that costs as much as listing all, or if peers change without `apply`. */
   peer?(key: string): PathPeer | undefined
-  /** Traffic to and from each peer, by the key of its lease; left out when nobody counts by peer. */
+  /** The traffic to and from each peer, by lease key; left out if it is not counted by peer. */
   traffic?(): Promise<ReadonlyMap<string, PathTraffic>>
-  /** The keys of handshakes that are no peer's, some of them, each with its last handshake; left out where nobody knows. */
+  /**
+   * Some of the unknown keys in handshakes, each with its last handshake; left out if the data path cannot know them.
+   */
   unknownKeys?(): readonly UnknownKey[]
-  /** The largest packet of a family that goes whole to this peer's host, where the path to it is known to take less than `mtu`. */
+  /**
+   * The longest packet of a family that reaches this peer's host without fragmentation, if the path MTU is known to be
+   * below `mtu`.
+   */
   pathMtu?(peer: Lease, family: Family): number | undefined
-  /** Left out where peers are reached by one family of the network between the hosts, or it is not ours to choose. */
+  /** Left out if peers are reached over one family only, or if weftd does not choose the family. */
   readonly underlays?: Underlays
-  /** What the search for the longest packet that reaches each peer needs to know; left out where the kernel knows of no limit that it tells. */
+  /** Left out if the kernel does not report the longest packet that it would send. */
   readonly pathSearch?: PathSearching
   counters(): Readonly<Record<string, bigint>>
-  /** The packets that it dropped last, as an engine's; left out where nobody knows which they were. */
+  /** The last dropped packets (Engine.drops); left out if the data path does not know them. */
   readonly drops?: Engine['drops']
-  /** The rounds that each forwarding thread has gone, by its name; asks each for one more. */
+  /**
+   * The number of rounds of each forwarding thread so far, by name. Wakes each thread, so that it goes round once more.
+   */
   threads(): Readonly<Record<string, number>>
-  /** Says what it has noticed since the last call; called every few seconds. */
+  /** Logs what was noticed since the last call. It is called every few seconds. */
   look?(): void
   /**
-   * Stops forwarding, and leaves what a process after this one goes on with: the device with its address and route; returns what
-   * packets wait in meanwhile, open, as far as it can be lent. Left out where `close` leaves as much.
+   * Stops forwarding, and leaves the device with its address and route for the successor. Returns the open descriptors
+   * in which packets wait meanwhile, if they can be lent. Left out if `close` leaves the same.
    */
   leave?(): Promise<readonly OpenPath[]>
-  /** Forwards again, after `leave`; left out where it cannot. */
   takeBack?(): Promise<void>
-  /** Ends it for good. */
   close(): Promise<void>
 }

@@ -1,16 +1,16 @@
-// in-turn.ts - a data path that does one thing after another, in the order in which it was asked.
+// in-turn.ts - serialises the operations of a data path.
 
 import { createTurn } from '../host/turn.ts'
 import type { DataPath } from './contract.ts'
 
 /**
- * Makes a data path that changes the kernel by many commands do one thing after another: who sets peers, who looks for
- * what is missing and who lends it know nothing of each other. Otherwise an older view could be set last, what is just
- * being set would be found missing, and what is being lent closed.
+ * Makes the operations of a data path run one after another, in the order of the calls. Their callers (setting peers,
+ * repairing, lending) do not know of each other. Overlapping operations could set an older list of peers last, report
+ * as missing what is just being set, or close what is being lent.
  */
 export function inTurn(dataPath: DataPath): DataPath {
   const next = createTurn()
-  /** True when it does not have all peers: then nobody knows which. */
+  /** True if the last `apply` failed, so that it is not known which peers are set. */
   let isUnapplied = false
   return {
     ...dataPath,

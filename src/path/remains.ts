@@ -1,10 +1,9 @@
-// remains.ts - what weft or flannel left on this host, as a thing to be named and removed.
+// remains.ts - the type of something that weft or flannel left on this host and that `weft cleanup` can remove.
 
-/** A thing that can be removed in one step. */
+/** Remains that are removed in one step. */
 export interface Remains {
-  /** A line for each thing. */
   readonly things: readonly string[]
-  /** Lines for what must stay, with the reason. */
+  /** One line for each thing that must stay, with the reason. */
   readonly stays: readonly string[]
   readonly remove: () => Promise<void>
 }

@@ -46,7 +46,6 @@ export interface DropsReport {
 /** Reasons that have only a count, because the kernel dropped the packet before the engine saw it. */
 export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
 
-/** Returns the report of a daemon that has no node yet. */
 export const noDrops = (at: string): DropsReport => ({
   schema: DROPS_SCHEMA,
   at,

@@ -59,7 +59,6 @@ export interface NetworkQuery {
   report(): Promise<NetworkReport>
 }
 
-/** The history that a node records. */
 export interface Memory {
   readonly events: Pick<PeerEvents, 'list' | 'counts' | 'add'>
   readonly hour: Pick<Hour, 'node' | 'peer'>
@@ -375,7 +374,6 @@ export async function serveSocket(
   }
 }
 
-/** True if a process accepts connections at this Unix socket. */
 export function isAnswered(path: string): Promise<boolean> {
   return new Promise((resolve) => {
     const socket = connect(path)

@@ -48,7 +48,6 @@ export interface Hour {
   addPeers(samples: ReadonlyMap<string, PeerSample>, now: number): void
   node(): Series<NodeSample>
   peer(key: string): Series<PeerSample> | undefined
-  /** The size of the arrays in bytes. */
   bytes(): number
 }
 

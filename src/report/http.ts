@@ -11,7 +11,6 @@ export interface Answer {
   readonly status: number
   readonly type: string
   readonly body: string
-  /** Further headers besides Content-Type. */
   readonly headers?: Readonly<Record<string, string>>
 }
 

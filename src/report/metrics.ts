@@ -23,7 +23,6 @@ type Sample = readonly [value: number, labels?: Readonly<Record<string, string>>
 
 const seconds = (iso: string | null): number | null => (iso === null ? null : Date.parse(iso) / 1000)
 const bit = (is: boolean): number => (is ? 1 : 0)
-/** Returns one sample; none if the value is unknown. */
 const one = (value: number | null | undefined): readonly Sample[] =>
   value === null || value === undefined ? [] : [[value]]
 
@@ -318,7 +317,6 @@ export const METRICS: readonly Metric[] = [
 const shown = (labels: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(labels).map(([name, value]) => [name, printable(value)]))
 
-/** Returns the answer to a scrape and its content type. */
 export async function formatMetrics(status: Status): Promise<{ readonly type: string; readonly body: string }> {
   const registry = new Registry()
   for (const { name, help, type, samples } of METRICS) {

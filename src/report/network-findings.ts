@@ -139,11 +139,9 @@ export const NETWORK_FINDINGS = {
 
 export type NetworkFindingName = keyof typeof NETWORK_FINDINGS
 
-/** True if no finding is a failure. */
 export const isNetworkWell = ({ findings }: { readonly findings: readonly NetworkFinding[] }): boolean =>
   findings.every(({ name }) => NETWORK_FINDINGS[name].level !== 'failure')
 
-/** Returns the name of a node for a sentence. */
 const callOf = ({ name, subnet, publicIp }: Pick<NetworkNode, 'name' | 'subnet' | 'publicIp'>): string =>
   name ? `${name} (${subnet} at ${publicIp})` : `${subnet} at ${publicIp}`
 const briefCallOf = ({ name, subnet }: Pick<NetworkNode, 'name' | 'subnet'>): string => name ?? subnet
@@ -195,6 +193,12 @@ export function findingsOf(
     const mtu = nodes[from]?.mtu ?? 0
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
+  /** The nodes that may be impaired by their peers alone. The findings about those peers give the cause, once. */
+  const seesTrouble = new Set(
+    [...edges.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored'), ...lossy, ...narrow].map(
+      ({ from }) => from,
+    ),
+  )
   const closed = nodes.filter(({ answer }) => answer === 'closed')
   return [
     ...of(
@@ -207,7 +211,10 @@ export function findingsOf(
     ...of(
       'node-impaired',
       having(
-        ({ state, trouble, ...node }) => state === 'impaired' && `${callOf(node)}: ${trouble ?? 'it gives no reason'}`,
+        ({ state, trouble, ...node }, place) =>
+          state === 'impaired' &&
+          (trouble !== null || !seesTrouble.has(place)) &&
+          `${callOf(node)}: ${trouble ?? 'it gives no reason'}`,
       ),
     ),
     ...of(

@@ -34,7 +34,6 @@ export interface NetworkReport {
   readonly findings: readonly NetworkFinding[]
 }
 
-/** Describes `whole` in words. */
 export const wholeText = (
   { nodes, whole }: Pick<NetworkReport, 'nodes' | 'whole'>,
   percent: (part: number) => string,

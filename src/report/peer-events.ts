@@ -54,7 +54,6 @@ export const eventsReport = (at: string, events: readonly PeerEvent[] = []): Eve
   events,
 })
 
-/** The maximum number of events. */
 export const MOST_EVENTS = 1_000
 
 /** Returns a key for the peer and the family of an event. */
@@ -131,7 +130,6 @@ function fieldsOf(line: string): Fields | undefined {
   }
 }
 
-/** The maximum number of characters of a text in an event. */
 const MOST_TEXT = 100
 
 function eventOf(fields: Fields | undefined): PeerEvent | undefined {

@@ -9,7 +9,6 @@ const UNFOLLOWED_S = 180
 
 /** The facts from which a node's state is derived. Times are in milliseconds of one monotonic clock. */
 export interface Snapshot {
-  /** The time of the snapshot. */
   readonly at: number
   readonly subnet: Nets
   /** True while the data path is up. */
@@ -132,7 +131,6 @@ export function troubleOf(node: Snapshot): string | undefined {
   return node.leaving ?? joined(problemsOf(node))
 }
 
-/** Returns why a node is not `working`, with all known reasons. */
 export function troubleInFull(node: Snapshot): string | undefined {
   return node.leaving ?? joined(stateOf(node).impairments)
 }

@@ -173,11 +173,9 @@ export interface RecentCounts {
   readonly drops: Readonly<Record<string, number>>
 }
 
-/** Facts that only a node knows. */
 export interface NodeReport extends State {
   /** The reason why the node waits, is impaired or leaves; null if it is working. */
   readonly trouble: string | null
-  /** One line for a person. */
   readonly summary: string
   readonly store: {
     readonly name: string
@@ -285,7 +283,6 @@ export const startingReport = (
 export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Record<string, number>> {
   return Object.fromEntries(Object.entries(counters).filter(([name, count]) => isDrop(name) && count > 0))
 }
-/** True if the counter counts dropped packets. */
 export const isDrop = (counter: string): boolean => counter.includes('_drop_')
 
 /** The conditions of a path, the worst first: the states, and `silent` (probed without an answer) and `narrow` (long packets are lost). */

@@ -20,13 +20,11 @@ const MOST_MEMBERS = 64
 const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
-/** Returns the state without problems of peers, because the views of the other nodes show these. */
+/** Returns the node's state. The trouble omits problems of peers, which `seen` shows, and is null if there is no other trouble. */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
-  const own = impairments.filter(({ by }) => by !== 'peers')
   if (state !== 'impaired') return { state, trouble }
-  return own.length === 0
-    ? { state: 'working', trouble: null }
-    : { state, trouble: own.map(({ what }) => what).join('; ') }
+  const own = impairments.filter(({ by }) => by !== 'peers')
+  return { state, trouble: own.length === 0 ? null : own.map(({ what }) => what).join('; ') }
 }
 
 /** A peer, as the author of the view sees it. */

@@ -1,5 +1,5 @@
-// broken.test.ts - `npm run test:broken`: networks that are broken in eighteen ways, and what everybody who looks says of each, on both
-// sides, and how soon. What was said stands in build/broken; with WEFT_TABLE=1 the tables of docs/broken-networks.md are made of it.
+// broken.test.ts - `npm run test:broken`: breaks networks in eighteen ways, and records what each reader reports on both sides and how
+// soon. The reports are in build/broken; with WEFT_TABLE=1 the tables of docs/broken-networks.md are made from them.
 
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -23,21 +23,21 @@ import {
   SOON_S,
   withTables,
   wrongOf,
-  type Heard,
+  type Reports,
   type Side,
-  type SideHeard,
+  type SideReports,
 } from '../support/broken-table.ts'
 import { HOSTS, lackOf, needs } from '../support/needs.ts'
 import { HEALTHZ_PORT, startReaders, type Readers } from '../support/readers.ts'
 
 needs(HOSTS, 'prometheus', 'curl')
 
-/** Everybody who is to say something is asked again for so long. */
+/** The time for which readers are run again until they report what is expected. */
 const LOOK_MS = 20_000
 const GREEN_MS = 240_000
-/** All but who measures for seconds, and fills the link. */
+/** All readers except the one that measures for seconds and fills the link. */
 const QUICK = READERS.filter((reader) => reader !== 'bench')
-/** What is told for a while of what is past. */
+/** The words that are reported for a while after their cause is gone. */
 const PAST: readonly string[] = ['loss', 'repairs', 'peer-lossy', 'packets-dropped']
 const OUTPUT = join(packageRoot, 'build/broken')
 const PAGE = join(packageRoot, 'docs/broken-networks.md')
@@ -51,7 +51,7 @@ afterEach(async () => {
 afterAll(() => {
   if (!process.env['WEFT_TABLE']) return
   const files = FAULT_NAMES.map((name) => join(OUTPUT, `${name}.json`)).filter((file) => existsSync(file))
-  const all = files.map((file) => JSON.parse(readFileSync(file, 'utf8')) as Heard)
+  const all = files.map((file) => JSON.parse(readFileSync(file, 'utf8')) as Reports)
   writeFileSync(PAGE, withTables(readFileSync(PAGE, 'utf8'), all))
 })
 
@@ -61,19 +61,19 @@ interface Looking {
   readonly me: Member
   readonly other: Member
   readonly began: { readonly at: number; readonly date: number }
-  /** Words of PAST that were said before. */
+  /** Words of PAST that were reported already. */
   readonly before: ReadonlySet<string>
 }
 
-/** Asks everybody on a host until all have said what they are to say, and once more. */
-async function hear({
+/** Runs all readers on a host until each has reported what is expected, and once more. */
+async function readAll({
   readers,
   expected,
   me,
   other,
   began,
   before,
-}: Looking): Promise<SideHeard & { readonly texts: object }> {
+}: Looking): Promise<SideReports & { readonly texts: object }> {
   const seconds: Partial<Record<Reader, number>> = {}
   const words = {} as Record<Reader, readonly string[]>
   const texts: Partial<Record<Reader, string>> = {}
@@ -83,9 +83,9 @@ async function hear({
     words[reader] = said.words.filter((word) => !before.has(word))
     texts[reader] = said.text
     const must = mustOf(expected[reader])
-    const { [reader]: heard } = words
-    if (must.some((word) => heard.includes(word))) seconds[reader] ??= (performance.now() - began.at) / 1000
-    if (must.every((word) => heard.includes(word))) open.delete(reader)
+    const { [reader]: reports } = words
+    if (must.some((word) => reports.includes(word))) seconds[reader] ??= (performance.now() - began.at) / 1000
+    if (must.every((word) => reports.includes(word))) open.delete(reader)
   }
   while (performance.now() - began.at < LOOK_MS && QUICK.some((reader) => open.has(reader)))
     for (const reader of QUICK) if (open.has(reader)) await read(reader)
@@ -99,7 +99,7 @@ const arePodsTogether = async (one: Member, other: Member): Promise<boolean> =>
   (await one.pod.run(['ping', '-c', '3', '-i', '0.2', '-W', '2', other.pod.address])).code === 0
 
 it.each(FAULT_NAMES)(
-  '%s',
+  'reports %s',
   async (name) => {
     const fault: Fault = FAULTS[name]
     const lacks = lackOf(...(fault.needs ?? []))
@@ -121,10 +121,10 @@ it.each(FAULT_NAMES)(
           })
         }
     }
-    // Who had a twin looks for it for minutes.
+    // weftd watches for a duplicate node for minutes after it has found one.
     const becomeWell = (which: readonly Reader[]): Promise<void> =>
       vi.waitFor(() => areWell(which, PAST), { timeout: GREEN_MS, interval: 500 })
-    // A probe that came before its sender's lease was known is lost.
+    // A probe is lost if it arrives before the lease of its sender is known.
     const pastOf = async (side: Side): Promise<ReadonlySet<string>> => {
       const said = await Promise.all(QUICK.map((reader) => readers.read(...ends[side], reader, Date.now())))
       return new Set(said.flatMap(({ words }) => words.filter((word) => PAST.includes(word))))
@@ -136,23 +136,23 @@ it.each(FAULT_NAMES)(
     const [there, here] = await Promise.all(
       SIDES.map((side) => {
         const [me, other] = ends[side]
-        return hear({ readers, expected: fault[side], me, other, began, before: before[side] })
+        return readAll({ readers, expected: fault[side], me, other, began, before: before[side] })
       }),
     )
-    if (!there || !here) throw new Error('both sides are heard')
+    if (!there || !here) throw new Error('a side has no reports')
     const isCutOff = !(await arePodsTogether(first, last))
     const undone = performance.now()
     await undo()
     await becomeWell(['status', 'doctor'])
-    const heard = { name, greenSeconds: (performance.now() - undone) / 1000, there, here }
+    const reports = { name, greenSeconds: (performance.now() - undone) / 1000, there, here }
     mkdirSync(OUTPUT, { recursive: true })
-    writeFileSync(join(OUTPUT, `${name}.json`), JSON.stringify(heard, undefined, 1))
-    const wrong = Object.fromEntries(SIDES.map((side) => [side, wrongOf(fault[side], heard[side].words)]))
+    writeFileSync(join(OUTPUT, `${name}.json`), JSON.stringify(reports, undefined, 1))
+    const wrong = Object.fromEntries(SIDES.map((side) => [side, wrongOf(fault[side], reports[side].words)]))
     expect(wrong).toEqual({ there: [], here: [] })
-    // Containers that lose every packet beside a doctor on either side that finds nothing: that is the worst that can be said.
-    const found = SIDES.flatMap((side) => heard[side].words.doctor)
+    // The worst result is a loss of all packets between containers while the doctor finds nothing on either side.
+    const found = SIDES.flatMap((side) => reports[side].words.doctor)
     if (isCutOff) expect(found, 'containers are cut off').not.toEqual([])
-    for (const side of SIDES) expect(firstOf(heard[side])?.[1] ?? 0).toBeLessThan(SOON_S)
+    for (const side of SIDES) expect(firstOf(reports[side])?.[1] ?? 0).toBeLessThan(SOON_S)
   },
   10 * EVENT_MS,
 )

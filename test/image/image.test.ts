@@ -1,7 +1,7 @@
-// image.test.ts - `npm run image:test`: builds the container image without a Docker engine, and two containers exchange packets.
+// image.test.ts - `npm run image:test`: builds the container image without a Docker engine, and lets two containers exchange packets.
 //
-// test/support/container-image.ts builds. The containers run by the command of docs/docker.md, each on a host of the lab. A good
-// minute on two cores; given up after nine.
+// test/support/container-image.ts builds the image. The containers run with the command of docs/docker.md, each on a host of the lab. That
+// takes more than a minute on two cores; the limit is nine.
 
 import { mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -16,7 +16,7 @@ import { exchangeByContainers, isolatePodman, startContainer, type Podman } from
 const MINUTE = 60_000
 const root = (path: string): string => join(packageRoot, path)
 
-/** Holds the folder; the containers have hosts of their own. */
+/** The lab that holds the folder; the containers have labs of their own. */
 let workshop: Lab
 let engine: Podman | undefined
 const podman = (...args: readonly string[]): Promise<string> => engine!.run(...args)
@@ -33,14 +33,14 @@ afterAll(async () => {
   await workshop?.close()
 }, 5 * MINUTE)
 
-/** Where the image's files are, and their paths. */
+/** Returns the folder of the image's files, and their paths. */
 async function tree(): Promise<{ folder: string; paths: string[] }> {
   const folder = (await podman('image', 'mount', IMAGE)).trim()
   return { folder, paths: readdirSync(folder, { recursive: true, encoding: 'utf8' }) }
 }
 
 describe('the image', () => {
-  it('holds what runs, and neither compiler nor package manager of Node.js', async () => {
+  it('holds everything that runs, and neither a compiler nor a package manager of Node.js', async () => {
     const { folder, paths } = await tree()
     const programs = paths.filter((path) => /^(usr\/(local\/)?)?s?bin\/[^/]+$|^opt\/bin\//.test(path))
     const tools = /^(cc|c\+\+|as|ld|(g\+\+|gcc|cpp|clang|make|python|npm|npx|yarn|tsc|node-gyp)[-.\d]*)$/
@@ -92,7 +92,7 @@ describe('the image', () => {
       expect(Math.abs(Number(stated[index + 1]) - measured / 1e6) / (measured / 1e6), stated[0]).toBeLessThan(0.05)
   })
 
-  it("has flannel's other programs where flannel's image has them", async () => {
+  it("has flannel's other programs at the same paths as flannel's image", async () => {
     const { folder } = await tree()
     const start = (...args: string[]): Promise<string> => output(['chroot', folder, ...args])
     writeFileSync(join(folder, 'tmp/cni-conf.json'), '{"name":"cbr0"}')
@@ -105,7 +105,7 @@ describe('the image', () => {
     expect(await start('weft', 'version')).toBe(`${version}\n`)
   })
 
-  it('says what it is, by the labels of the Open Container Initiative', async () => {
+  it('describes itself in the labels of the Open Container Initiative', async () => {
     const labels = JSON.parse(await podman('image', 'inspect', '--format', '{{json .Labels}}', IMAGE)) as object
     const { name, version, license } = JSON.parse(readFileSync(root('package.json'), 'utf8')) as Record<string, string>
     const key = (last: string): string => `org.opencontainers.image.${last}`
@@ -117,7 +117,7 @@ describe('the image', () => {
     })
   })
 
-  it("has a supported Node.js, and Debian's authorities where weftd looks for them", async () => {
+  it("has a supported Node.js, and Debian's authorities at the path that weftd reads", async () => {
     const { folder } = await tree()
     expect(await output(['chroot', folder, 'node', '-p', 'process.versions.node'])).toMatch(
       new RegExp(String.raw`^${nodeMajor}\.`),
@@ -127,7 +127,7 @@ describe('the image', () => {
   })
 })
 
-describe('two containers by the command of docs/docker.md', () => {
+describe('two containers run with the command of docs/docker.md', () => {
   const config = '{"Network":"10.5.0.0/16"}'
   let lab: Lab | undefined
   let etcd: Etcd | undefined
@@ -146,7 +146,7 @@ describe('two containers by the command of docs/docker.md', () => {
     await exchangeByContainers(engine!, IMAGE, lab.hosts, lab.id, ['--etcd-endpoints', etcd.endpoint], [])
   })
 
-  /** One on a host that has a rule of the legacy kind; returns what it says and which kinds have its rules. */
+  /** Runs a container on a host with a rule of iptables-legacy; returns its log, and the kinds of iptables that have its rules. */
   async function besideLegacy(options: readonly string[]): Promise<{ log: string; nft: boolean; legacy: boolean }> {
     lab = await createLab({ hosts: 1 })
     const host = lab.hosts[0]!
@@ -175,14 +175,14 @@ describe('two containers by the command of docs/docker.md', () => {
     expect(log.split('\n').filter((line) => /^[EFf]/.test(line))).toEqual([])
   })
 
-  it('say so where they may not read which kind that is', async ({ skip }) => {
+  it('log if they may not read which kind that is', async ({ skip }) => {
     skip((await execute(['unshare', '--net', 'iptables-legacy', '-L'])).code !== 0, 'no iptables of the legacy kind')
     const { log, nft, legacy } = await besideLegacy([])
     expect({ nft, legacy }).toEqual({ nft: true, legacy: false })
     expect(log).toMatch(/^flanneld: the host has or had rules of legacy iptables.* add --cap-add NET_RAW/m)
   })
 
-  it('that waits for its configuration is seen by weft cleanup, though it has no device yet', async () => {
+  it('are found by weft cleanup while they wait for their configuration, although they have no device yet', async () => {
     lab = await createLab({ hosts: 1 })
     const host = lab.hosts[0]!
     const leases = join(lab.folder, 'leases')

@@ -1,4 +1,5 @@
-// package.test.ts - what `npm pack` makes, installed on a bare Debian without a compiler, runs there; elsewhere it is compiled.
+// package.test.ts - installs the result of `npm pack` on a bare Debian without a compiler and runs it; without a prebuilt addon it is
+// compiled.
 
 import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -7,23 +8,23 @@ import { execute, output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { fetchNode, insteadIn, makeDebian, npmFolder } from '../support/debian.ts'
-import { tellStep } from '../support/long-step.ts'
+import { printStep } from '../support/long-step.ts'
 import { HOSTS, needs, NODE } from '../support/needs.ts'
 
 const MINUTE = 60_000
-/** The oldest that package.json allows, and those that are supported. */
+/** The oldest version that package.json allows, and the supported versions. */
 const MAJORS = [20, 22, 24] as const
 const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
 
 const missing = needs(HOSTS, 'mmdebstrap', 'ping', NODE)
 
-/** Holds the folder: the Debian, the releases of Node.js, the package. */
+/** The lab that holds the folder with the Debian, the releases of Node.js and the package. */
 let workshop: Lab
 let debian: string
 let archive: string
 
 const nodeOf = (major: number): string => join(debian, `opt/node${major}`)
-/** Runs a program in the Debian, with a release of Node.js and what was installed by it first in its path. */
+/** Returns a command that runs a program in the Debian. A release of Node.js, and the package that it installed, come first in the PATH. */
 const inDebian = (major: number, ...command: readonly string[]): string[] => [
   'chroot',
   debian,
@@ -40,8 +41,8 @@ beforeAll(async () => {
   if (missing !== undefined) return
   workshop = await createLab({ hosts: 0 })
   debian = join(workshop.folder, 'debian')
-  tellStep('a bare Debian')
-  // What the README asks for: ip, and iptables where rules are wanted.
+  printStep('a bare Debian')
+  // The README requires ip, and iptables for firewall rules.
   await makeDebian(debian, ['iproute2', 'iptables'])
   cpSync('/etc/resolv.conf', join(debian, 'etc/resolv.conf'), { dereference: true })
   const authority = process.env['NODE_EXTRA_CA_CERTS']
@@ -52,12 +53,12 @@ beforeAll(async () => {
   )
   const npm = await npmFolder()
   for (const major of MAJORS) {
-    tellStep(`Node.js ${major}`)
+    printStep(`Node.js ${major}`)
     await fetchNode(major, nodeOf(major))
     cpSync(npm, join(nodeOf(major), 'lib/node_modules/npm'), { recursive: true })
     symlinkSync('../lib/node_modules/npm/bin/npm-cli.js', join(nodeOf(major), 'bin/npm'))
   }
-  tellStep('npm pack')
+  printStep('npm pack')
   const pack = ['npm', '--prefix', packageRoot, 'pack', packageRoot, '--silent', '--pack-destination', workshop.folder]
   archive = (await output(pack, { timeoutMs: 10 * MINUTE })).trim()
   cpSync(join(workshop.folder, archive), join(debian, 'opt', archive))
@@ -71,7 +72,7 @@ describe('the package on a bare Debian', () => {
     lab = undefined
   })
 
-  it('is named on stdout, and nothing else is, whatever npm pack has built', () => {
+  it('prints only its name on stdout, whatever npm pack builds', () => {
     expect(archive).toBe(`weft-${version}.tgz`)
   })
 
@@ -88,13 +89,13 @@ describe('the package on a bare Debian', () => {
 
     expect((await execute(inDebian(major, 'weftd', '--version'))).stderr).toBe(`${version}\n`)
     expect(await output(inDebian(major, 'weft', 'version'))).toBe(`${version}\n`)
-    // The features are the addon's, and it names them when one is not known.
+    // The addon lists the features when it gets an unknown one.
     const { code, stderr } = await execute(inDebian(major, 'weftd', '--without', 'magic'))
     expect(stderr).toMatch(/choose from .*udp-gso/)
     expect(code).toBe(2)
   })
 
-  it('makes nodes that exchange packets, each by another Node', async () => {
+  it('makes nodes that exchange packets, each with another version of Node.js', async () => {
     lab = await createLab({ hosts: MAJORS.length })
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
@@ -118,8 +119,8 @@ describe('the package on a bare Debian', () => {
   })
 })
 
-describe('the package where no prebuilt addon fits', () => {
-  it('compiles the addon as it is installed', async () => {
+describe('the package on a machine without a prebuilt addon', () => {
+  it('compiles the addon during the installation', async () => {
     const prefix = join(workshop.folder, 'compiled')
     const node = nodeOf(22)
     const command = [
@@ -128,7 +129,7 @@ describe('the package where no prebuilt addon fits', () => {
       `npm_config_prefix=${prefix}`,
       `npm_config_nodedir=${node}`, // the headers that node-gyp would download
     ]
-    // As on a machine for which nothing was prebuilt: the same package without it.
+    // The package without its prebuilt addons, as on a machine that has none.
     const unpacked = join(workshop.folder, 'unpacked')
     mkdirSync(unpacked)
     await output(['tar', '-xzf', join(workshop.folder, archive), '-C', unpacked])

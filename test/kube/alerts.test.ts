@@ -1,5 +1,5 @@
-// alerts.test.ts - the alerts, by promtool, with the labels that the PodMonitor gives: each cause goes off as one alert, however many
-// nodes see it, and each alert leads to where the documents say what to do.
+// alerts.test.ts - tests the alerts with promtool and the labels that the PodMonitor gives. Each cause must fire one alert, however many
+// nodes report it, and each alert must lead to the section of the documents with the remedy.
 
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -23,7 +23,7 @@ const rules = parse(read(RULES)) as Rules
 const alerts = rules.groups.flatMap(({ rules: each }) => each).filter(({ alert }) => alert !== undefined)
 
 describe('the rules', () => {
-  it.each(alerts)('$alert leads to a place that is there', ({ annotations }) => {
+  it.each(alerts)('$alert links to an existing section', ({ annotations }) => {
     const [path = '', anchor = ''] = (annotations['runbook_url'] ?? '').split('#')
     const page = read(path)
     const headings = [...page.matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
@@ -36,11 +36,11 @@ describe('the rules', () => {
   })
 })
 
-/** Nodes a to e, 10.5.1.0/24 to 10.5.5.0/24, as the PodMonitor has them scraped (test/netns/metrics.test.ts). */
+/** Nodes a to e with 10.5.1.0/24 to 10.5.5.0/24, scraped as the PodMonitor says (test/netns/metrics.test.ts). */
 const NODES = ['a', 'b', 'c', 'd', 'e'] as const
 type NodeName = (typeof NODES)[number]
 const subnetOf = (node: NodeName): string => `10.5.${NODES.indexOf(node) + 1}.0/24`
-/** So many steps of half a minute; what is wrong is so from the tenth on. */
+/** STEPS: the number of steps of half a minute. WRONG: the step at which the fault starts. */
 const [STEPS, WRONG] = [60, 10]
 const always = (value: number): string => `${value}x${STEPS}`
 const then = (before: number, after: number | '_'): string => `${before}x${WRONG - 1} ${after}x${STEPS - WRONG}`
@@ -50,32 +50,32 @@ interface Scene {
   readonly up?: (node: NodeName) => boolean
   readonly working?: (node: NodeName) => boolean
   readonly hung?: (node: NodeName) => boolean
-  /** True where the first hears from the second. */
-  readonly hears?: (node: NodeName, peer: NodeName) => boolean
+  /** True if the first node receives packets from the second. */
+  readonly receives?: (node: NodeName, peer: NodeName) => boolean
   readonly store?: (node: NodeName) => boolean
   readonly held?: number
-  /** Does not compare, although it reaches the store. */
+  /** A node that reaches the store but does not compare its leases. */
   readonly stale?: NodeName
   readonly unusable?: (node: NodeName) => number
   readonly expiresInS?: (node: NodeName) => number
   readonly configGone?: boolean
-  /** The seconds by which a host's clock is ahead. */
+  /** The seconds by which a node's clock is ahead. */
   readonly clockAhead?: (node: NodeName) => number
-  /** False of a host that is in the way of its own containers. */
+  /** False for a node whose host blocks its own containers. */
   readonly host?: (node: NodeName) => boolean
-  /** False of a host whose packets go past its data path. */
+  /** False for a node whose packets bypass its data path. */
   readonly past?: (node: NodeName) => boolean
-  /** More peers than have metrics of their own. */
+  /** True if there are too many peers for metrics per peer. */
   readonly isLarge?: boolean
 }
 
 function seriesOf(scene: Scene): { series: string; values: string }[] {
-  const { job = 'weftd', up = () => true, working = () => true, hears = () => true, store = () => true } = scene
+  const { job = 'weftd', up = () => true, working = () => true, receives = () => true, store = () => true } = scene
   const found: { series: string; values: string }[] = []
   for (const node of NODES) {
     const at = `job="${job}",instance="node-${node}",namespace="kube-flannel"`
     const put = (name: string, isWell: boolean, labels = '', well = 1, bad = 0): void => {
-      // Of a target that is away there is nothing but `up`.
+      // A target that is down has only the metric `up`.
       const after = up(node) || name === 'up' ? (isWell ? well : bad) : '_'
       found.push({ series: `${name}{${at}${labels}}`, values: then(well, after) })
     }
@@ -89,21 +89,21 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
     put('weft_impaired', scene.host?.(node) ?? true, ',by="host"', 0, 1)
     put('weft_impaired', scene.past?.(node) ?? true, ',by="bypass"', 0, 1)
     const ahead = scene.clockAhead?.(node) ?? 0
-    const told = up(node) ? `${WRONG * 30 + ahead}+30x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
-    found.push({ series: `weft_time_seconds{${at}}`, values: `0+30x${WRONG - 1} ${told}` })
+    const times = up(node) ? `${WRONG * 30 + ahead}+30x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
+    found.push({ series: `weft_time_seconds{${at}}`, values: `0+30x${WRONG - 1} ${times}` })
     put('weft_peers_stored', true, '', 4)
     put('weft_peers_programmed', !scene.unusable, '', 4, 4 - (scene.unusable?.(node) ?? 0))
     const peers = NODES.filter((peer) => peer !== node)
-    const whole = peers.filter((peer) => hears(node, peer)).length / peers.length
+    const whole = peers.filter((peer) => receives(node, peer)).length / peers.length
     put('weft_network_whole_ratio', whole === 1, '', 1, whole)
     if (!scene.isLarge)
-      for (const peer of peers) put('weft_peer_answering', hears(node, peer), `,peer="${subnetOf(peer)}"`)
+      for (const peer of peers) put('weft_peer_answering', receives(node, peer), `,peer="${subnetOf(peer)}"`)
     const ends = scene.expiresInS?.(node)
     found.push({
       series: `weft_lease_expiry_timestamp_seconds{${at}}`,
       values: always((ends ?? 86_400) + STEPS * 30 + ahead),
     })
-    // Compared as long as the store is there: the time of the step itself.
+    // While the store is available, the leases were compared at the time of this step.
     const isStale = !store(node) || scene.stale === node
     const late = up(node) ? `${WRONG * 30 + ahead}${isStale ? '' : '+30'}x${STEPS - WRONG}` : `_x${STEPS - WRONG}`
     const compared = `0+30x${WRONG - 1} ${late}`
@@ -114,28 +114,28 @@ function seriesOf(scene: Scene): { series: string; values: string }[] {
 
 const broken = (...nodes: readonly NodeName[]) => ({
   not: (node: NodeName): boolean => !nodes.includes(node),
-  hears: (node: NodeName, peer: NodeName): boolean => !nodes.includes(node) && !nodes.includes(peer),
+  receives: (node: NodeName, peer: NodeName): boolean => !nodes.includes(node) && !nodes.includes(peer),
 })
-/** All alerts that go off, and how many times. */
+/** The scenes, and the number of times that each alert fires. */
 const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Record<string, number>>])[] = [
   ['nothing is wrong', {}, {}],
-  ['a host is dead', { up: broken('e').not, hears: broken('e').hears }, { WeftDown: 1 }],
-  ['two are', { up: broken('d', 'e').not, hears: broken('d', 'e').hears }, { WeftDown: 2 }],
-  ['under another job', { job: 'flannel', up: broken('e').not, hears: broken('e').hears }, { WeftDown: 1 }],
+  ['a host is dead', { up: broken('e').not, receives: broken('e').receives }, { WeftDown: 1 }],
+  ['two are', { up: broken('d', 'e').not, receives: broken('d', 'e').receives }, { WeftDown: 2 }],
+  ['under another job', { job: 'flannel', up: broken('e').not, receives: broken('e').receives }, { WeftDown: 1 }],
   ['weftd alone is dead, and the kernel forwards', { up: broken('e').not }, { WeftDown: 1 }],
   ['all are dead', { up: () => false }, { WeftDown: 5 }],
-  ['a firewall is around a host', { hears: broken('e').hears }, { WeftNodeUnreached: 1 }],
-  ['one direction of it alone', { hears: (_node, peer) => peer !== 'e' }, { WeftNodeUnreached: 1 }],
-  ['the other direction alone', { hears: (node) => node !== 'e' }, { WeftPeersUnreached: 1 }],
+  ['a firewall is around a host', { receives: broken('e').receives }, { WeftNodeUnreached: 1 }],
+  ['one direction of it alone', { receives: (_node, peer) => peer !== 'e' }, { WeftNodeUnreached: 1 }],
+  ['the other direction alone', { receives: (node) => node !== 'e' }, { WeftPeersUnreached: 1 }],
   [
     'two hosts do not reach each other',
-    { hears: (node, peer) => !['ab', 'ba'].includes(node + peer) },
+    { receives: (node, peer) => !['ab', 'ba'].includes(node + peer) },
     { WeftPeersUnreached: 2 },
   ],
-  ['a data path is down', { working: broken('e').not, hears: broken('e').hears }, { WeftNotWorking: 1 }],
+  ['a data path is down', { working: broken('e').not, receives: broken('e').receives }, { WeftNotWorking: 1 }],
   [
     'a thread hangs',
-    { working: broken('e').not, hung: (node) => node === 'e', hears: broken('e').hears },
+    { working: broken('e').not, hung: (node) => node === 'e', receives: broken('e').receives },
     { WeftThreadHangs: 1 },
   ],
   ['the store is down', { store: () => false }, { WeftStoreDown: 1 }],
@@ -144,14 +144,18 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
   ['the store was wiped', { held: 3 }, { WeftPeersHeld: 1 }],
   ['and its configuration with it', { held: 3, configGone: true }, { WeftPeersHeld: 1, WeftConfigGone: 1 }],
   ['two hosts have one address', { host: broken('e').not }, { WeftHostImpaired: 1 }],
-  ['and the others reach the other one', { host: broken('e').not, hears: broken('e').hears }, { WeftHostImpaired: 1 }],
+  [
+    'and the others reach the other one',
+    { host: broken('e').not, receives: broken('e').receives },
+    { WeftHostImpaired: 1 },
+  ],
   [
     'packets of two hosts go past their data paths',
     { past: broken('d', 'e').not, working: broken('d', 'e').not },
     { WeftPathBypassed: 2 },
   ],
   ['two disks are full', { host: broken('d', 'e').not }, { WeftHostImpaired: 2 }],
-  // What is told by that clock is compared with that clock: neither stale leases nor one that ends.
+  // All its times come from the same clock, so neither stale leases nor an expiring lease is reported.
   ['a clock is ahead', { clockAhead: (node) => (node === 'e' ? 90_000 : 0) }, { WeftClockOff: 1 }],
   ['a clock is behind', { clockAhead: (node) => (node === 'e' ? -3_600 : 0) }, { WeftClockOff: 1 }],
   ['two are', { clockAhead: (node) => ({ a: -400, b: 90 })[node as string] ?? 0 }, { WeftClockOff: 2 }],
@@ -166,18 +170,18 @@ const SCENES: readonly (readonly [what: string, scene: Scene, fires: Readonly<Re
   ],
   [
     'a large network has a dead host',
-    { isLarge: true, up: broken('e').not, hears: broken('e').hears },
+    { isLarge: true, up: broken('e').not, receives: broken('e').receives },
     { WeftDown: 1 },
   ],
-  ['and one behind a firewall', { isLarge: true, hears: broken('e').hears }, { WeftNetworkNotWhole: 1 }],
+  ['and one behind a firewall', { isLarge: true, receives: broken('e').receives }, { WeftNetworkNotWhole: 1 }],
   [
     'and one behind a firewall beside a dead one',
-    { isLarge: true, up: broken('e').not, hears: broken('d', 'e').hears },
+    { isLarge: true, up: broken('e').not, receives: broken('d', 'e').receives },
     { WeftDown: 1, WeftNetworkNotWhole: 1 },
   ],
 ]
 
-describe('what goes off', () => {
+describe('the alerts', () => {
   needs('promtool')
   let folder: string
   beforeAll(() => {
@@ -197,20 +201,20 @@ describe('what goes off', () => {
     exp_samples: Object.entries(counts).map(([alertname, value]) => ({ labels: `{alertname="${alertname}"}`, value })),
   })
 
-  it.each(SCENES)('%s', async (_what, scene, fires) => {
+  it.each(SCENES)('fire as expected if %s', async (_what, scene, fires) => {
     const test = { interval: '30s', input_series: seriesOf(scene) }
     const ofAll = [countsAt('4m', {}), countsAt('25m', fires)]
     expect(await tried([{ ...test, promql_expr_test: ofAll }])).toMatch(/SUCCESS\s*$/)
   })
 
-  it('tells of a weftd that nobody scrapes', async () => {
+  it('report a weftd that is not scraped', async () => {
     const input_series = [{ series: 'up{job="flannel",instance="x"}', values: always(1) }]
     expect(
       await tried([{ interval: '30s', input_series, promql_expr_test: [countsAt('25m', { WeftAbsent: 1 })] }]),
     ).toMatch(/SUCCESS\s*$/)
   })
 
-  it('tells of loss, of paths that are narrow, of drops and of repairs', async () => {
+  it('report loss, small path MTUs, drops and repairs', async () => {
     const at = 'job="weftd",instance="node-a"'
     const input_series = [
       { series: `weft_info{${at}}`, values: always(1) },
@@ -233,7 +237,7 @@ describe('what goes off', () => {
     )
   })
 
-  it('is tried for each alert that there is', () => {
+  it('are each tested by a scene', () => {
     const named = new Set([
       ...SCENES.flatMap(([, , fires]) => Object.keys(fires)),
       'WeftAbsent',
@@ -246,8 +250,8 @@ describe('what goes off', () => {
     expect(alerts.map(({ alert }) => alert).filter((name) => !named.has(name!))).toEqual([])
   })
 
-  it('says whom it is about, in a line for somebody who was just woken', async () => {
-    const test = { interval: '30s', input_series: seriesOf({ hears: broken('e').hears }) }
+  it('say in one line which node is concerned, for a person who was just woken', async () => {
+    const test = { interval: '30s', input_series: seriesOf({ receives: broken('e').receives }) }
     const rule = alerts.find(({ alert }) => alert === 'WeftNodeUnreached')
     const exp_alerts = [
       {

@@ -1,4 +1,4 @@
-// faults.test.ts - what an API server, or the way to it, may do to weftd; each fault is counted, and must have struck.
+// faults.test.ts - faults of the API server or of the connection to it; each test counts its faults, which must have occurred.
 
 import { setMaxListeners } from 'node:events'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -25,9 +25,9 @@ import { WEFT_TOKEN } from '../support/kube-admin.ts'
 import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
 
-/** Between two pieces of a stream, so that they come as two. */
+/** The pause between two pieces of a stream, so that they arrive separately. */
 const PIECES_MS = 10
-/** All bytes in the long run. */
+/** The long run cuts at every byte, the short one at every seventh. */
 const STEP = process.env['WEFT_LONG'] === '1' ? 1 : 7
 const P = 'flannel.alpha.coreos.com'
 const flannels = (publicIp: string): Record<string, string> => ({
@@ -106,7 +106,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     [...leases]
       .map(([key, { attrs }]) => `${key} ${addressText(attrs.publicIp)}`)
       .toSorted((a, b) => a.localeCompare(b))
-  /** While it is so, a peer is never lost; afterwards what changed meanwhile is seen. */
+  /** Checks that no peer is lost during the fault, and that weftd learns afterwards what changed meanwhile. */
   async function survive(during: () => Promise<void>): Promise<void> {
     let lost = 0
     const looking = setInterval(() => void (leases.has('10.5.2.0-24') || lost++), 1)
@@ -127,13 +127,13 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     ['breaks off in the middle of an answer', () => ({ cutAfter: 700 })],
     ['breaks off in the middle of a watch', (request) => (request.includes('watch=') ? { cutAfter: 300 } : undefined)],
     ['is slow', () => ({ delayMs: 100 }), 1],
-  ])('that %s', async (_what, fault, strikes = 2) => {
+  ])('that %s does not make weftd lose a peer', async (_what, fault, strikes = 2) => {
     await follow()
     await survive(async () => {
       api.fault = fault
       await api.kill()
       await api.start()
-      // The watch is opened again; there is always something to tell.
+      // The watch is reopened, and there is always a change to report.
       await eventually(async () => {
         await api.admin.annotate('node2', { time: String(performance.now()) })
         expect(api.struck).toBeGreaterThanOrEqual(strikes)
@@ -141,7 +141,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('that asks for a pause is left alone for so long', async () => {
+  it('that asks for a pause gets no request during it', async () => {
     const asked: number[] = []
     api.fault = () => {
       asked.push(performance.now())
@@ -153,7 +153,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
   })
 
   it('that has forgotten the history, 410 as an event', async () => {
-    await follow(600_000) // no listing saves it from asking
+    await follow(600_000) // without regular listings the watch must notice the fault
     await survive(async () => {
       await api.admin.addNode('node4', '10.5.4.0/24', flannels('192.168.77.4'))
       api.compact()
@@ -169,7 +169,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await survive(async () => api.rewind(15))
   })
 
-  it('whose token ends, and is another then', async () => {
+  it('whose token expires and is replaced', async () => {
     await follow()
     await survive(async () => {
       api.setToken('the next one')
@@ -191,7 +191,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('that has lost most nodes is not believed at once', async () => {
+  it('that has lost most nodes does not make weftd drop them immediately', async () => {
     for (const at of [3, 4, 5])
       await api.admin.addNode(`node${at + 10}`, `10.5.1${at}.0/24`, flannels(`192.168.77.1${at}`))
     const run = async (): Promise<void> => {
@@ -206,7 +206,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await eventually(() => expect(view()).toEqual(['10.5.1.0-24 192.168.77.1']))
   })
 
-  it('that says nothing while a lease is wanted ends no wait, and is not asked in a hurry', async () => {
+  it('that does not answer while a node obtains its lease neither ends the wait nor causes a burst of requests', async () => {
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}', { areGiven: true })
     const attrs = { publicIp: { ipv4: parseIpv4('192.168.77.1')! }, backendType: '' }
     api.fault = () => 'silence'
@@ -216,9 +216,9 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await expect(obtaining).rejects.toThrow('the test is over')
   })
 
-  it('tells little: heartbeats cost their metadata', async () => {
+  it('sends little: heartbeats cost only their metadata', async () => {
     await follow()
-    // As much as kubelet writes of images and the like.
+    // As many bytes as kubelet writes for images and other status.
     const images = Array.from({ length: 50 }, (_, at) => ({
       names: [`registry.example/image-${at}@sha256:${'0'.repeat(64)}`],
     }))
@@ -242,11 +242,11 @@ describe('a watch', () => {
     readonly node3: unknown
     readonly watch: readonly string[]
   }
-  /** What a kube-apiserver 1.20.2 answered, byte for byte but for the white space of this file. */
+  /** The recorded answer of a kube-apiserver 1.20.2, byte for byte except for the white space of this file. */
   const recorded = JSON.parse(readFileSync(join(import.meta.dirname, 'recorded.json'), 'utf8')) as Recorded
   const versionIn = (line: string): number => Number(/"resourceVersion":"(\d+)"/.exec(line)![1])
   let server: Server
-  /** Where watches were cut. */
+  /** The offsets at which watches were cut. */
   let cuts: Set<number>
   beforeEach(async () => {
     cuts = new Set()
@@ -256,14 +256,14 @@ describe('a watch', () => {
       if (url.searchParams.get('watch') !== 'true') return response.end(JSON.stringify(recorded.list))
       const after = Number(url.searchParams.get('resourceVersion'))
       const rest = recorded.watch.filter((line) => versionIn(line) > after || line.includes('BOOKMARK'))
-      // As the chunks of the server's own HTTP: an event each.
+      // Chunks as the server's HTTP sends them: one event each.
       const bytes = Buffer.concat([
         Buffer.from('HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n'),
         ...rest.map((line) => Buffer.from(`${(line.length + 1).toString(16)}\r\n${line}\n\r\n`)),
       ])
       const cutAt = Number(request.headers.authorization!.replace('Bearer ', ''))
       if (cuts.has(cutAt)) {
-        // Whole now, but in two pieces that are divided there.
+        // The whole stream, in two pieces that are divided at this offset.
         request.socket.setNoDelay().write(bytes.subarray(0, cutAt))
         return setTimeout(() => request.socket.write(bytes.subarray(cutAt)), PIECES_MS)
       }
@@ -277,7 +277,7 @@ describe('a watch', () => {
     await new Promise((resolve) => server.close(resolve))
   })
 
-  it('goes on where it was cut, at every byte of a recorded stream', async () => {
+  it('continues after a cut at every byte of a recorded stream', async () => {
     const { port } = server.address() as { port: number }
     const length = recorded.watch.reduce((sum, line) => sum + line.length + 10, 120)
     const places = Array.from({ length }, (_, at) => at).filter((at) => at % STEP === 0)
@@ -303,7 +303,7 @@ describe('a watch', () => {
             if (cursor >= wanted) break
           }
         } catch (error) {
-          // Cut before the answer began, or within it; where it ended between two events it is opened again unasked.
+          // The stream was cut before or within the answer. A watch that ends between two events is reopened without an error.
           expect(isWeftError(error, 'STORE_UNAVAILABLE'), String(error)).toBe(true)
         }
       client.close()
@@ -315,7 +315,7 @@ describe('a watch', () => {
   })
 })
 
-it('a request whose connection lay idle, and is gone, is sent on another', async () => {
+it('a request on an idle connection that the server has closed is repeated on another connection', async () => {
   const seen: (readonly [port: number | undefined, method: string | undefined])[] = []
   const answered = new Set<unknown>()
   const server = createServer((request, response) => {
@@ -337,10 +337,10 @@ it('a request whose connection lay idle, and is gone, is sent on another', async
   await new Promise((resolve) => server.close(resolve))
 })
 
-it('a watch whose connection is reset, one that a request had before, ends, and nothing is asked again', async () => {
-  const unheard: unknown[] = []
-  const hear = (error: unknown): void => void unheard.push(error)
-  process.on('unhandledRejection', hear)
+it('a watch ends if its connection, which an earlier request used, is reset, and no request is repeated', async () => {
+  const unhandled: unknown[] = []
+  const record = (error: unknown): void => void unhandled.push(error)
+  process.on('unhandledRejection', record)
   const seen: (number | undefined)[] = []
   let reset: () => void = () => {}
   const server = createServer((request, response) => {
@@ -358,10 +358,10 @@ it('a watch whose connection is reset, one that a request had before, ends, and 
     for await (const events of client.watch('/', {}, 300, signal)) if (events.length > 0) reset()
   }
   await expect(reading()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
-  // What would have been sent again would be there before this is answered.
+  // A repeated request would have arrived before this one is answered.
   await client.ask({ method: 'GET', path: '/' }, signal)
-  process.off('unhandledRejection', hear)
-  expect(unheard).toEqual([])
+  process.off('unhandledRejection', record)
+  expect(unhandled).toEqual([])
   expect([seen.length, seen[1]]).toEqual([3, seen[0]])
   client.close()
   server.closeAllConnections()
@@ -381,7 +381,7 @@ describe('junk in each field', () => {
     },
     spec: { podCIDR: '10.5.2.0/24', podCIDRs: ['10.5.2.0/24'] },
   }
-  /** The value itself, and with each junk in each place. */
+  /** Yields the value itself, and copies with each kind of junk in each place. */
   function* spoilt(value: unknown): Generator {
     yield* JUNK
     if (typeof value !== 'object' || value === null) return
@@ -401,7 +401,7 @@ describe('junk in each field', () => {
     close() {},
   })
 
-  it('of a listing, and of our own node, is an error of the store or a node that is none', async () => {
+  it('in a listing or in the own node is an error of the store or a node without a lease', async () => {
     const { signal } = new AbortController()
     const attrs = { publicIp: { ipv4: parseIpv4('192.168.77.2')! }, backendType: '' }
     let lists = 0
@@ -431,7 +431,7 @@ describe('junk in each field', () => {
     expect(lists).toBeGreaterThan(50)
   })
 
-  it('of an event, or an event that is none, ends the watch with an error of the store, or means no lease', async () => {
+  it('in an event, or in place of an event, ends the watch with an error of the store, or means a node without a lease', async () => {
     let line: string | undefined
     const server = createServer((request, response) => {
       const url = new URL(request.url!, 'http://kubernetes')
@@ -467,7 +467,7 @@ describe('junk in each field', () => {
   })
 })
 
-it('of two nodes that say they are one host the one that was made last is the newer, whoever was heard from last', async () => {
+it('if two nodes claim to be one host, the node that was created last counts, whichever changed last', async () => {
   const node = (name: string, at: string, version: string) => ({
     metadata: { name, uid: name, resourceVersion: version, creationTimestamp: at, annotations: flannels('192.0.2.1') },
     spec: { podCIDR: `10.5.${name}.0/24` },
@@ -486,7 +486,7 @@ it('of two nodes that say they are one host the one that was made last is the ne
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
   const identity = { name: 'MAC', own: '', of: () => 'one', remedy: '' }
   const network = { address: parseIpv4('10.5.0.0')!, prefixLength: 16 }
-  // Each by its own address: one host may have two leases.
+  // The addresses differ, because one host may have two leases.
   const [first, second] = [...leases.values()].map((each, at) => ({
     ...each,
     attrs: { ...each.attrs, publicIp: { ipv4: each.attrs.publicIp.ipv4! + at } },

@@ -10,14 +10,14 @@ import { eventually } from '../support/event.ts'
 import { answers, subnetOf } from '../support/hosts.ts'
 import type { KubeApi } from '../support/kube-admin.ts'
 import { allow, KUBE_APISERVER, startKubeApiserver } from '../support/kube-apiserver.ts'
-import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
+import { openKubeRelay, type KubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'openssl', 'iptables', 'tcpdump', 'ping')
 
 const P = 'flannel.alpha.coreos.com'
-/** What flanneld v0.28.9 wrote on its node, by the backend's type, as recorded; the MAC is this test's. */
+/** The annotations that flanneld v0.28.9 wrote on its node, by backend type, as recorded; the MAC is this test's. */
 const FLANNEL_MAC = '02:00:00:00:00:03'
 const RECORDED: Readonly<Record<string, Readonly<Record<string, string>>>> = {
   udp: { [`${P}/backend-data`]: 'null', [`${P}/backend-type`]: '' },
@@ -27,12 +27,12 @@ const PORTS: Readonly<Record<string, number>> = { udp: 8285, vxlan: 8472 }
 
 let lab: Lab | undefined
 let api: KubeApi | undefined
-let gate: KubeGate | undefined
+let relay: KubeRelay | undefined
 afterEach(async () => {
   await lab?.close()
-  await gate?.close()
+  await relay?.close()
   await api?.close()
-  lab = api = gate = undefined
+  lab = api = relay = undefined
 })
 
 const BEDS: readonly (readonly [string, () => Promise<KubeApi>])[] = [
@@ -50,8 +50,8 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     lab = await createLab({ hosts })
     api = await start()
     if (kind === 'real') await allow(api)
-    gate = await openKubeGate(lab, api)
-    const { kubeconfig } = gate
+    relay = await openKubeRelay(lab, api)
+    const { kubeconfig } = relay
     const netConf = join(lab.folder, 'net-conf.json')
     writeFileSync(netConf, JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: backend } }))
     return {
@@ -76,7 +76,7 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     (await admin.node(name)).status?.conditions?.find(({ type }) => type === 'NetworkUnavailable')
 
   it.each(['udp', 'vxlan'])(
-    '%s reaches its own kind, and a node of which there are recorded annotations',
+    "%s reaches nodes of the same backend, and a node with flannel's recorded annotations",
     async (backend) => {
       const made = await cluster(3, backend)
       const [a, b, c] = made.hosts as [Host, Host, Host]
@@ -94,8 +94,8 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
       const [podA, podB] = [await a.startPod(), await b.startPod()]
       await reach(podA.namespace, podB.address)
       await reach(podB.namespace, podA.address)
-      // What leaves for the third is in its backend's form, for the MAC that it published.
-      const heard = c.spawn([
+      // Packets to the third node have the backend's format, and the MAC that this node published.
+      const captured = c.spawn([
         'tcpdump',
         '-c',
         '1',
@@ -107,8 +107,8 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
         `udp dst port ${PORTS[backend]} and src host ${a.address}`,
       ])
       let text = ''
-      heard.stdout!.setEncoding('utf8').on('data', (part: string) => (text += part))
-      const over = once(heard, 'exit')
+      captured.stdout!.setEncoding('utf8').on('data', (part: string) => (text += part))
+      const over = once(captured, 'exit')
       let isOver = false
       void over.then(() => (isOver = true))
       await eventually(async () => {
@@ -123,7 +123,7 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     },
   )
 
-  it('forwards on while the API is away, and hears of what came meanwhile', async () => {
+  it('keeps forwarding while the API is unavailable, and learns afterwards of the changes', async () => {
     const made = await cluster(2, 'udp')
     const [a, b] = made.hosts as [Host, Host]
     for (const [at, host] of made.hosts.entries()) await made.admin.addNode(host.name, `10.5.${at + 1}.0/24`)
@@ -131,8 +131,8 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     const [podA, podB] = [await a.startPod(), await b.startPod()]
     await reach(podA.namespace, podB.address)
-    gate!.refuse(true)
-    gate!.cut()
+    relay!.refuse(true)
+    relay!.cut()
     await daemons[0]!.line(/kubernetes watch channel for leases closed/)
     await answers(podA.namespace, podB.address)
     await made.admin.addNode('later', '10.5.9.0/24', {
@@ -140,12 +140,12 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
       [`${P}/kube-subnet-manager`]: 'true',
       [`${P}/public-ip`]: '192.168.77.9',
     })
-    gate!.refuse(false)
+    relay!.refuse(false)
     await daemons[0]!.line(/Subnet added: 10\.5\.9\.0\/24$/)
     await answers(podA.namespace, podB.address)
   })
 
-  it('takes a podCIDR that comes late, and another without a restart', async () => {
+  it('uses a podCIDR that comes late, and a changed one without a restart', async () => {
     const made = await cluster(2, 'vxlan')
     const [a, b] = made.hosts as [Host, Host]
     await made.admin.addNode(a.name)
@@ -164,10 +164,10 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     await eventually(async () => expect(await condition(made, a.name)).toMatchObject({ reason: 'FlannelIsUp' }))
   })
 
-  it('keeps the MAC of vxlan by the annotation, and is handed back to flannel as it was', async () => {
+  it('keeps the MAC of vxlan in its annotation, and returns to flannel unchanged', async () => {
     const made = await cluster(1, 'vxlan')
     const [a] = made.hosts as [Host]
-    // A flannel was here, and its device went with the host's restart.
+    // flannel ran here earlier, and its device disappeared when the host was restarted.
     const before = { ...RECORDED['vxlan'], [`${P}/kube-subnet-manager`]: 'true', [`${P}/public-ip`]: a.address }
     await made.admin.addNode(a.name, '10.5.1.0/24', before)
     const { metadata } = await made.admin.node(a.name)

@@ -1,6 +1,6 @@
-// manager.test.ts - nodes of the Kubernetes API as leases: one contract, on the small server of the tests and on a real one.
+// manager.test.ts - nodes of the Kubernetes API as leases: one contract, tested with the tests' small server and with a real one.
 //
-// `npm run test:kube` has the real one, `npm test` the small one alone.
+// `npm run test:kube` runs both, `npm test` only the small one.
 
 import { setMaxListeners } from 'node:events'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -106,7 +106,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
   const obtain = (manager: SubnetManager, what: LeaseAttrs) =>
     manager.holder(config).obtain(what, {}, log, stopping.signal)
 
-  /** What a node that follows knows, by key: public IP and backend data. */
+  /** Follows the nodes; `view` returns the public IP and backend data of each key. */
   function follow(manager: SubnetManager, relistMs?: number) {
     const state: FollowState = { listedAt: undefined, failing: false, held: 0, holds: 0 }
     const seen = {
@@ -134,7 +134,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
         .toSorted((a, b) => a[0]!.localeCompare(b[0]!)),
     )
 
-  it('takes the podCIDR that the node was given, and says in annotations what flannel says, once', async () => {
+  it("takes the podCIDR of its node, and writes flannel's annotations, once", async () => {
     await api.admin.addNode('node1', '10.5.1.0/24')
     const manager = await managerOf('node1')
     const vxlan = attrs('192.168.77.1', { backendType: 'vxlan', backendData: { VNI: 1, VtepMAC: 'aa:bb:cc:dd:ee:ff' } })
@@ -160,7 +160,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(lines).toContain('I Creating the node lease for IPv4. This is the n.Spec.PodCIDRs: [10.5.1.0/24]')
   })
 
-  it('says that the network is up, once for each node of its name', async () => {
+  it('reports that the network is up, once for each node with its name', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24')
     const manager = await managerOf('node1')
     const lease = await obtain(manager, attrs('192.168.77.1'))
@@ -183,10 +183,10 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(await condition()).toMatchObject({ status: 'False' })
   })
 
-  it('waits for a podCIDR that comes late, and tells the node by an Event', async () => {
+  it('waits for a podCIDR that comes late, and reports that in an Event', async () => {
     const manager = await managerOf('node1')
     const obtaining = obtain(manager, attrs('192.168.77.1'))
-    // Of a node that nobody registered it is not said what gives it a podCIDR.
+    // If the node is not registered, the log does not explain how it gets a podCIDR.
     await eventually(() =>
       expect(lines.join()).toMatch(
         /node "node1" is not there: waiting for it; a kubelet registers it; NODE_NAME must be/,
@@ -216,37 +216,37 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('follows nodes that come, change and go, and passes over those without annotations', async () => {
+  it('follows nodes that appear, change and disappear, and ignores those without annotations', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24')
     await api.admin.addNode('bare', '10.5.99.0/24')
     const manager = await managerOf('node1')
     const lease = await obtain(manager, attrs('192.168.77.1'))
     const seen = follow(manager)
     await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
-    // New since the listing: only its metadata are watched.
+    // This node is new since the listing, so the watch delivers only its metadata.
     await api.admin.addNode('node2')
     await api.admin.givePodCidr('node2', '10.5.2.0/24')
     await api.admin.annotate('node2', flannels('192.168.77.2'))
     await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.2' }))
     await api.admin.annotate('node2', { [`${P}/public-ip`]: '192.168.77.222' })
     await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.222' }))
-    // Junk by hand changes nothing, and is named.
+    // A junk annotation changes nothing, and is logged.
     await api.admin.annotate('node2', { [`${P}/public-ip`]: 'junk' })
     await eventually(() =>
       expect(lines.join('\n')).toContain(`Ignoring bad subnet node: 10.5.2.0-24: node node2: ${P}/public-ip is "junk"`),
     )
     expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.222' })
-    // Made anew with another podCIDR.
+    // The node is recreated with another podCIDR.
     await api.admin.removeNode('node2')
     await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
     await api.admin.addNode('node2', '10.5.22.0/24', flannels('192.168.77.2'))
     await eventually(() =>
       expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1', '10.5.22.0-24': '192.168.77.2' }),
     )
-    // One that says no more that it is flannel's.
+    // The node loses the annotation that marks it as flannel's.
     await api.admin.annotate('node2', { [`${P}/kube-subnet-manager`]: null })
     await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
-    // All annotations of our own edited: written again by a renewal, which the view asks for.
+    // All annotations of the own node are changed. The view asks for a renewal, which writes them again.
     await api.admin.annotate('node1', { [`${P}/public-ip`]: '192.168.77.99' })
     await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.99' }))
     await manager.holder(config).renew(lease, lease.attrs, log, stopping.signal)
@@ -260,7 +260,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(seen.error).toBeUndefined()
   })
 
-  it('loses its lease when the node is made anew with another podCIDR, and takes the new one', async () => {
+  it('loses its lease when the node is recreated with another podCIDR, and takes the new one', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24')
     const manager = await managerOf('node1')
     const lease = await obtain(manager, attrs('192.168.77.1'))
@@ -275,7 +275,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(await api.admin.events()).toContainEqual(expect.objectContaining({ reason: 'PodCIDRChanged' }))
   })
 
-  it.each([3, 50])('of %i nodes that start at once, each knows all', async (count) => {
+  it.each([3, 50])('shows each of %i nodes that start simultaneously all others', async (count) => {
     const names = Array.from({ length: count }, (_, at) => `n${at + 1}`)
     setMaxListeners(0, stopping.signal)
     await Promise.all(names.map((name, at) => api.admin.addNode(name, `10.5.${at + 1}.0/24`)))
@@ -292,7 +292,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it("publishes an operator's public IP, and takes one for the node", async () => {
+  it("publishes an operator's public IP, and uses an operator's address of the node", async () => {
     await api.admin.addNode('node1', '10.5.1.0/24', {
       [`${P}/public-ip-overwrite`]: '203.0.113.1',
       [`${P}/node-public-ip`]: '198.51.100.1',
@@ -325,7 +325,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     manager.holder(both).obtain(what, {}, log, stopping.signal)
 
   it.each(['10.5.1.0/24,fd00:5:0:1::/64', 'fd00:5:0:1::/64,10.5.1.0/24'])(
-    'takes both podCIDRs of %s, and says in annotations what flannel says of both',
+    "takes both podCIDRs of %s, and writes flannel's annotations for both",
     async (podCidrs) => {
       await api.admin.addNode('node1', podCidrs)
       const manager = await managerOf('node1')
@@ -348,14 +348,14 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
         )
       await manager.holder(both).renew(lease, dual(1), log, stopping.signal)
       expect((await api.admin.node('node1')).metadata?.resourceVersion).toBe(written.metadata?.resourceVersion)
-      // What flannel leaves: whoever reads that it is reached by IPv6 sends there.
+      // flannel leaves these annotations, and peers that see them send packets over IPv6.
       await obtain(manager, attrs('192.168.77.1'))
       const annotations = (await api.admin.node('node1')).metadata?.annotations ?? {}
       expect(Object.keys(annotations).filter((name) => name.includes('v6'))).toEqual([])
     },
   )
 
-  it('takes a node of IPv6 alone', async () => {
+  it('takes an IPv6-only node', async () => {
     const only6 = parseNetworkConfig('{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}', {
       areGiven: true,
     })
@@ -375,14 +375,14 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await eventually(() => expect(seen.view()).toEqual({ '0.0.0.0-0&fd00:5:0:1::-64': 'fd77::1' }))
   })
 
-  it('refuses a podCIDR of IPv6 outside the network, and of no family that is enabled; one that lacks is said', async () => {
+  it('refuses an IPv6 podCIDR outside the network or without an enabled family, and names a missing one', async () => {
     await api.admin.addNode('outside', '10.5.1.0/24,fd00:6:0:1::/64')
     await expect(obtainBoth(await managerOf('outside'), dual(1))).rejects.toMatchObject({
       code: 'CONFIG',
       message: `subnet "fd00:5::/48" specified in the flannel net config doesn't contain "fd00:6:0:1::/64" IPv6 PodCIDR of the "outside" node`,
       remedy: expect.stringContaining('set IPv6Network'),
     })
-    // Of a family that is off a podCIDR means nothing.
+    // A podCIDR of a disabled family is ignored.
     expect((await obtain(await managerOf('outside'), attrs('192.168.77.1'))).subnet.ipv4).toBeDefined()
     await api.admin.addNode('only6', 'fd00:5:0:1::/64')
     await expect(obtain(await managerOf('only6'), attrs('192.168.77.1'))).rejects.toMatchObject({
@@ -396,7 +396,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     )
   })
 
-  it('follows nodes of which one family alone changes, comes or goes, and keeps them by the other', async () => {
+  it('follows nodes that change, gain or lose one family, and keeps the other family', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24,fd00:5:0:1::/64')
     await api.admin.addNode('node2', '10.5.2.0/24,fd00:5:0:2::/64', flannels('192.168.77.2'))
     const manager = await managerOf('node1')
@@ -407,7 +407,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
       const { publicIp, backendV6Data } = seen.leases.get(key)?.attrs ?? {}
       return `${addressText({ ipv4: publicIp?.ipv4 })} ${addressText({ ipv6: publicIp?.ipv6 })} ${JSON.stringify(backendV6Data)}`
     }
-    // As long as the node runs with IPv4 alone.
+    // This lasts while the node runs with IPv4 only.
     await eventually(() => expect(peer()).toBe('192.168.77.2 0.0.0.0 undefined'))
     await api.admin.annotate('node2', { [`${P}/public-ipv6`]: 'fd77::2' })
     await eventually(() => expect(peer()).toBe('192.168.77.2 fd77::2 undefined'))
@@ -420,7 +420,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(lines.filter((line) => line.includes('Ignoring bad'))).toEqual([])
   })
 
-  it("publishes an operator's public IPv6 where the node has one, and takes one for the node", async () => {
+  it("publishes an operator's public IPv6 if the node has IPv6, and uses an operator's IPv6 address of the node", async () => {
     await api.admin.addNode('node1', '10.5.1.0/24,fd00:5:0:1::/64', {
       [`${P}/public-ipv6-overwrite`]: '2001:db8::7',
       [`${P}/node-public-ipv6`]: '2001:db8::1',
@@ -441,7 +441,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     )
   })
 
-  it('asks which node its pod is on', async () => {
+  it('looks up the node of its pod', async () => {
     await api.admin.call('POST', '/api/v1/namespaces', { metadata: { name: 'kube-flannel' } })
     await api.admin.addNode('node1', '10.5.1.0/24')
     const pod = {
@@ -455,8 +455,8 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await expect(absent).rejects.toMatchObject({ code: 'STORE', message: 'there is no such pod' })
   })
 
-  it('lists more than a page', async () => {
-    // The smallest number that takes a second page.
+  it('lists more than one page', async () => {
+    // The smallest number that needs a second page.
     const names = Array.from({ length: 501 }, (_, at) => `many${at}`)
     for (let at = 0; at < names.length; at += 50)
       await Promise.all(
@@ -475,7 +475,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(new Set(entries.map(({ key }) => key)).size).toBe(501)
   })
 
-  it('takes a token and an authority from disk again', async () => {
+  it('reads a renewed token and authority from disk', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24', flannels('192.168.77.1'))
     const manager = await managerOf('node1')
     writeFileSync(join(folder, 'token'), 'expired')
@@ -491,7 +491,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect((await manager.source.list(stopping.signal)).entries).toHaveLength(1)
   })
 
-  it('reads the network configuration from its file, and waits for one that is not there', async () => {
+  it('reads the network configuration from its file, and waits for a missing one', async () => {
     const manager = await managerOf('node1')
     await expect(manager.config(stopping.signal)).rejects.toMatchObject({
       code: 'CONFIG_MISSING',
@@ -501,7 +501,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(await manager.config(stopping.signal)).toBe('{"Network":"10.5.0.0/16"}')
   })
 
-  it('asks for nothing beyond its rights, and uses them all', () => {
+  it('uses all its rights, and no others', () => {
     expect(api.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
     expect([...new Set(api.asked().map(({ what }) => what))].toSorted()).toEqual(
       [
@@ -511,7 +511,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     )
   })
 
-  it('keeps what it knows while etcd beneath has no leader, and goes on', async ({ skip }) => {
+  it("keeps what it knows while the API server's etcd has no leader, and continues", async ({ skip }) => {
     skip(_kind !== 'real', 'there is no etcd beneath the small server')
     const { etcd } = api as RealKubeApi
     await api.admin.addNode('node1', '10.5.1.0/24')
@@ -528,8 +528,8 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.2' }))
   })
 
-  // The last: a real server that is just back denies all for a moment.
-  it('goes on when the API server was away, and hears of all that it missed', async () => {
+  // This test is the last one, because a real server that has just restarted denies everything for a moment.
+  it('continues after the API server was unavailable, and learns of all changes that it missed', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24')
     const manager = await managerOf('node1')
     await obtain(manager, attrs('192.168.77.1'))
@@ -544,7 +544,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
   })
 })
 
-/** What a flannel with the udp backend writes, as recorded of one. */
+/** The annotations of a flannel with the udp backend, as recorded. */
 const flannels = (publicIp: string): Record<string, string> => ({
   [`${P}/backend-data`]: 'null',
   [`${P}/backend-type`]: '',
@@ -552,7 +552,7 @@ const flannels = (publicIp: string): Record<string, string> => ({
   [`${P}/public-ip`]: publicIp,
 })
 
-/** Who gives POD_NAME instead of NODE_NAME gives this right too, as flannel's role has it. */
+/** An operator who sets POD_NAME instead of NODE_NAME must also grant this right, as flannel's role does. */
 const RBAC = { apiVersion: 'rbac.authorization.k8s.io/v1', metadata: { name: 'get-pods' } }
 const GET_PODS = [
   { ...RBAC, kind: 'ClusterRole', rules: [{ apiGroups: [''], resources: ['pods'], verbs: ['get'] }] },

@@ -1,4 +1,4 @@
-// manifests.test.ts - the manifest, the chart, what they ask of a cluster, and what of a host.
+// manifests.test.ts - the manifest and the chart: their objects, and what they require of a cluster and of a host.
 
 import { spawnSync } from 'node:child_process'
 import { chmodSync, chownSync, cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -20,7 +20,7 @@ import { RIGHTS } from '../support/kube-server.ts'
 import { HELM, KUBE_APISERVER, lackOf, needs } from '../support/needs.ts'
 
 const deploy = join(packageRoot, 'deploy')
-/** The image's --status-socket. */
+/** The value of --status-socket in the image. */
 const imageSocket =
   /^ENV FLANNELD_STATUS_SOCKET=(.*)$/m.exec(readFileSync(join(deploy, 'Dockerfile'), 'utf8'))?.[1] ?? ''
 const read = (path: string): string => readFileSync(join(deploy, path), 'utf8')
@@ -52,16 +52,16 @@ const updateOf = (
   (find(objects, 'DaemonSet') as unknown as { spec: object }).spec
 const SURGE = { type: 'RollingUpdate', rollingUpdate: { maxSurge: 1, maxUnavailable: 0 } }
 
-/** The variables that the image gives its programs. */
+/** The variables that the image sets for its programs. */
 const imageEnv = Object.fromEntries(
   [...read('Dockerfile').matchAll(/^ENV (\w+)=(\S+)$/gm)].map(([, name = '', value = '']) => [name, value]),
 )
 const dataOf = (objects: readonly KubeObject[]) =>
   (find(objects, 'ConfigMap') as unknown as { data: { 'net-conf.json': string; 'cni-conf.json': string } }).data
 
-/** What holds for the manifest and for the chart with whichever values. */
+/** Checks what must hold for the manifest, and for the chart with any values. */
 function holds(objects: readonly KubeObject[], isClosed = true): void {
-  // Of rights: what weftd asks for with NODE_NAME, which is all but the question for its own pod.
+  // The rights that weftd uses with NODE_NAME: all except reading its own pod.
   expect(rightsOf(objects)).toEqual(RIGHTS.filter((right) => right !== 'get pods').toSorted())
   const pod = podOf(objects)
   expect([pod.hostNetwork, pod.securityContext]).toEqual([true, { seccompProfile: { type: 'RuntimeDefault' } }])
@@ -85,7 +85,8 @@ function holds(objects: readonly KubeObject[], isClosed = true): void {
     (bad) => expect.fail(bad),
   )
   checkOptions(options)
-  // Two pods on a node: no port of the host's is declared, and a probe that asks the pod's own weftd comes before those that ask the port.
+  // Two pods run on a node during an update. So they must not declare a host port, and probes of the pod's own weftd precede those of the
+  // port.
   expect(daemon).not.toHaveProperty('ports')
   expect(daemon.startupProbe?.exec.command).toEqual(['weft', 'ready', '--wait=50'])
   expect(daemon.startupProbe?.timeoutSeconds).toBeGreaterThan(50)
@@ -94,11 +95,11 @@ function holds(objects: readonly KubeObject[], isClosed = true): void {
   const shared = daemon.volumeMounts.find(({ mountPath }) => mountPath === dirname(options['subnet-file']))
   expect(pod.volumes.find(({ name }) => name === shared?.name)).toHaveProperty('hostPath')
   expect(options['kube-subnet-mgr']).toBe(true)
-  // A node that lacks one of two families, or its store, is not to lose the rest by a restart, and another.
-  // /livez fails for a thread that hangs alone (unit/report/states.test.ts).
+  // A node without one of its families or without its store must not lose the rest because of a restart. /livez fails only for a hanging
+  // thread (unit/report/states.test.ts).
   expect(pod.containers[0].livenessProbe?.httpGet.path ?? '/livez').toBe('/livez')
   if (isClosed) expect(options['status-ip']).toBe('127.0.0.1')
-  // What it writes beside the root file system, which it cannot.
+  // Paths that it writes outside of the read-only root file system.
   const mounts = pod.containers[0].volumeMounts.map(({ mountPath }) => mountPath)
   for (const path of [options['subnet-file'], imageSocket]) expect(mounts).toContain(dirname(path))
   const data = dataOf(objects)
@@ -109,14 +110,14 @@ function holds(objects: readonly KubeObject[], isClosed = true): void {
 
 describe('deploy/kubernetes/weft.yaml', () => {
   const objects = manifestObjects()
-  it('has a new pod take over before the old one is ended', () => {
+  it('makes a new pod take over before the old one is ended', () => {
     expect(updateOf(objects)).toMatchObject({ updateStrategy: SURGE, minReadySeconds: 10 })
   })
-  it('asks for the rights that weftd uses and for no power beyond NET_ADMIN', () => {
+  it('asks for the rights that weftd uses, and for no capability except NET_ADMIN', () => {
     holds(objects)
     expect(podOf(objects).containers[0].securityContext['capabilities']).toEqual({ drop: ['ALL'], add: ['NET_ADMIN'] })
   })
-  it('copies into a folder that is another user’s, as kubespray has it, and root without that power does not', async ({
+  it('can copy into a folder of another user, as kubespray has it, which root without that capability cannot', async ({
     skip,
   }) => {
     skip(process.getuid?.() !== 0, 'only root gives powers away')
@@ -159,7 +160,7 @@ describe('deploy/kubernetes/weft.yaml', () => {
       'DaemonSet kube-flannel/kube-flannel-ds',
     ])
   })
-  it('is all that the kustomization has, whose image is one of it', () => {
+  it('is the only resource of the kustomization, which names its image', () => {
     const { resources, images } = parse(read('kubernetes/kustomization.yaml')) as {
       resources: string[]
       images: { name: string; newName: string; newTag: string }[]
@@ -180,12 +181,15 @@ const defaults = parse(read('charts/weft/values.yaml')) as Values & {
 }
 const templates = readdirSync(join(chart, 'templates')).map((name) => read(`charts/weft/templates/${name}`))
 
-it.each(['flannel', 'weft'] as const)('deploy/charts/weft has no value of %s that no template reads', (group) => {
-  for (const name of Object.keys(defaults[group]))
-    expect(templates.join('\n'), name).toMatch(new RegExp(String.raw`${group}\.${name}\b`))
-})
+it.each(['flannel', 'weft'] as const)(
+  'deploy/charts/weft has no value of %s that is unused in the templates',
+  (group) => {
+    for (const name of Object.keys(defaults[group]))
+      expect(templates.join('\n'), name).toMatch(new RegExp(String.raw`${group}\.${name}\b`))
+  },
+)
 
-it('deploy/charts/weft has a schema of all its values, whose words are those of the code', () => {
+it('deploy/charts/weft has a schema of all its values, whose keywords equal those of the code', () => {
   interface Schema {
     readonly properties?: Readonly<Record<string, Schema>>
     readonly additionalProperties?: unknown
@@ -203,7 +207,7 @@ it('deploy/charts/weft has a schema of all its values, whose words are those of 
   has(defaults, schema, '')
   const { flannel, weft } = schema.properties!
   const text = templates.join('\n')
-  // Those of which values.yaml has a comment alone.
+  // values.yaml has these values only as comments.
   for (const [, name] of text.matchAll(/\$flannel\.(\w+)/g)) expect(Object.keys(flannel!.properties!)).toContain(name)
   for (const [, name] of text.matchAll(/\$weft\.(\w+)/g)) expect(Object.keys(weft!.properties!)).toContain(name)
   expect(flannel!.properties!['backend']!.enum).toEqual(Object.keys(KINDS))
@@ -227,7 +231,7 @@ describe('deploy/charts/weft', () => {
   })
   afterEach(() => rmSync(folder, { recursive: true }))
 
-  /** With these values above the chart's own; null takes one away, as if it had never been there. */
+  /** Renders the chart with these values on top of its own; null removes a value. */
   function render(values: Values = {}): KubeObject[] {
     const file = join(folder, 'values.json')
     writeFileSync(file, JSON.stringify(values))
@@ -237,7 +241,7 @@ describe('deploy/charts/weft', () => {
       return document.toJS() as KubeObject
     })
   }
-  /** By kind and name; the label by which flannel's manifest tells its pods, and the chart not, left out. */
+  /** Returns the objects by kind and name, without the label with which only flannel's manifest marks its pods. */
   const byName = (objects: readonly KubeObject[]): Record<string, unknown> =>
     Object.fromEntries(
       objects.map((each) => {
@@ -254,14 +258,14 @@ describe('deploy/charts/weft', () => {
       }),
     )
 
-  it('is the manifest, with its default values', () => {
-    // As flannel's, it leaves the namespace to whoever installs it.
+  it('equals the manifest with its default values', () => {
+    // Like flannel's chart, it does not create the namespace.
     const { 'Namespace kube-flannel': _, ...manifest } = byName(manifestObjects())
     expect(byName(render())).toEqual(manifest)
   })
 
-  it("takes the values of a release of flannel's chart, which know nothing of ours", () => {
-    // As of its chart v0.28.9, with what its comments offer.
+  it("accepts the values of a release of flannel's chart, which lacks ours", () => {
+    // The values of flannel's chart v0.28.9, with those that its comments offer.
     const flannel = {
       backend: 'vxlan',
       backendPort: 4789,
@@ -291,7 +295,7 @@ describe('deploy/charts/weft', () => {
     expect(pod).toMatchObject({ nodeSelector: { role: 'worker' }, imagePullSecrets: [{ name: 'secret' }] })
     expect(pod).not.toHaveProperty('tolerations')
     expect(pod.containers[0]).not.toHaveProperty('livenessProbe')
-    // Whoever had its DaemonSet change pods on request goes on so, and no weftd is started beside a flanneld.
+    // A DaemonSet whose pods changed on request keeps doing so, and no weftd starts next to a flanneld.
     expect(updateOf(objects)).not.toHaveProperty('updateStrategy')
     expect(updateOf(objects)).not.toHaveProperty('minReadySeconds')
     expect(pod).toMatchObject({
@@ -301,7 +305,7 @@ describe('deploy/charts/weft', () => {
     expect(pod.volumes.find(({ name }) => name === 'cni-plugin')?.hostPath?.path).toBe('/usr/libexec/cni')
   })
 
-  it('writes the other backends, and what is weft’s own', () => {
+  it('writes the other backends, and weft’s own options', () => {
     const backendOf = (flannel: Values, weft: Values = {}): unknown => {
       const objects = render({ weft, flannel })
       holds(objects)
@@ -351,7 +355,7 @@ describe('deploy/charts/weft', () => {
     [{ weft: { monitoring: { enabled: true } } }, 'weft.monitoring needs weft.statusIp'],
   ])('refuses %j', (values, says) => expect(() => render(values)).toThrow(says))
 
-  it('has scraping and alerts for the Prometheus operator, as deploy/prometheus', () => {
+  it('has scraping and alerts for the Prometheus operator that equal deploy/prometheus', () => {
     expect(render().map(({ kind }) => kind)).not.toContain('PodMonitor')
     const labels = { release: 'prometheus' }
     const monitoring = { enabled: true, labels }
@@ -370,7 +374,7 @@ describe('deploy/charts/weft', () => {
     expect(JSON.stringify(led)).not.toContain('"docs/')
   })
 
-  it('changes its pods, and places them, as it is told to', () => {
+  it('sets the annotations, resources, placement and probes of its pods from the values', () => {
     const affinity = { nodeAffinity: { preferredDuringSchedulingIgnoredDuringExecution: [] } }
     const objects = render({
       flannel: { podAnnotations: { 'example.com/a': 'b: "c"' }, resources: { limits: { memory: '1Gi' } } },
@@ -393,7 +397,7 @@ describe('deploy/charts/weft', () => {
     expect(updateOf(render({ weft: { updateStrategy: { rollingUpdate: null } } }))).toMatchObject({
       updateStrategy: { type: 'RollingUpdate' },
     })
-    // Of a probe all but what is asked for.
+    // The values replace the whole probe except its path.
     const livenessProbe = { 'timeout: Seconds': 3, httpGet: { path: '/' } }
     const [probed] = podOf(render({ flannel: { healthz: { port: 8081, livenessProbe } } })).containers
     expect(probed.livenessProbe).toEqual({
@@ -401,11 +405,11 @@ describe('deploy/charts/weft', () => {
       'timeout: Seconds': 3,
       httpGet: { path: '/livez', port: 8081 },
     })
-    // Without a port nobody asks it, and the pod is told ready by itself all the same.
+    // Without a port the probes use the pod's own weftd.
     holds(render({ flannel: { healthz: { port: 0 } } }))
   })
 
-  it('has more of its pods and of its account, as it is told to', () => {
+  it('sets the labels, images and account of its pods from the values', () => {
     const objects = render({
       flannel: { image: { pullPolicy: 'Always' }, flannel_cni: { image: { pullPolicy: 'Never' } } },
       weft: {
@@ -443,13 +447,13 @@ describe('deploy/charts/weft', () => {
     expect(() => render({ flannel: { image: { pullPolicy: 'Sometimes' } } })).toThrow(/pullPolicy/)
   })
 
-  it('says after an installation how to look at it, and that a ConfigMap alone restarts nothing', () => {
+  it('explains after an installation how to check it, and that a ConfigMap alone restarts no pod', () => {
     const notes = readFileSync(join(chart, 'templates/NOTES.txt'), 'utf8')
     expect(notes).toContain('rollout restart daemonset/kube-flannel-ds')
     expect(parse(readFileSync(join(chart, 'Chart.yaml'), 'utf8'))).toMatchObject({ kubeVersion: '>=1.19.0-0' })
   })
 
-  it('keeps a pre-shared key in a Secret, or takes the whole configuration from one', () => {
+  it('keeps a pre-shared key in a Secret, or reads the whole configuration from one', () => {
     const parts = (values: Values) => {
       const objects = render(values)
       const named = (kind: string) => objects.filter((object) => object.kind === kind) as unknown as Secret[]
@@ -482,7 +486,7 @@ describe('deploy/charts/weft', () => {
     expect(given).toMatchObject({ secrets: [], sources: [configMap, { secret: { name: 'mine', optional: false } }] })
   })
 
-  it('has a network of the families that the cluster has', () => {
+  it("has a network of the cluster's families", () => {
     const made = (values: Values): { readonly config: unknown; readonly args: readonly string[] } => {
       const objects = render(values)
       holds(objects)
@@ -491,7 +495,7 @@ describe('deploy/charts/weft', () => {
     const ipv6 = { EnableIPv6: true, IPv6Network: 'fd00:244::/56' }
     const both = made({ podCidrv6: 'fd00:244::/56' })
     expect(both.config).toEqual({ Network: '10.244.0.0/16', ...ipv6, Backend: { Type: 'vxlan' } })
-    // An operator's own address comes later, and counts.
+    // An operator's own address comes later on the command line, and takes precedence.
     expect(both.args).toEqual(['--healthz-ip=::', '--ip-masq', '--kube-subnet-mgr', '--healthz-port=8081'])
     const flannel = { backend: 'wireguard', backendPort: 51822, backendPortv6: 51823 }
     expect(made({ podCidr: '', podCidrv6: 'fd00:244::/56', flannel }).config).toEqual({
@@ -512,8 +516,8 @@ describe('a real API server', () => {
   })
   afterEach(() => api?.close())
 
-  it('takes each object of the manifest', async () => {
-    // The server is of 1.20, before surge: it gets what docs/kubernetes/updates.md says for such a cluster.
+  it('accepts each object of the manifest', async () => {
+    // The server is version 1.20, which has no maxSurge. It gets the objects that docs/kubernetes/updates.md gives for such a cluster.
     const older = (object: KubeObject): KubeObject =>
       object.kind === 'DaemonSet'
         ? ({ ...object, spec: { ...updateOf([object]), updateStrategy: undefined } } as KubeObject)
@@ -524,7 +528,7 @@ describe('a real API server', () => {
     }
   })
 
-  it("turns a release of flannel's chart into weft's by --reuse-values, and back", async ({ skip }) => {
+  it("turns a release of flannel's chart into weft's with --reuse-values, and back", async ({ skip }) => {
     const lacksHelm = lackOf(HELM)
     skip(lacksHelm !== undefined, lacksHelm)
     const folder = mkdtempSync(join(tmpdir(), 'weft-chart-'))
@@ -536,7 +540,7 @@ describe('a real API server', () => {
       const path = '/apis/apps/v1/namespaces/kube-flannel/daemonsets/kube-flannel-ds'
       return (await api!.admin.call('GET', path)).body as KubeObject
     }
-    // What flannel's chart is to Helm: its name, its objects' names, its values, none of ours.
+    // A chart that looks like flannel's to Helm: its name, the names of its objects, and its values.
     const flannels = join(folder, 'flannel')
     cpSync(chart, flannels, { recursive: true })
     const { weft: _, ...values } = defaults

@@ -1,8 +1,9 @@
-// moving.test.ts - runs the commands of docs/kubernetes/from-flannel.md: from flannel to weft and back, a node at a time, on a real API server.
+// moving.test.ts - runs the commands of docs/kubernetes/from-flannel.md: from flannel to weft and back, node by node, with a real API
+// server.
 //
-// kubectl runs the manual's own lines. What a cluster has besides is played here: a controller that makes a pod on each node, and
-// a kubelet that runs the pod's container as a daemon on a host made of a namespace. Of flannel there is no program: where its
-// image stands, its recorded annotations stand for it.
+// kubectl runs the manual's own commands. The test plays the rest of a cluster: a controller that creates a pod on each node, and a kubelet
+// that runs the pod's container as a daemon on a host made of a namespace. There is no program of flannel; a pod with its image only writes
+// its recorded annotations.
 
 import { cpSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -15,14 +16,14 @@ import { eventually } from '../support/event.ts'
 import { answers } from '../support/hosts.ts'
 import { ADMIN_TOKEN, kubeconfigText } from '../support/kube-admin.ts'
 import { startKubeApiserver, type RealKubeApi } from '../support/kube-apiserver.ts'
-import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
 import { manifestObjects, type KubeObject } from '../support/kube-manifest.ts'
+import { openKubeRelay, type KubeRelay } from '../support/kube-relay.ts'
 import { manualLines } from '../support/manual.ts'
 import { HOSTS, KUBE_APISERVER, needs } from '../support/needs.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
-/** The manifest's own tag is the version: release:cut writes both. */
+/** The tag in the manifest is the version; release:cut writes both. */
 const IMAGE = `registry.example/weft:${version}`
 const PODS = '/api/v1/namespaces/kube-flannel/pods'
 const macOf = (host: Host): string => `02:00:00:00:00:0${host.address.at(-1)}`
@@ -44,12 +45,12 @@ describe('docs/kubernetes/from-flannel.md', () => {
   needs(KUBE_APISERVER, HOSTS, 'openssl', 'iptables', 'ping', 'kubectl', 'jq')
   let lab: Lab | undefined
   let api: RealKubeApi | undefined
-  let gate: KubeGate | undefined
+  let relay: KubeRelay | undefined
   afterEach(async () => {
     await lab?.close()
-    await gate?.close()
+    await relay?.close()
     await api?.close()
-    lab = api = gate = undefined
+    lab = api = relay = undefined
   })
 
   it('moves a cluster in and out', async () => {
@@ -58,10 +59,10 @@ describe('docs/kubernetes/from-flannel.md', () => {
     const [a, b] = hosts as [Host, Host]
     api = await startKubeApiserver()
     const { admin } = api
-    gate = await openKubeGate(lab, api)
-    const { kubeconfig } = gate
+    relay = await openKubeRelay(lab, api)
+    const { kubeconfig } = relay
 
-    // The folder in which the manual is followed: weft's manifest for this cluster, and the one that flannel was installed with.
+    // The folder in which the manual is followed, with weft's manifest for this cluster and the manifest with which flannel was installed.
     const work = join(folder, 'work')
     mkdirSync(work)
     cpSync(join(packageRoot, 'deploy/kubernetes'), join(work, 'deploy/kubernetes'), { recursive: true })
@@ -71,7 +72,7 @@ describe('docs/kubernetes/from-flannel.md', () => {
       writeFileSync(join(work, path), text.replaceAll(from, to))
     }
     mine('deploy/kubernetes/weft.yaml', '10.244.0.0/16', '10.5.0.0/16')
-    mine('deploy/kubernetes/weft.yaml', SURGE, '') // of which the real server, of 1.20, knows nothing
+    mine('deploy/kubernetes/weft.yaml', SURGE, '') // the real server has version 1.20, which does not know maxSurge
     mine('deploy/kubernetes/kustomization.yaml', 'newName: weft', 'newName: registry.example/weft')
     writeFileSync(join(work, 'kube-flannel.yml'), flannelManifest())
     writeFileSync(join(work, 'kubeconfig'), kubeconfigText(api.url, api.caFile, ADMIN_TOKEN))
@@ -91,7 +92,7 @@ describe('docs/kubernetes/from-flannel.md', () => {
         { timeoutMs: EVENT_MS },
       )
 
-    // As flannel left it: installed, each node with what it publishes.
+    // The state that flannel left: it is installed, and each node has its annotations.
     await sh('kubectl apply -f kube-flannel.yml')
     const published = (host: Host): Record<string, string> => ({
       [`${P}/backend-data`]: `{"VNI":1,"VtepMAC":"${macOf(host)}"}`,
@@ -103,7 +104,7 @@ describe('docs/kubernetes/from-flannel.md', () => {
 
     const daemons = new Map<string, Daemon>()
     const images = new Map<string, string>()
-    /** The controller and the kubelet: on a node without a pod there is soon one, and what it says runs. */
+    /** Plays the controller and kubelet: creates a pod on each node without one, and runs its container. */
     async function look(): Promise<void> {
       const daemonSet = await admin.call('GET', '/apis/apps/v1/namespaces/kube-flannel/daemonsets/kube-flannel-ds')
       const { template } = (daemonSet.body as { spec: { template: Template } }).spec
@@ -130,7 +131,7 @@ describe('docs/kubernetes/from-flannel.md', () => {
         expect(set.status).toBe(200)
       }
     }
-    /** The container, with the ConfigMap where it is mounted; ready as its probe would find it. */
+    /** Runs the container with the ConfigMap mounted; it is ready when its probe succeeds. */
     async function run(host: Host, container: Template['spec']['containers'][0], pod: string): Promise<Daemon> {
       const map = await admin.call('GET', '/api/v1/namespaces/kube-flannel/configmaps/kube-flannel-cfg')
       const netConf = join(dirname(host.subnetFile), 'net-conf.json')
@@ -161,7 +162,7 @@ describe('docs/kubernetes/from-flannel.md', () => {
     const [hold, replace, inspect, release, own, back] = blocks
     expect(blocks).toHaveLength(6)
     await step(hold)
-    expect([...images.values()]).toEqual(Array(2).fill(expect.stringContaining('flannel:'))) // nothing happened yet
+    expect([...images.values()]).toEqual(Array(2).fill(expect.stringContaining('flannel:'))) // nothing has changed yet
     const same = async (host: Host): Promise<void> => {
       expect((await admin.node(host.name)).metadata?.annotations).toEqual({
         'node.alpha.kubernetes.io/ttl': '0',
@@ -192,7 +193,7 @@ describe('docs/kubernetes/from-flannel.md', () => {
     expect((rights.body as { rules: unknown }).rules).toEqual(mineNow.rules)
     expect(api.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
 
-    // And back.
+    // The way back.
     await step(back)
     const daemonSet = await admin.call('GET', '/apis/apps/v1/namespaces/kube-flannel/daemonsets/kube-flannel-ds')
     const spec = (daemonSet.body as { spec: { updateStrategy: unknown; template: Template } }).spec
@@ -201,19 +202,19 @@ describe('docs/kubernetes/from-flannel.md', () => {
     await step(replace, a)
     expect([images.get(a.name), daemons.has(a.name), daemons.has(b.name)]).toEqual([FLANNEL, false, true])
     await same(a)
-    // The kernel's device goes on until flannel takes it over.
+    // The kernel's device keeps working until flannel takes it over.
     await answers(podA.namespace, podB.address)
     over.abort()
     await cluster
   })
 })
 
-/** The line of the manifest that is new in Kubernetes 1.22. */
+/** A line of the manifest that needs Kubernetes 1.22. */
 const SURGE = '    rollingUpdate: { maxSurge: 1, maxUnavailable: 0 }\n'
 
 const FLANNEL = 'ghcr.io/flannel-io/flannel:v0.28.9'
 
-/** What flannel was installed with: its names, rights, variables and powers, as its v0.28.9 has them. */
+/** Returns the manifest of flannel v0.28.9, with its names, rights, variables and capabilities. */
 function flannelManifest(): string {
   return manifestObjects()
     .filter(({ metadata }) => metadata.name !== 'flannel-events')

@@ -1,5 +1,5 @@
-// switching.test.ts - IPv6 is switched on in a cluster of Kubernetes that runs, and off again: on the small server, and on a real one by the
-// lines of docs/kubernetes/add-ipv6.md.
+// switching.test.ts - enables IPv6 in a running Kubernetes cluster and disables it again: with the small server, and with a real one and
+// the commands of docs/kubernetes/add-ipv6.md.
 
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -8,8 +8,8 @@ import { output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, whyNoVxlan, type Host, type Lab } from '../../lab/lab.ts'
 import { ADMIN_TOKEN, kubeconfigText, type KubeApi } from '../support/kube-admin.ts'
 import { allow, startKubeApiserver } from '../support/kube-apiserver.ts'
-import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
 import { manifestObjects } from '../support/kube-manifest.ts'
+import { openKubeRelay, type KubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { manualLines } from '../support/manual.ts'
 import { HOSTS, KUBE_APISERVER, lackOf, needs } from '../support/needs.ts'
@@ -21,19 +21,19 @@ const P = 'flannel.alpha.coreos.com'
 
 let lab: Lab | undefined
 let api: KubeApi | undefined
-let gate: KubeGate | undefined
+let relay: KubeRelay | undefined
 afterEach(async () => {
   await lab?.close()
-  await gate?.close()
+  await relay?.close()
   await api?.close()
-  lab = api = gate = undefined
+  lab = api = relay = undefined
 })
 
-/** The pod CIDRs that a node has before, and the one that it gets. */
+/** The pod CIDRs of a node, and the one that is added. */
 const rangeOf = (host: Host): string => `10.5.${host.address.at(-1)}.0/24`
 const range6Of = (host: Host): string => `fd00:5:0:${host.address.at(-1)}::/64`
 
-describe('IPv6 is switched on in a cluster that runs, and off again', () => {
+describe('IPv6 is enabled in a running cluster and disabled again', () => {
   it.for(['small', 'real'])('on the %s server', async (kind, { skip }) => {
     const why = (await whyNoVxlan()) ?? (kind === 'real' ? lackOf(KUBE_APISERVER, 'kubectl', 'jq') : undefined)
     skip(why !== undefined, why)
@@ -42,14 +42,14 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
     api = await (kind === 'real' ? startKubeApiserver() : startKubeServer())
     const { admin } = api
     if (kind === 'real') await allow(api)
-    gate = await openKubeGate(lab, api)
-    const { kubeconfig } = gate
+    relay = await openKubeRelay(lab, api)
+    const { kubeconfig } = relay
     const netConf = join(folder, 'net-conf.json')
     for (const host of hosts) await admin.addNode(host.name, rangeOf(host))
 
     writeFileSync(join(folder, 'admin'), kubeconfigText(api.url, api.caFile, ADMIN_TOKEN))
     const [hold, on, range, restart, look, off] = manualLines('docs/kubernetes/add-ipv6.md', '## Both families')
-    // These are followed by moving.test.ts.
+    // moving.test.ts tests these commands.
     const followed = manualLines('docs/kubernetes/from-flannel.md', '## From flannel to weft').join('')
     for (const block of [hold, restart]) expect(followed).toContain(block)
     const sh = (script: string, env: Readonly<Record<string, string>>): Promise<string> =>
@@ -66,7 +66,7 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
       )
     const configMap = '/api/v1/namespaces/kube-flannel/configmaps/kube-flannel-cfg'
     let isMade = false
-    /** The lines of the manual turn the ConfigMap's configuration into this one. */
+    /** The commands of the manual change the ConfigMap's configuration to this one. */
     async function configureReal(config: { readonly EnableIPv6?: boolean; readonly IPv6Network?: string }) {
       if (isMade) await sh(config.EnableIPv6 ? on! : off!, { IPV6_NETWORK: config.IPv6Network ?? '' })
       else {
@@ -92,7 +92,7 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
           await admin.removeNode(host.name)
           await admin.addNode(host.name, `${rangeOf(host)},${range6Of(host)}`, metadata?.annotations)
         }
-        // A watch tells in order: who knows of a node that came after this knows of this.
+        // A watch delivers in order: a node that has received a later node has received this change too.
         const number = host.address.at(-1)
         const later = `192.168.77.10${number}`
         await admin.addNode(`later${number}`, `10.5.10${number}.0/24`, {
@@ -116,7 +116,7 @@ describe('IPv6 is switched on in a cluster that runs, and off again', () => {
         if (kind === 'real' && ipv6 !== undefined)
           expect(await sh(look!, { NODE: host.name })).toContain(`"${P}/public-ipv6":"${ipv6}"`)
         const ranges = spec?.podCIDRs ?? []
-        // A node that is switched off again has its pod CIDR still.
+        // A node whose IPv6 is disabled again keeps its pod CIDR.
         return [...ranges.slice(0, ipv6 === undefined ? 1 : 2), ...[ipv4, ipv6].filter((each) => each !== undefined)]
       },
     })

@@ -1,8 +1,8 @@
-// update.test.ts - `npm run test:kubelet`: a node's pod is replaced by a newer one, by a real kubelet on containerd, while containers talk.
+// update.test.ts - `npm run test:kubelet`: a real kubelet with containerd replaces a node's pod by a newer one while containers talk.
 //
-// The pod is the manifest's, with its image, probes, init containers, security context and volumes; only its network configuration and
-// leases are in folders, and its places on the host are the lab's. The DaemonSet controller's part, which is to say when which pod is
-// made and deleted, is played here, as kubernetes/pkg/controller/daemon/update.go has it.
+// The pod is the manifest's, with its image, probes, init containers, security context and volumes. Only its network configuration and its
+// leases are in folders, and its host paths are the lab's. The test plays the DaemonSet controller, which decides when pods are created and
+// deleted, according to kubernetes/pkg/controller/daemon/update.go.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -25,11 +25,11 @@ let a: Host
 let b: Host
 let kubelet: Kubelet
 let containers: [Pod, Pod]
-/** The pod that forwards on host a. */
+/** The forwarding pod on host a. */
 let current: string
 let count = 0
 const leases = (): string => join(lab.folder, 'leases')
-/** Of no pod of another run: their logs lie side by side. */
+/** Returns a name that no pod of another run has, because their logs are in the same folder. */
 const nextName = (): string => `weft-${process.pid}-${++count}`
 
 interface Volume {
@@ -49,7 +49,7 @@ interface PodSpec {
   readonly volumes: readonly Volume[]
 }
 
-/** The manifest's pod on host a. */
+/** Returns the manifest's pod for host a. */
 function podNamed(
   name: string,
   change: (spec: PodSpec) => object = (spec) => spec,
@@ -58,7 +58,7 @@ function podNamed(
     spec: { template: { metadata: object; spec: PodSpec & { serviceAccountName: string; priorityClassName: string } } }
   }
   const { metadata, spec } = daemonSet.spec.template
-  // What an API server brings, and the scheduler.
+  // The parts that need an API server or the scheduler are removed.
   const { serviceAccountName: _, priorityClassName: __, ...rest } = spec
   const folder = (volume: string): string => join(lab.folder, 'node', volume)
   const volumes = spec.volumes.map((volume): Volume => {
@@ -74,7 +74,7 @@ function podNamed(
     initContainers: spec.initContainers.map((each) => ({
       ...each,
       ...own,
-      // Another image's.
+      // This path is in another image.
       args: each.name === 'install-cni-plugin' ? ['-f', '/opt/bin/flanneld', '/opt/cni/bin/flannel'] : each.args,
     })),
     containers: [
@@ -95,7 +95,7 @@ function podNamed(
   }
 }
 
-/** The image as `docker save` writes it. */
+/** Writes the image in the format of `docker save`. */
 async function archiveOf(): Promise<string> {
   const given = process.env['WEFT_IMAGE_ARCHIVE'] ?? ''
   if (given !== '') return given
@@ -133,7 +133,7 @@ const pings = () => pinging(...containers, { everyS: 0.01 })
 const subnet = (): string | undefined => a.subnetEnv()['FLANNEL_SUBNET']
 
 describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
-  it('by surge loses nothing', async () => {
+  it('with maxSurge loses no packet', async () => {
     const held = subnet()
     const [old, next] = [current, nextName()]
     const pinged = pings()
@@ -155,7 +155,7 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     await reach(containers[1].namespace, containers[0].address)
   })
 
-  it('without surge is back when the new pod is, and has its subnet', async () => {
+  it('without maxSurge forwards again with the new pod, and keeps its subnet', async () => {
     const held = subnet()
     const [old, next] = [current, nextName()]
     const pinged = pings()
@@ -170,13 +170,13 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     expect(subnet()).toBe(held)
   })
 
-  it('by one whose image is not there, or whose flags are wrong, stays as it is', async () => {
+  it('by one with a missing image or wrong flags keeps its old pod', async () => {
     const pinged = pings()
     const imageless = nextName()
     kubelet.create(podNamed(imageless, (spec) => changed(spec, { image: 'localhost/there-is-none' })))
     await soon(async () => expect((await containerOf(imageless))?.state.waiting?.reason).toMatch(/Image/))
     kubelet.remove(imageless)
-    // It ends, is started again, ends.
+    // The container ends, is restarted, and ends again.
     const wrong = nextName()
     kubelet.create(podNamed(wrong, (spec) => changed(spec, { args: ['--lease-dir=/run/weft', '--healthz-port=8081'] })))
     await soon(async () => expect((await containerOf(wrong))?.restartCount).toBeGreaterThan(1))
@@ -187,7 +187,7 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     expect(isReady(await kubelet.status(current))).toBe(true)
   })
 
-  it('by one that waits for its store is not taken for replaced, though the port answers', async () => {
+  it('by one that waits for its store does not count as replaced, although the port answers', async () => {
     const [old, next] = [current, nextName()]
     const pinged = pings()
     const config = join(leases(), 'config')
@@ -208,7 +208,7 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     expect((await pinged.stop()).lost).toBe(0)
   })
 
-  it('has its old pod forward again when the new one dies, and hands over to it when it is back', async () => {
+  it('forwards with its old pod when the new one dies, and hands over when the new one is back', async () => {
     const [old, next] = [current, nextName()]
     kubelet.create(podNamed(next))
     await kubelet.ready(next)
@@ -226,7 +226,7 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     await reach(containers[0].namespace, containers[1].address)
   })
 
-  it('cannot have a second one beside it that declares a port of the host', async () => {
+  it('cannot run a second pod that declares a host port', async () => {
     const ports = [{ containerPort: 9999, hostPort: 9999 }]
     const [first, second] = [nextName(), nextName()]
     kubelet.create(podNamed(first, (spec) => changed(spec, { ports })))

@@ -1,6 +1,6 @@
-// checks.h - how the native tests tell what went wrong.
+// checks.h - how the native tests report failures.
 //
-// Each check names what it expected. The random parts take their seed from the command line and print it.
+// Each check prints the condition that failed. Random tests take their seed from the command line and print it.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// core.test.ts - builds the tests of native/ that need no Node with sanitizers and runs them.
+// core.test.ts - builds the tests of native/ that need no Node.js with sanitizers, and runs them.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -17,8 +17,8 @@ beforeAll(() => {
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
 /**
- * How a program is compiled, and what it is told: for how many rounds, or of which tests. With sanitizers to optimise takes three
- * times as long as it saves.
+ * How a program is compiled, and its arguments: a number of rounds, or a choice of tests. Optimising a build with
+ * sanitizers takes three times as long as it saves.
  */
 const MEMORY = [
   'address and undefined behaviour',
@@ -27,33 +27,33 @@ const MEMORY = [
 ] as const
 const THREADS = ['threads', ['-O0', '-fsanitize=thread'], 'threads'] as const
 const NOTHING = ['nothing, optimised as it is shipped', ['-O2'], '60'] as const
-/** `npm run test:fuzz` has the time. */
+/** `npm run test:fuzz` runs longer. */
 const LONG = process.env['WEFT_LONG'] === '1' ? [NOTHING] : []
-/** The same with so many schedules. */
+/** The number of schedules of session_model. */
 const FEW = [MEMORY[0], MEMORY[1], '100'] as const
 const MANY = LONG.map(([title, flags]) => [title, flags, '100000'] as const)
 
-/** A slow machine takes its time to run what is compiled with sanitizers. */
+/** Programs with sanitizers are slow on a slow machine. */
 const SLOW = { timeoutMs: BUILD_MS }
 
-// Compiling is most of it: at once, on as many cores as there are.
+// Most of the time goes to compiling, so the programs are compiled in parallel.
 describe.concurrent.each([
-  ['the pure core', 'core_test', [MEMORY, THREADS, ...LONG]],
-  ['what sends, receives and writes', 'io_test', [MEMORY]],
-  ['the walks of a packet', 'walk_test', [MEMORY]],
-  ['what holds for every encapsulation', 'guarantees_test', [MEMORY]],
+  ['the I/O-free core', 'core_test', [MEMORY, THREADS, ...LONG]],
+  ['sending, receiving and writing', 'io_test', [MEMORY]],
+  ['egress and ingress', 'walk_test', [MEMORY]],
+  ['the guarantees of every encapsulation', 'guarantees_test', [MEMORY]],
   ['the thread of a loop', 'loop_test', [MEMORY, THREADS]],
   ['the sessions of two hosts in trouble', 'session_model', [FEW, ...MANY]],
 ] as const)('%s', (_what, name, watched) => {
   it.each([...watched])(
-    'keeps its rules, watched for %s',
+    'passes its tests under sanitizers: %s',
     async (_title, flags, what) => {
       const program = join(folder, `${name}-${flags.join('').replaceAll(/\W/g, '')}`)
-      // Lines without variables, for the stacks that the sanitizers print, are quicker to compile.
+      // Debug information without variables compiles faster, and is enough for the sanitizers' stacks.
       await buildNative(name, program, ['-g1', ...flags])
       const seed = String(Date.now() % 1_000_000)
       const { code, stdout, stderr } = await execute([program, seed, what], SLOW)
-      // What this user or kernel does not allow is left out, with a line that says so.
+      // Tests that this user or kernel does not allow are skipped, with a line that says so.
       const leftOut = /^skipped: .*\n/gm
       const all = stdout + stderr
       for (const [line] of all.matchAll(leftOut)) process.stdout.write(`${name}: ${line}`)

@@ -1,10 +1,10 @@
-// core_fuzz.cc - what a fuzzer throws at the core: its functions by the jobs of core_jobs.h, what is learnt from
-// refusals, and both walks of a packet whole.
+// core_fuzz.cc - the fuzzer's entry point: the functions of core_jobs.h, sequences of refusals, saved sessions, and
+// both directions of a packet. scripts/fuzz.mjs builds and runs it.
 //
-// The first byte of an input says which; the rest is jobs, refusals, sessions that were saved, or what a TUN or a
-// socket delivers: messages, each a length (uint16) and bytes, which for WireGuard may be sealed here, by the keys of a
-// session. Nothing may be read or written out of bounds, whatever the bytes are; the packets that leave must be whole
-// ones, and those that reach the TUN sound ones. scripts/fuzz.mjs builds and runs it.
+// The first byte of an input selects the target. The rest consists of jobs, refusals, saved sessions, or messages for a
+// TUN or a socket. Each message is a length (uint16) and its bytes; for WireGuard it may be sealed here with the keys
+// of a session. No input may cause an access out of bounds. All packets that leave must be complete, and all packets
+// that reach the TUN must be valid.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -25,7 +25,7 @@ using namespace weft;
 
 namespace {
 
-/// A pair of connected sockets that keep messages apart, as a TUN and a UDP socket do.
+/// A pair of connected message sockets, in place of a TUN and a UDP socket.
 struct Pair {
   explicit Pair(int type) {
     int fds[2];
@@ -46,7 +46,7 @@ void each_message(const uint8_t* bytes, size_t size, Each each) {
   }
 }
 
-/// What must be so of a packet of IPv6: it is from a host, and neither leads on nor speaks for a router of the link.
+/// Checks an IPv6 packet: its source is a host, and it is neither source-routed nor a neighbour discovery message.
 bool is_sound_ipv6(const uint8_t* bytes, size_t size) {
   const auto is_zero = [&](size_t from, size_t to) {
     return std::all_of(bytes + from, bytes + to, [](uint8_t byte) { return byte == 0; });
@@ -68,7 +68,7 @@ bool is_sound_ipv6(const uint8_t* bytes, size_t size) {
   }
 }
 
-/// What must be so of all that reaches the TUN, said another way than native/ does.
+/// Checks each packet that reaches the TUN, with rules that are written independently of native/.
 bool is_sound(const uint8_t* bytes, size_t size) {
   if (bytes[0] >> 4 == 6) return is_sound_ipv6(bytes, size);
   const size_t header = (bytes[0] & 15) * 4u;
@@ -84,12 +84,13 @@ bool is_sound(const uint8_t* bytes, size_t size) {
   return true;
 }
 
-/// The packet in what a TUN with virtio headers is written.
+/// Returns the packet in a write to a TUN with virtio headers.
 std::span<uint8_t> behind_virtio(std::span<uint8_t> written) {
   return written.subspan(std::min(written.size(), sizeof(VirtioHeader)));
 }
 
-/// Takes all that came out and checks that each is a packet of its own length, where `packet_in` says that it is.
+/// Reads all packets that came out, and checks that each has the length of its own header. `packet_in` finds the
+/// packet.
 template <typename PacketIn = std::identity>
 void expect_packets(int fd, PacketIn packet_in = {}, bool sound = false) {
   static std::vector<uint8_t> buffer(1 << 17);
@@ -102,21 +103,21 @@ void expect_packets(int fd, PacketIn packet_in = {}, bool sound = false) {
   }
 }
 
-/// Makes the IPv4 header's checksum right, which no mutation would find.
+/// Corrects the checksum of an IPv4 header, which mutations would hardly do.
 void mend(uint8_t* bytes, size_t size) {
   const size_t header = size < 20 ? 0 : (bytes[0] & 15) * 4u;
   if (header >= 20 && header <= size) store(bytes + 10, ipv4_header_checksum(bytes, header));
 }
 
-/// Without UDP_SEGMENT on sending, since a Unix socket stands for the UDP one.
+/// UDP_SEGMENT is off for sending, because a Unix socket replaces the UDP socket.
 constexpr uint32_t kFeatures = kAllFeatures & ~kUdpGso;
 
 struct Setting {
   uint32_t features;
   FilterOptions filter;
 };
-/// Everything, on a TUN that takes all; what half of the addresses send to the other half, on one that takes nothing
-/// joined. A Unix socket names no sender: all are at ::, as the peer is.
+/// Two configurations: all features, on a TUN that accepts everything; and the filter, on a TUN that accepts nothing
+/// joined. A Unix socket has no address, so all senders and the peer are at ::.
 const Setting kSettings[] = {
     {kFeatures, {}},
     {kTunHeader,
@@ -126,11 +127,11 @@ const Setting kSettings[] = {
        Net::of(Address::of_words(kLittleEndian ? 0x80 : 1ull << 63, 0), 1)}}},
 };
 
-/// The sources of ICMP errors, of both families.
+/// The source addresses of ICMP errors.
 const ByFamily<Address> kTunAddress{Address::v4(1), Address::of_words(0xfd, 1)};
 const ByFamily<Address> kNetworkAddress{Address::v4(2), Address::of_words(0xfd, 2)};
 
-/// Of a VXLAN frame all of whose bytes are 0 but the flag.
+/// Returns the packet in a VXLAN frame whose other bytes are 0, except the flag.
 OwnEnd own_end() {
   OwnEnd own;
   own.mtu = 1450;
@@ -142,8 +143,7 @@ struct Keyless {
   Encap encapsulation() { return Encap(own_end()); }
 };
 
-/// What WireGuard needs beside: a session with the peer. Of its three pairs of keys one is in use, the one before still
-/// opens, and the next waits to be used.
+/// The session with the peer. It has three pairs of keys: current, previous and next.
 struct Keyed {
   static constexpr uint32_t kSession = 3;
   static constexpr uint64_t kPairs = 3, kInUse = 1;
@@ -166,7 +166,7 @@ struct Keyed {
             .send = Key(bytes),
             .receive = Key(bytes)};
   }
-  /// The first bytes are a counter, near one that comes often, and the pair; what follows is sealed by it.
+  /// The first bytes select a counter near a frequent one, and the pair. The rest is sealed with them.
   std::vector<uint8_t> seal(const uint8_t* bytes, size_t size) {
     if (size < 3) return {bytes, bytes + size};
     const uint64_t counter = load<uint16_t>(bytes) * (bytes[2] & 128 ? 257u : 1u), pair = bytes[2] % kPairs;
@@ -181,7 +181,7 @@ struct Keyed {
     return datagram;
   }
 
-  /// The packet that a lane has sealed; nothing unless it is one, by a counter above all before it.
+  /// Opens a packet that a lane sealed. Returns nothing unless it is authentic, with a counter above all earlier ones.
   std::span<uint8_t> open(std::span<uint8_t> datagram) {
     constexpr size_t kAround = kEncapBytes<Wireguard>;
     if (datagram.size() <= kAround || load_le32(&datagram[0]) != 4) return {};
@@ -202,7 +202,7 @@ struct Keyed {
 template <typename Encap>
 using KeysOf = std::conditional_t<HasSessions<Encap>, Keyed, Keyless<Encap>>;
 
-/// One in both families.
+/// The same peer address in both families.
 std::vector<uint8_t> one_peer() {
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
@@ -214,7 +214,7 @@ std::vector<uint8_t> one_peer() {
   return records;
 }
 
-/// What is kept of drops was counted, and is no more than there was.
+/// The kept drops must not exceed the counted ones.
 void expect_counted(const Drops& drops, std::vector<uint64_t> row) {
   drops.read(0, [&](const KeptDrop& kept) {
     if (kept.packets == 0 || row[kept.reason] < kept.packets || kept.size > kept.length) abort();
@@ -230,7 +230,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   Features features(setting.features);
   PeerTables peers(1);
   peers.set(one_peer());
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   TrafficRows traffic;
   IcmpLimits icmp{1};
   const CounterRow counters(row.data());
@@ -245,7 +245,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
                   .traffic = &traffic,
                   .rx_drops = &drops,
                   .filter = setting.filter,
-                  .strangers = &strangers,
+                  .unknown_senders = &unknown_senders,
                   .icmp = &icmp,
                   .clamp_mtu = 1400};
   Ingress<Encap> ingress(path, peers.reader(0), keys.encapsulation());
@@ -255,7 +255,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
     if constexpr (HasSessions<Encap>) {
       if (mended && length > 3) mend(&message[3], length - 3);
       if (mended) message = keys.seal(message.data(), message.size());
-      // Counters are of 8 bytes behind the index: each opens once.
+      // Each counter must open only once. It has 8 bytes behind the index.
       if (message.size() >= kEncapBytes<Encap>) sealed.emplace(message.begin() + 4, message.begin() + 16);
     } else if (mended && length > Encap::kHeaderBytes) {
       mend(&message[Encap::kHeaderBytes], length - Encap::kHeaderBytes);
@@ -267,17 +267,17 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
     if (row[k_rx_packets] > sealed.size() || (!mended && row[k_rx_packets] > 0)) abort();
     ingress.tick();
     ingress.rest();
-    for (const auto& letter : keys.sessions.mailbox().take(SIZE_MAX).letters) {
-      if (letter.size > letter.bytes.size()) abort();
+    for (const auto& message : keys.sessions.mailbox().take(SIZE_MAX).control_messages) {
+      if (message.size > message.bytes.size()) abort();
     }
   }
-  strangers.take([&](const Stranger& stranger) {
-    if (row[stranger.reason] == 0) abort();
+  unknown_senders.take([&](const UnknownSender& unknown_sender) {
+    if (row[unknown_sender.reason] == 0) abort();
   });
   expect_counted(drops, row);
 }
 
-/// Refusals as they may follow each other, eight bytes each: what they lead to is one of few things, and ends.
+/// Sequences of refusals, eight bytes each. The reaction must be a valid one, and the retries must end.
 void refuse(const uint8_t* bytes, size_t size) {
   Features features(kAllFeatures);
   Learnt learnt(&features);
@@ -307,12 +307,12 @@ void refuse(const uint8_t* bytes, size_t size) {
   }
 }
 
-/// Messages as a socket with UDP_GRO may give them: the first two bytes of each are what its datagrams were joined by.
+/// Messages as from a socket with UDP_GRO. The first two bytes of each are the size of joined datagrams.
 void open_each(const uint8_t* bytes, size_t size) {
   const Vxlan vxlan(own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     if (length < 2) return;
-    std::vector<uint8_t> copy(at + 2, at + length);  // on the heap, where a sanitizer sees its end
+    std::vector<uint8_t> copy(at + 2, at + length);  // on the heap, so that a sanitizer detects reads beyond the end
     Message message{copy.data(), copy.size(), load<uint16_t>(at)};
     do {
       const Opened opened = vxlan.open(message);
@@ -332,8 +332,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   Features features(kFeatures);
   KeysOf<Encap> keys;
   PeerTables peers(2);
-  // One peer for all of IPv4 and one for all of IPv6, of which the latter is sent to from the known port alone; a
-  // connected Unix socket ignores their addresses.
+  // One peer for all of IPv4 and one for all of IPv6; the second requires the well-known port. Connected Unix sockets
+  // ignore their addresses.
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   records[0] = 4;
   records[sizeof(PeerRecord)] = 6;
@@ -367,7 +367,7 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) {
       for (const auto& [pair, version] : {std::pair(&lane, 4), std::pair(&known, 6)}) {
-        // clang 14 cannot capture a structured binding by itself.
+        // clang 14 cannot capture a structured binding without a copy.
         expect_packets(pair->outside.get(), [&, version = version](std::span<uint8_t> packet) {
           if constexpr (HasSessions<Encap>) packet = keys.open(packet);
           return packet.empty() || packet[0] >> 4 != version ? std::span<uint8_t>() : packet;
@@ -379,15 +379,16 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   expect_counted(drops, row);
 }
 
-/// What an engine is to go on with, and then does; the first byte says at which time.
+/// Saved sessions that an engine takes over and uses. The first byte selects the time.
 void take_over(const uint8_t* bytes, size_t size) {
   static const auto sealing = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
   if (size == 0) return;
   std::vector<uint8_t> records = one_peer();
   for (const size_t at : {0, 1}) store_le32(&records[at * sizeof(PeerRecord) + offsetof(PeerRecord, encap)], 1 + at);
-  // What the first one sends, by whichever port, says nothing of where it is.
+  // The peer with the first session sends from any port.
   records[offsetof(PeerRecord, encap) + 4] = 1;
-  const std::vector<uint8_t> saved(bytes + 1, bytes + size);  // on the heap, where a sanitizer sees its end
+  // on the heap, so that a sanitizer detects reads beyond the end
+  const std::vector<uint8_t> saved(bytes + 1, bytes + size);
   const int64_t now_ms = bytes[0] == 0 ? INT64_MAX / 2 : int64_t{1} << (bytes[0] & 31);
   Sessions sessions(
       0, [] {}, [] {});
@@ -407,12 +408,12 @@ void take_over(const uint8_t* bytes, size_t size) {
       if (each.datagram.size() < SessionLimits::kAroundBytes) abort();
     }
   });
-  for (const Mailbox::Letter& each : sessions.mailbox().take(9).letters) {
+  for (const Mailbox::ControlMessage& each : sessions.mailbox().take(9).control_messages) {
     if (each.size > Mailbox::kMessageBytes) abort();
   }
 }
 
-/// Without OpenSSL there is no WireGuard.
+/// WireGuard is skipped without OpenSSL.
 bool has_keys() {
   static const bool has = Aead::create(Aead::Way::kSeal) && Aead::create(Aead::Way::kOpen);
   return has;

@@ -1,8 +1,7 @@
-// core_jobs.h - the pure core behind one function of bytes: what the model test pipes through it and the fuzzer throws
-// at it.
+// core_jobs.h - native/core behind one function on bytes, for the model test and the fuzzer.
 //
-// Input is a sequence of jobs, output a sequence of answers, in this machine's byte order. A job is a byte that says
-// which, and its arguments; a `packet` is a length (uint32) and as many bytes; input that ends early ends the run.
+// The input is a sequence of jobs, the output a sequence of answers, in this machine's byte order. A job is a byte that
+// selects it, and its arguments. A `packet` is a length (uint32) and its bytes. Truncated input ends the run.
 //
 //   S virtio packet    cut a superpacket; answers the number of packets (uint32, or kRefused) and the packets
 //   F virtio packet    complete a checksum; answers as S, with one packet
@@ -27,7 +26,6 @@ class Jobs {
  public:
   Jobs(const uint8_t* bytes, size_t size) : at_(bytes), end_(bytes + size) {}
 
-  /// Runs all jobs and returns the answers.
   std::vector<uint8_t> run() {
     char job;
     while (take(job)) {
@@ -76,7 +74,8 @@ class Jobs {
       return answer(kRefused);
     answer(static_cast<uint32_t>(segments.count()));
     while (!segments.done()) {
-      std::vector<uint8_t> header(segments.header_bytes());  // on the heap, where a sanitizer sees its end
+      // on the heap, so that a sanitizer detects writes beyond the end
+      std::vector<uint8_t> header(segments.header_bytes());
       const Segment one = segments.next(header.data());
       answer(static_cast<uint32_t>(one.header_bytes + one.payload_bytes));
       answer(one.header, one.header_bytes);
@@ -97,7 +96,7 @@ class Jobs {
     uint32_t count;
     if (!take(count)) return;
     std::vector<std::vector<uint8_t>> packets;
-    static Coalescer coalescer;  // large, and empty again after each batch
+    static Coalescer coalescer;  // static, because it is large; it is empty again after each batch
     coalescer.clear();
     while (count-- > 0 && !coalescer.full()) {
       packets.emplace_back();
@@ -130,7 +129,7 @@ class Jobs {
   }
 
   void look_up(std::vector<uint8_t>& records) {
-    // JavaScript checks that there are whole records with prefix lengths that fit their version (addon.d.ts).
+    // JavaScript checks that records are whole and prefix lengths fit their family (addon.d.ts).
     records.resize(records.size() / sizeof(PeerRecord) * sizeof(PeerRecord));
     for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
       records[at] = records[at] % 2 ? 4 : 6;

@@ -1,4 +1,5 @@
-// core_pipe.cc - jobs from standard input, answers to standard output (core_jobs.h); model.test.ts builds and runs it.
+// core_pipe.cc - reads jobs from standard input and writes answers to standard output (core_jobs.h). model.test.ts
+// builds and runs it.
 #include <unistd.h>
 
 #include "core_jobs.h"

@@ -1,8 +1,8 @@
-// core_steady.cc - counts allocations and locks while both walks carry 100,000 packets each; core.test.ts builds and
+// core_steady.cc - counts allocations and locks while each direction carries 100,000 packets. core.test.ts builds and
 // runs it.
 //
-// malloc and pthread_mutex_lock are replaced for the whole program. Unix sockets that keep messages apart stand for the
-// TUN and the UDP socket.
+// malloc and pthread_mutex_lock are replaced for the whole program. Unix message sockets replace the TUN and the UDP
+// socket.
 #include <errno.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -53,7 +53,7 @@ constexpr size_t kPayload = 1400, kSegments = 44, kHeaders = 40;
 
 int message_pair(int fds[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, fds); }
 
-/// IPv4 and TCP headers for `payload` zero bytes, with right checksums.
+/// IPv4 and TCP headers for `payload` zero bytes, with correct checksums.
 void write_headers(uint8_t* packet, size_t payload, uint32_t sequence) {
   const uint8_t headers[kHeaders] = {0x45, 0, 0, 0, 0, 1,  0x40, 0, 64, IPPROTO_TCP, 0, 0, 10, 5, 1,    2,    10, 5,
                                      2,    2, 4, 0, 0, 80, 0,    0, 0,  0,           0, 0, 0,  7, 0x50, kAck, 1,  0};
@@ -81,18 +81,18 @@ int main() {
     const int bytes = 1 << 20;
     setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes);
   }
-  Features features(kAllFeatures & ~kUdpGso);  // a Unix socket knows no UDP_SEGMENT
+  Features features(kAllFeatures & ~kUdpGso);  // a Unix socket does not support UDP_SEGMENT
   PeerTables peers(2);
   std::vector<uint8_t> record(sizeof(PeerRecord));
   record[0] = 4;
   record[2] = 6;
   peers.set(record);
   std::vector<uint64_t> row(kCounterCount);
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   TrafficRows traffic;
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   IcmpLimits icmp{1};
-  // A Unix socket names no sender, so all are at ::, as the peer is.
+  // A Unix socket has no address, so all senders and the peer are at ::.
   const FilterOptions filter{VerifySource::kStrict,
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050000)), 16)},
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050200)), 24)}};
@@ -107,7 +107,7 @@ int main() {
                   .tx_drops = &tx_drops,
                   .rx_drops = &rx_drops,
                   .filter = filter,
-                  .strangers = &strangers,
+                  .unknown_senders = &unknown_senders,
                   .icmp = &icmp};
   Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp(OwnEnd{}));
   Ingress<FlannelUdp> ingress(path, peers.reader(1), FlannelUdp(OwnEnd{}));
@@ -133,7 +133,7 @@ int main() {
     for (int i = 0; i < 16; i++, sequence += kPayload) {
       write_headers(datagram.data(), kPayload, sequence);
       if (i == 15) {
-        datagram[14] = 2;  // our own subnet: it is dropped
+        datagram[14] = 2;  // a source in this node's own subnet, so the packet is dropped
         store(datagram.data() + 10, ipv4_header_checksum(datagram.data(), kIpv4HeaderBytes));
       }
       if (send(udp[1], datagram.data(), datagram.size(), 0) < 0) return 2;
@@ -143,7 +143,7 @@ int main() {
   }
   counting = false;
   if (row[k_rx_drop_spoofed_source] == 0) std::printf("nothing was dropped\n");
-  // That packets were joined shows that the walk was the one of a loaded machine.
+  // Packets were joined, as on a busy machine.
   const bool joined = row[k_tun_writes] * 10 < row[k_rx_packets];
   std::printf("%zu allocations, %zu locks%s\n", allocations, locks, joined ? "" : ", nothing joined");
   void* one = malloc(1);
@@ -155,7 +155,7 @@ int main() {
   free(one);
   if (allocations == 0 || locks == 0) std::printf("the counters count nothing\n");
 
-  // Traffic that there is no memory to count is not counted, and nobody else's is wrong because of it.
+  // Without memory, a peer's traffic is not counted, and no other peer's counts change.
   constexpr uint32_t kFar = 9'000;
   TrafficRows short_of_memory;
   has_memory = false;
@@ -171,9 +171,9 @@ int main() {
   Traffic of_far, of_first;
   for (const TrafficRows* rows : {&short_of_memory, &without}) rows->sum(kFar, of_far);
   short_of_memory.sum(1, of_first);
-  if (of_far.tx_packets != 0 || of_far.heard_ms != 0 || of_first.tx_packets != 1)
+  if (of_far.tx_packets != 0 || of_far.last_received_ms != 0 || of_first.tx_packets != 1)
     std::printf("traffic is miscounted\n");
-  // When there is memory again the next table makes the room.
+  // The next table allocates the slots when there is memory again.
   short_of_memory.make_room(kFar + 1);
   short_of_memory.add_sent(kFar, 1, 100);
   short_of_memory.sum(kFar, of_far);

@@ -1,4 +1,4 @@
-// core_test.cc - the pure core by table and by property, to be run under sanitizers; core.test.ts builds and runs it.
+// core_test.cc - table tests and property tests of native/core. core.test.ts builds them with sanitizers and runs them.
 #include <arpa/inet.h>
 #include <errno.h>
 
@@ -20,16 +20,15 @@
 #include "../../native/core/inspect.h"
 #include "../../native/core/mss.h"
 #include "../../native/core/peers.h"
-#include "../../native/core/precedence.h"
 #include "../../native/core/refusals.h"
 #include "../../native/core/segment.h"
 #include "../../native/core/sessions.h"
-#include "../../native/core/strangers.h"
 #include "../../native/core/traffic.h"
+#include "../../native/core/unknown_senders.h"
 #include "../../native/core/waiting.h"
 #include "packets.h"
 
-/// What the kernel would make of a write: the packets, cut by segment.h.
+/// Cuts a write into packets with segment.h, as the kernel would.
 static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
   std::vector<Bytes> packets;
   const Packet packet = read(bytes);
@@ -48,8 +47,8 @@ static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
   return packets;
 }
 
-/// What a TUN is told of packets that were joined (virtio 1.2 section 5.1.6.2), and their header, whose transport sum
-/// is that of the pseudo header.
+/// Checks the virtio header of a joined write (virtio 1.2 section 5.1.6.2): its transport checksum must be the
+/// pseudo-header's sum.
 static void check_joined(const VirtioHeader& virtio, const Bytes& whole, size_t header_bytes,
                          size_t first_payload_bytes) {
   const bool v6 = whole[0] >> 4 == 6, tcp = whole[v6 ? 6u : 9u] == IPPROTO_TCP;
@@ -65,7 +64,7 @@ static void check_joined(const VirtioHeader& virtio, const Bytes& whole, size_t 
   CHECK(load_be16(&whole[at]) == reference_fold(pseudo));
 }
 
-/// Runs packets through a coalescer and gives the writes, each with the packets that it is cut into again.
+/// Runs packets through a Coalescer. Returns each write with the packets that it is cut into again.
 static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, CoalesceLimits limits = {}) {
   static Coalescer coalescer;
   std::vector<std::vector<Bytes>> writes;
@@ -95,9 +94,9 @@ static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, Coa
   return writes;
 }
 
-// ---- the tests ----
+// ---- Tests ----
 
-/// The numbers that stand in packets, and those that a TUN is told, are as others have them.
+/// Checksums and virtio fields match reference values.
 static void test_numbers() {
   const uint8_t flags[] = {kFin, kSyn, kRst, kPsh, kAck, kUrg, kEce, kCwr};
   for (size_t bit = 0; bit < 8; bit++) CHECK(flags[bit] == 1 << bit);
@@ -108,7 +107,7 @@ static void test_numbers() {
   CHECK(std::memcmp(&nothing, zeroes, sizeof zeroes) == 0);
 }
 
-/// A sum of any size folds to what is left of it modulo 0xffff; to 0 only that of zeroes.
+/// A folded sum equals the sum modulo 0xffff. Only a sum of zeroes folds to 0.
 static void test_fold() {
   const uint64_t edges[] = {0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff};
   for (const uint64_t a : edges) {
@@ -124,7 +123,7 @@ static void test_fold() {
 }
 
 static void test_checksum() {
-  // Callers add a few words more: the largest sum leaves room for them.
+  // The largest sum leaves room for a few more words.
   for (const size_t size : {8u, 32u}) {
     const Bytes addresses(size, 0xff);
     const uint8_t last[4] = {0, IPPROTO_TCP, 0xff, 0xff};
@@ -138,7 +137,7 @@ static void test_checksum() {
     const uint16_t mine = checksum_fold(checksum_add(0, &bytes[at], size));
     const uint16_t theirs = to_be16(reference_fold(reference_sum(&bytes[at], size)));
     CHECK(mine == theirs || (mine == 0xffff && theirs == 0) || (mine == 0 && theirs == 0xffff));
-    // It goes on from any sum, and leaves room for words that are added without a look.
+    // A sum can start from any value, and leaves room for words that are added without carry.
     const uint64_t before = random_below(2) ? ~uint64_t{random_below(3)} : uint64_t{rng()} << 32 | rng();
     const uint64_t after = checksum_add(before, &bytes[at], size);
     CHECK(after % 0xffff == (before % 0xffff + theirs) % 0xffff && after < uint64_t{1} << 33);
@@ -174,7 +173,7 @@ static void test_read_packet() {
   }
 }
 
-/// Each length that a header tells of, and each that there is: one less, as many, one more.
+/// Tests each length field, and each available size, at its limit and one off.
 static void test_read_limits() {
   constexpr struct {
     const char* what;
@@ -250,7 +249,7 @@ static void test_read_limits() {
   context.clear();
 }
 
-/// Why a packet from a peer may not go on.
+/// Why a packet from a peer is dropped.
 static void test_inspect() {
   constexpr auto reason_of = [](const Bytes& bytes) {
     Packet packet;
@@ -322,7 +321,7 @@ static void test_inspect() {
     row.change(f);
     Bytes packet = build(f);
     CHECK(reason_of(packet) == row.reason);
-    packet.resize(packet.size() + 7);  // what is behind it is not looked at
+    packet.resize(packet.size() + 7);  // bytes behind the packet are ignored
     CHECK(reason_of(packet) == row.reason);
     packet[10] ^= 1;
     CHECK(reason_of(packet) == k_rx_drop_checksum);
@@ -349,7 +348,7 @@ static void test_inspect() {
   }
   context = "each bit of a header";
   for (size_t bit = 0; bit < 8 * 32; bit++) {
-    if (bit == 5) continue;  // makes it IPv6
+    if (bit == 5) continue;  // this bit would make it IPv6
     Fields f;
     f.ip_options = Bytes(12, 1);
     Bytes packet = build(f);
@@ -360,10 +359,10 @@ static void test_inspect() {
   Fields f;
   f.id = 0;
   Bytes packet = build(f);
-  store_be16(&packet[4], load_be16(&packet[10]));  // which makes it 0
+  store_be16(&packet[4], load_be16(&packet[10]));  // the checksum becomes 0
   store_be16(&packet[10], 0);
   CHECK(!reason_of(packet));
-  store_be16(&packet[10], 0xffff);  // as flanneld's decrement may leave it
+  store_be16(&packet[10], 0xffff);  // flanneld's decrement may leave this value
   CHECK(!reason_of(packet));
   context = "IPv6";
   f.v6 = true;
@@ -374,8 +373,8 @@ static void test_inspect() {
   context.clear();
 }
 
-/// An IPv6 packet of these extension headers, the last of which says `protocol`, and so many bytes behind them. `types`
-/// has the header's number of each.
+/// Builds an IPv6 packet with extension headers. The last one names `protocol`, and `payload` bytes follow. `types` has
+/// the number of each header.
 static Bytes with_extensions(const std::vector<std::pair<uint8_t, Bytes>>& headers, uint8_t protocol, size_t behind) {
   Fields f;
   f.v6 = true;
@@ -392,7 +391,7 @@ static Bytes with_extensions(const std::vector<std::pair<uint8_t, Bytes>>& heade
   return packet;
 }
 
-/// Why an IPv6 packet from a peer may not go on.
+/// Why an IPv6 packet from a peer is dropped.
 static void test_inspect_ipv6() {
   constexpr uint8_t kHop = 0, kRouting = 43, kFragment = 44, kDestination = 60, kTcp = 6, kUdp = 17, kIcmp = 58;
   using Headers = std::vector<std::pair<uint8_t, Bytes>>;
@@ -511,7 +510,7 @@ static void test_inspect_ipv6() {
   context.clear();
 }
 
-/// Errors about IPv6: byte by byte, of every length, and about what there are none.
+/// ICMP errors about IPv6 packets of every length, byte by byte, and packets without an error.
 static void test_icmp_ipv6() {
   constexpr uint8_t kIcmp = 58;
   const Address source = ipv6(0x0a050100);
@@ -583,7 +582,7 @@ static void test_icmp_ipv6() {
   context.clear();
 }
 
-/// Stops a packet for an address at which a peer is, if the datagram around it would come out of the TUN as well.
+/// CircleGuard stops a packet if a peer is at its destination and the datagram around it would enter the tunnel too.
 static void test_circle() {
   const auto peer = [](bool v6, uint32_t subnet, uint32_t endpoint, bool over_v6) {
     Bytes prefix(16);
@@ -602,8 +601,8 @@ static void test_circle() {
   constexpr uint32_t kOutside = 0xc0a84d02, kX = 0x0a050200, kY = 0x0a050300, kZ = 0x0a050400;
   struct Row {
     const char* what;
-    uint32_t x, y, z;  ///< where the peers of three subnets are
-    uint32_t to;       ///< where the packet goes
+    uint32_t x, y, z;  ///< the addresses of the peers of three subnets
+    uint32_t to;       ///< the packet's destination
     bool is_stopped;
   };
   constexpr Row kRows[] = {
@@ -628,7 +627,7 @@ static void test_circle() {
       PeerTables tables(1, records);
       CircleGuard guard;
       guard.begin(tables.current());
-      // Its source and protocol say nothing: others may have changed them on the way out of this host.
+      // Source and protocol do not matter, because NAT or IPsec may have changed them.
       for (const bool tcp : {false, true}) {
         for (const uint16_t fragment : {uint16_t{0}, uint16_t{0x2000}, uint16_t{5}}) {
           Fields f;
@@ -644,7 +643,7 @@ static void test_circle() {
       }
     }
   }
-  // A datagram of the one family may be what the other family's packets travel in.
+  // Packets of one family may travel in datagrams of the other.
   context = "families that carry each other";
   Bytes records = peer(false, kX, kY + 9, true);
   const Bytes other = peer(true, kY, kX + 9, false);
@@ -665,7 +664,7 @@ static void test_circle() {
   context.clear();
 }
 
-/// What stays on the link, at the edges of each range.
+/// Link-local and multicast destinations, at the edges of each range.
 static void test_for_link() {
   const auto v4 = [](uint8_t first, uint8_t last) {
     const uint8_t address[4] = {first, 255, 255, last};
@@ -722,8 +721,8 @@ static void test_peers() {
   }
 }
 
-/// A map has what was put into it and not removed since, however full its pages are; and what it was when it was
-/// settled is found in the pages of then.
+/// A map finds all entries that were put and not removed, however full its pages are. Settled pages keep their old
+/// contents.
 static void test_paged_map() {
   for (const uint32_t stride : {1u, 256u, 65'536u}) {
     PagedMap<uint32_t, uint32_t> map;
@@ -739,7 +738,7 @@ static void test_paged_map() {
       }
       return wrong == 0;
     };
-    // Filled, changed about, emptied.
+    // Fills the map, changes it at random, and empties it.
     for (int step = 0; step < 12; step++) {
       for (int i = 0; i < 10'000; i++) {
         const uint32_t key = random_below(keys) * stride, most = step < 4 ? 10 : step < 8 ? 2 : 1;
@@ -767,7 +766,7 @@ static void test_paged_map() {
   }
 }
 
-/// A look-up is a few probes, however many peers there are, and wherever in its bits their prefixes differ.
+/// A look-up takes few probes, regardless of the number of peers and of the bits in which their prefixes differ.
 static void test_peer_spread() {
   for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
     for (const uint8_t bits : {uint8_t{20}, uint8_t{24}, uint8_t{28}, uint8_t{56}, uint8_t{64}, uint8_t{96}}) {
@@ -793,14 +792,14 @@ static void test_peer_spread() {
   }
 }
 
-/// The record that takes a subnet's peer away.
+/// A record that removes a subnet's peer.
 static Bytes gone(Bytes record) {
   record[3] = 1;
   return record;
 }
 
-/// Whatever is set and changed after one another, the table is the one that the records left would make; and a peer
-/// that is sent to the same address as before keeps what was learnt of the path.
+/// After any sequence of set() and change(), the table equals the one that the remaining records would make. A peer
+/// with an unchanged address keeps its path MTU.
 static void test_peer_changes() {
   struct Entry {
     Bytes record;
@@ -809,11 +808,11 @@ static void test_peer_changes() {
   for (int round = 0; round < 30; round++) {
     PeerTables tables(1);
     PeerTables::Reader reader = tables.reader(0);
-    std::map<Bytes, Entry> model;  // by family, prefix length and subnet
+    std::map<Bytes, Entry> model;  // keyed by family, prefix length and subnet
     const auto name = [](const Bytes& r) { return Bytes{r[0], r[1], r[8], r[9], r[10], r[11], r[23]}; };
     const auto random_record = [&] {
       const uint8_t version = random_below(4) ? 4 : 6, width = version == 4 ? 32 : 128;
-      // Long enough for two to be one subnet by what stands in it only, and many of one length.
+      // Some subnets occur twice, and many have the same length.
       const uint8_t bits = random_below(4) ? width : static_cast<uint8_t>(width - 8);
       Bytes subnet(width / 8);
       subnet[0] = 10;
@@ -894,7 +893,7 @@ static void test_peer_changes() {
   }
 }
 
-/// However many changes there were, a whole set takes away whom it does not name.
+/// After any number of changes, a whole set removes the peers that it does not name.
 static void test_peer_rounds() {
   PeerTables tables(0, record(4, 24, {10, 5, 2, 0}, 1));
   for (int i = 0; i < 65'535; i++) tables.change({});
@@ -903,7 +902,7 @@ static void test_peer_rounds() {
   CHECK(tables.size() == 0);
 }
 
-/// What a table of before has is kept for as long as a reader has that table, and no longer.
+/// The memory of an old table is kept as long as a reader has that table, and no longer.
 static void test_peer_release() {
   PeerTables tables(2);
   PeerTables::Reader first = tables.reader(0), second = tables.reader(1);
@@ -924,7 +923,7 @@ static void test_peer_release() {
   second.release();
   change(53);
   CHECK(tables.kept() == 0);
-  // However often a peer moves, it has no more memory than two tables need.
+  // A peer that moves often needs no more memory than two tables.
   std::set<const Endpoint*> places;
   for (uint32_t endpoint = 60; endpoint < 160; endpoint++) {
     change(endpoint);
@@ -933,8 +932,7 @@ static void test_peer_release() {
   CHECK(places.size() <= 50 + 2);
 }
 
-/// Whoever has a table finds in it what was there when it was published, of either family, whatever is changed
-/// meanwhile.
+/// A reader's table never changes, for either family, whatever is changed in the meantime.
 static void test_peer_table_stays() {
   constexpr uint32_t kSubnets = 300;
   for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
@@ -978,8 +976,8 @@ static void test_peer_table_stays() {
   }
 }
 
-/// Readers look up while the table is changed; what was freed too early shows under the sanitizers, and what was
-/// changed together is seen together.
+/// Readers look up while the table changes. Sanitizers detect early frees. A reader sees either all or nothing of one
+/// change.
 static void test_peer_replacement() {
   PeerTables tables(2);
   std::atomic<bool> done{false};
@@ -1028,36 +1026,36 @@ static void test_peer_replacement() {
   CHECK(wrong.load() == 0);
 }
 
-/// What the loops counted of a peer is one sum, and it was heard when the last of them heard it.
+/// A peer's traffic is the sum over all loops. The last packet's time is the latest of all loops.
 static void test_traffic() {
   TrafficRows first, second;
-  // The last of a chunk, the first of the next, and the last that there is.
+  // The last slot of a chunk, the first of the next, and the last of all.
   for (const uint32_t slot : {1u, 4095u, 4096u, 65'536u, 1'000'000u, TrafficRows::kMaxSlots - 1}) {
     for (TrafficRows* rows : {&first, &second}) rows->make_room(slot + 1);
     Traffic sum;
     first.sum(slot, sum);
     second.sum(slot, sum);
-    CHECK(sum.tx_packets == 0 && sum.rx_bytes == 0 && sum.heard_ms == 0);
+    CHECK(sum.tx_packets == 0 && sum.rx_bytes == 0 && sum.last_received_ms == 0);
     first.add_received(slot, 1, 100, 5);
     sum = {};
     first.sum(slot, sum);
     second.sum(slot, sum);
-    CHECK(sum.rx_packets == 1 && sum.rx_bytes == 100 && sum.heard_ms == 5);
+    CHECK(sum.rx_packets == 1 && sum.rx_bytes == 100 && sum.last_received_ms == 5);
     second.add_received(slot, 2, 200, 7);
     for (const bool is_reversed : {false, true}) {
       sum = {};
       for (const TrafficRows* rows : {is_reversed ? &second : &first, is_reversed ? &first : &second})
         rows->sum(slot, sum);
-      CHECK(sum.rx_packets == 3 && sum.rx_bytes == 300 && sum.heard_ms == 7);
+      CHECK(sum.rx_packets == 3 && sum.rx_bytes == 300 && sum.last_received_ms == 7);
     }
     first.add_sent(slot, 3, 30);
     first.add_sent(slot, 4, 40);
     first.add_received(slot, 1, 1, 9);
     sum = {};
     for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
-    CHECK(sum.tx_packets == 7 && sum.tx_bytes == 70 && sum.heard_ms == 9);
+    CHECK(sum.tx_packets == 7 && sum.tx_bytes == 70 && sum.last_received_ms == 9);
   }
-  // Where room is made, nothing is lost of what there is.
+  // make_room() keeps the existing counts.
   for (const uint32_t slot : {1u, 4095u, 4096u, TrafficRows::kMaxSlots - 1}) {
     Traffic sum;
     for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
@@ -1073,7 +1071,7 @@ static void test_traffic() {
   CHECK(PeerTables(0, records).current().find(4, address)->slot == 0);
 }
 
-/// An address is one of its family, whichever way it came in, and is in the networks that have it.
+/// An address has one family, however it was created, and is found in the networks that contain it.
 static void test_addresses() {
   const uint8_t bytes[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1};
   const Address v4 = ipv4(0xc0000201);
@@ -1117,7 +1115,7 @@ static void test_addresses() {
   }
 }
 
-/// A subnet and an endpoint may each be of either family, and what is asked of a peer is asked of both.
+/// A peer's subnet and endpoint may be of different families.
 static void test_families() {
   const uint8_t v6[16] = {0xfd, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (const uint8_t family : {4, 6}) {
@@ -1137,14 +1135,14 @@ static void test_families() {
   }
 }
 
-/// False while `new (std::nothrow)` of arrays finds no memory.
+/// If false, `new (std::nothrow)` of arrays finds no memory.
 static bool has_memory = true;
 void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
   return has_memory ? ::operator new[](size) : nullptr;
 }
 
-/// A window accepts each counter once, and refuses only what is too old: as a set of all that arrived does. Whatever is
-/// within kWindow of the greatest counter is recent enough, also while the window is still small.
+/// A window accepts each counter once and refuses only old ones, compared with a set of all counters. A counter within
+/// kWindow of the greatest one is accepted, even while the window is small.
 static void test_replay() {
   for (int round = 0; round < 6; round++) {
     ReplayWindow window;
@@ -1181,8 +1179,8 @@ static void test_replay() {
   }
 }
 
-/// Lanes are late by as much as their queues hold: half a million packets of seven lanes pass one that waits. Each
-/// packet is accepted, in whatever order the lanes are served, and none of them twice.
+/// A lane may be late by as much as the queues hold: half a million packets of seven lanes overtake one of the eighth.
+/// Each packet is accepted exactly once, in any order of the lanes.
 static void test_replay_lanes() {
   constexpr uint64_t kPassed = 500'000, kWaiting = 5'000;
   ReplayWindow window;
@@ -1197,8 +1195,8 @@ static void test_replay_lanes() {
   for (uint64_t counter = 0; counter < kPassed; counter += 997) CHECK(!window.accept(counter));
 }
 
-/// A window takes memory by what has arrived: none for a few packets, an eighth of a byte for each counter later, at
-/// most 128 KiB. It is saved and loaded as it is, at each size; bytes that no window wrote are refused.
+/// A window takes no memory for a few packets, then an eighth of a byte per counter, up to 128 KiB. At each size it can
+/// be saved and loaded. Invalid bytes are refused.
 static void test_replay_memory() {
   ReplayWindow window;
   uint64_t next = 0;
@@ -1228,8 +1226,8 @@ static void test_replay_memory() {
   }
 }
 
-/// A hand-over copies little of a window: next to nothing if all counters arrived, and no more than it has if some are
-/// missing. A loaded window is the same, however the gaps lie; lengths that no save() wrote are refused.
+/// A saved window is small: almost empty if all counters arrived, and never longer than the window. Loading restores it
+/// for any pattern of gaps. Invalid lengths are refused.
 static void test_replay_saved_bytes() {
   for (const uint64_t gap : {0u, 64u, 1'000u, 7u}) {
     for (const uint64_t upto : {0u, 1u, 63u, 64u, 1'000u, 70'001u, 1'048'576u, 1'048'640u, 3'000'001u}) {
@@ -1258,8 +1256,8 @@ static void test_replay_saved_bytes() {
   }
 }
 
-/// A window that found no memory to grow, and finds some later, accepts no counter twice: of those that it forgot
-/// meanwhile it cannot know whether they arrived.
+/// A window that could not grow for lack of memory, and grows later, accepts no counter twice. It cannot know whether
+/// the counters in between arrived.
 static void test_replay_without_memory() {
   for (const uint64_t upto : {1'100u, 5'000u, 100'000u, 2'000'000u}) {
     ReplayWindow window;
@@ -1274,8 +1272,8 @@ static void test_replay_without_memory() {
   }
 }
 
-/// Indices are permuted as JavaScript does it (test/unit/path/backends/wireguard/indices.test.ts has the same values), and
-/// found again; without a key they are only mixed with the secret.
+/// Indices are permuted as in JavaScript (test/unit/path/backends/wireguard/indices.test.ts has the same values), and
+/// can be decoded. Without a key they are only mixed with the secret.
 static void test_index_code() {
   uint8_t key[IndexCode::kKeyBytes];
   for (size_t at = 0; at < sizeof key; at++) key[at] = static_cast<uint8_t>(at * 73 + 41);
@@ -1291,7 +1289,7 @@ static void test_index_code() {
   }
 }
 
-/// What is sealed opens, and nothing else does: whatever byte of it, counter or key is another.
+/// A sealed packet opens. It does not if any byte, the counter or the key differs.
 static void test_aead() {
   const auto seal = Aead::create(Aead::Way::kSeal), open = Aead::create(Aead::Way::kOpen);
   CHECK(seal && open && seal->key_number() == 0);
@@ -1299,7 +1297,7 @@ static void test_aead() {
   const Key key(bytes);
   bytes[0] = 2;
   const Key other(bytes);
-  CHECK(!seal->seal(0, {bytes, 0}));  // without a key
+  CHECK(!seal->seal(0, {bytes, 0}));  // there is no key yet
   seal->use(1, key);
   for (const size_t size : {0u, 1u, 15u, 16u, 63u, 64u, 65u, 1'424u, 65'000u}) {
     Bytes plain(size);
@@ -1324,7 +1322,7 @@ static void test_aead() {
   }
 }
 
-/// The rules of a session, by a clock of its own.
+/// The rules of a session, with virtual time.
 static void test_session() {
   using Limits = SessionLimits;
   const auto lane = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
@@ -1341,7 +1339,7 @@ static void test_session() {
     return session.accept(index, counter, is_data, there, now);
   };
 
-  {  // An initiator asks anew after two minutes, seals for three, and asks no oftener than every five seconds.
+  {  // An initiator requests new keys after two minutes, seals for three, and requests at most every five seconds.
     Session session;
     session.send_to(there, false);
     int64_t now = 1'000'000;
@@ -1361,21 +1359,21 @@ static void test_session() {
     CHECK(session.begin_open(*opening, 1, 0, now + Limits::kRejectAfterMs) == k_rx_drop_no_session);
     CHECK(session.begin_open(*opening, 1, Limits::kRejectAfterMessages, now) == k_rx_drop_replay);
   }
-  {  // A responder never asks because its keys get old.
+  {  // A responder never requests a handshake because of the age of its keys.
     Session session;
     make(session, false, 1, 1'000);
     CHECK(!session.begin_seal(*lane, true, 1'000).is_granted);
     CHECK(comes(session, 1, 0, 1'000).is_confirmed && !comes(session, 1, 1, 1'000).is_confirmed);
     CHECK(!session.begin_seal(*lane, true, 1'000 + Limits::kRejectAfterMs - 1).wants_handshake);
   }
-  {  // An initiator that only receives asks once its keys are nearly too old, once for each pair.
+  {  // An initiator that only receives requests a handshake shortly before its keys expire, once per pair.
     Session session;
     make(session, true, 1, 1'000);
     CHECK(!comes(session, 1, 0, 1'000 + 164'999).wants_handshake);
     CHECK(comes(session, 1, 1, 1'000 + 165'000).wants_handshake);
     CHECK(!comes(session, 1, 2, 1'000 + 175'000).wants_handshake);
   }
-  {  // Three pairs: what is on its way opens by the one before; a fourth ends the oldest.
+  {  // Three pairs: packets in flight open with the previous pair; a fourth pair removes the oldest.
     Session session;
     make(session, true, 1, 1'000);
     make(session, true, 2, 2'000);
@@ -1386,22 +1384,22 @@ static void test_session() {
     CHECK(comes(session, 3, 0, 3'000).is_confirmed && session.begin_seal(*lane, true, 3'000).peer_index == 53);
     CHECK(!comes(session, 2, 0, 3'000).reason && comes(session, 2, 0, 3'000).reason == k_rx_drop_replay);
     CHECK(!comes(session, 3, 1, 3'000)
-               .reason);  // what came late by the one before is no sign that the peer is back at it
-    // Both began at once: the pair that the peer made is kept beside our own.
+               .reason);  // a late packet for the previous pair does not mean that the peer still uses it
+    // Both ends initiate at the same time: the peer's pair is kept beside this host's.
     make(session, false, 4, 4'000);
     make(session, true, 5, 4'000);
     CHECK(session.begin_seal(*lane, true, 4'000).peer_index == 55);
     for (const uint32_t index : {3, 4, 5}) CHECK(!session.begin_open(*opening, index, 0, 4'000));
     CHECK(comes(session, 4, 0, 4'000).is_confirmed && session.begin_seal(*lane, true, 4'000).peer_index == 55);
     CHECK(session.begin_open(*opening, 3, 0, 4'000).has_value());
-    // And again: the peer seals by its own until it has heard of ours, and not by ours of before.
+    // Again: the peer seals with its own new pair until it knows this host's, and not with this host's old pair.
     make(session, true, 6, 5'000);
     CHECK(!session.begin_open(*opening, 4, 1, 5'000) && session.begin_open(*opening, 5, 0, 5'000));
     CHECK(!comes(session, 6, 0, 5'000).reason);
     make(session, true, 7, 6'000);
     CHECK(!session.begin_open(*opening, 6, 1, 6'000) && session.begin_open(*opening, 4, 1, 6'000));
   }
-  {  // Data without an answer asks after fifteen seconds, data without thanks is thanked after ten.
+  {  // Unanswered data triggers a handshake after 15 seconds. Received data triggers a keepalive after 10.
     Session session;
     make(session, true, 1, 1'000);
     CHECK(session.begin_seal(*lane, true, 1'000).is_granted);
@@ -1412,17 +1410,17 @@ static void test_session() {
     CHECK(!session.look(0, 51'999).keepalive && session.look(0, 52'000).keepalive);
     CHECK(session.begin_seal(*lane, false, 52'000).is_granted);
     CHECK(!session.look(0, 90'000).keepalive && !session.look(0, 90'000).wants_handshake);
-    comes(session, 1, 1, 90'000, false);  // nobody thanks for a keepalive
+    comes(session, 1, 1, 90'000, false);  // a keepalive needs no reply
     CHECK(!session.look(0, 110'000).keepalive);
     CHECK(!session.look(25'000, 114'999).keepalive && session.look(25'000, 115'000).keepalive);
   }
-  {  // A peer that is to be kept awake is asked although nothing is sent to it, if it is anywhere.
+  {  // With a persistent keepalive, a handshake is requested even if no data is sent, provided the peer has an address.
     Session session;
     CHECK(!session.look(25'000, 100'000).wants_handshake);
     session.send_to(there, false);
     CHECK(session.look(25'000, 100'000).wants_handshake && !session.look(25'000, 101'000).wants_handshake);
   }
-  {  // It moves with what it proves to have sent, and back with its record.
+  {  // The session follows the peer's address with authenticated packets, and returns to the address of the record.
     Session session;
     session.send_to(there, false);
     make(session, true, 1, 1'000);
@@ -1432,7 +1430,7 @@ static void test_session() {
     session.send_to(there, false);
     CHECK(session.to() == there);
   }
-  {  // Where one listens that sends from any port is not seen by its packets, from whichever address.
+  {  // Packets of a peer that sends from any port do not change the address.
     Session session;
     session.send_to(there, true);
     make(session, true, 1, 1'000);
@@ -1446,7 +1444,7 @@ static void test_session() {
     make(session, true, 1, 1'000);
     CHECK(session.accept(1, 0, true, lane, 1'000).has_moved && session.to() == lane);
   }
-  {  // What waits is given up in its time; keys are wiped in theirs.
+  {  // Waiting packets and keys expire.
     Session session;
     for (size_t i = 0; i < Limits::kMaxStaged; i++) CHECK(session.stage({{}, static_cast<int64_t>(i), 0}));
     CHECK(!session.stage({{}, 500, 0}));
@@ -1468,7 +1466,7 @@ static void test_session() {
   }
 }
 
-/// Sessions are found by the number in a record, and by what a datagram names; by threads while others make some.
+/// A session is found by the number in a record, and by the index in a datagram, while other threads create sessions.
 static void test_sessions() {
   std::atomic<int> mail{0}, lane{0};
   Sessions sessions(
@@ -1531,7 +1529,7 @@ static void test_sessions() {
   for (std::thread& each : lanes) each.join();
 }
 
-/// Whose answer was asked for takes no place from another's, from wherever it is sent, and whoever's address it says.
+/// Answers to one session never take the places of answers to another, from any sender address.
 static void test_mailbox() {
   using enum Mailbox::Origin;
   Mailbox mailbox([] {});
@@ -1542,13 +1540,13 @@ static void test_mailbox() {
   CHECK(places == Mailbox::kPlacesOfSession);
   CHECK(mailbox.post(at(1), cookie, kAsked, 7) && !mailbox.post(at(1), cookie, kAsked, 7));
   CHECK(mailbox.post(at(1), response, kAsked, 8) && !mailbox.post(at(1), response, kAsked, 8));
-  // Of what nobody asked for each host has one.
+  // Of messages that answer nothing, each host has one place.
   for (uint32_t host = 1; host < 200; host++) CHECK(mailbox.post(at(host), response, kOther));
   CHECK(!mailbox.post(at(1), response, kOther));
-  CHECK(mailbox.take(0).letters.size() == Mailbox::kPlacesOfSession + 2);
+  CHECK(mailbox.take(0).control_messages.size() == Mailbox::kPlacesOfSession + 2);
 }
 
-/// What one engine saved another goes on with, of what its records name; of anything else there is nothing.
+/// A successor continues the saved sessions that its records name. Invalid bytes yield no sessions.
 static void test_saved_sessions() {
   using Limits = SessionLimits;
   constexpr uint32_t kSecret = 0x12345678, kNamed = 7, kOther = 600;
@@ -1608,26 +1606,27 @@ static void test_saved_sessions() {
   CHECK(lane->seal(1, {text.data(), 10}));
   Aead& reader = *opening;
   reader.use(1'000'000, key(kNamed));
-  CHECK(reader.open(1, {text.data(), 10}));  // it is sealed with that pair's key to send
+  CHECK(reader.open(1, {text.data(), 10}));  // it is sealed with the sending key of that pair
   CHECK(session.accept(kNamed, 1, true, there, kSavedMs).reason == k_rx_drop_replay);
   CHECK(session.accept(kNamed, 5, true, there, kSavedMs).reason == k_rx_drop_replay);
   CHECK(!session.accept(kNamed, 3, true, there, kSavedMs).reason);
   CHECK((heir->take_ready() == std::vector<uint32_t>{kNamed}));
   const std::vector<Staged> waiting = session.take_staged();
   CHECK(waiting.size() == 2 && waiting[1].datagram.size() == Limits::kAroundBytes + 1 && waiting[1].slot == 9);
-  // Its pairs are as old as they were, and the one that the peer made is still to be confirmed.
+  // The pairs keep their age, and the peer's pair is still unconfirmed.
   CHECK(session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs - 1).wants_handshake);
   CHECK(!session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs).is_granted);
   CHECK(session.accept(kNamed + 1, 0, true, there, kSavedMs).is_confirmed);
   CHECK(session.begin_seal(*lane, true, kSavedMs).peer_index == kNamed + 51);
-  // One that no record names is nobody's.
+  // A session that no record names is dropped.
   CHECK(!heir->of(kOther) || heir->of(kOther)->is_empty());
   const Mailbox::Mail mail = heir->mailbox().take(9);
-  CHECK(mail.letters.size() == 2 && mail.letters[0].size == 92 && mail.letters[1].bytes[0] == 1);
+  CHECK(mail.control_messages.size() == 2 && mail.control_messages[0].size == 92 &&
+        mail.control_messages[1].bytes[0] == 1);
   CHECK((mail.confirmed == std::vector<uint32_t>{kOther}) && mail.wanted.empty());
   CHECK(mail.moved.size() == 1 && mail.moved[0].session == kNamed && mail.moved[0].to == there);
 
-  // All or nothing.
+  // A partial save is refused as a whole.
   const auto is_refused_at = [&](int64_t now_ms, const SecretBytes& bytes) {
     auto sessions = fresh();
     sessions->keep(naming({kNamed, kOther}));
@@ -1637,7 +1636,7 @@ static void test_saved_sessions() {
       CHECK(sessions->of(number)->is_empty() && sessions->of(number)->to().address() == ipv4(0xc0000202));
       CHECK(!sessions->of(number)->begin_seal(*lane, true, kSavedMs).is_granted);
     }
-    CHECK(sessions->take_ready().empty() && sessions->mailbox().take(9).letters.empty());
+    CHECK(sessions->take_ready().empty() && sessions->mailbox().take(9).control_messages.empty());
     return true;
   };
   const auto is_refused = [&](const SecretBytes& bytes) { return is_refused_at(kSavedMs, bytes); };
@@ -1649,10 +1648,10 @@ static void test_saved_sessions() {
   longer.push_back(0);
   another[0] ^= 2;
   CHECK(is_refused(longer) && is_refused(another));
-  // Nothing is of a time that is yet to come: another clock than the one by which keys end.
+  // A time in the future is refused.
   CHECK(is_refused_at(kSavedMs - 1, saved));
   CHECK(!is_refused(saved_with(Limits::kMaxStaged)));
-  // Of two handshakes at once the later one goes on, as it would have.
+  // If both ends initiated at the same time, the later pair stays the current one.
   for (const bool ours_is_later : {false, true}) {
     auto sessions = fresh();
     sessions->keep(naming({kNamed}));
@@ -1677,7 +1676,7 @@ static void test_saved_sessions() {
         in, [] { return uint64_t{1}; }, [](size_t, StagedBytes&) { return true; }, 0, kSavedMs);
     CHECK(!in.is_good() && two.is_empty());
   }
-  // Whatever the bytes are, nothing is read beyond them, and what is taken for good can be worked with.
+  // Random bytes cause no read out of bounds, and an accepted save is usable.
   for (int round = 0; round < 3'000; round++) {
     SecretBytes junk = saved;
     for (int changes = 1 + static_cast<int>(random_below(4)); changes > 0; changes--) {
@@ -1713,7 +1712,7 @@ static void test_endpoints() {
   }
   const uint8_t second[] = {10, 5, 1, 9};
   CHECK(table.find(4, second)->is_at(ipv4(0xc0000202)) && !table.find(4, second)->is_at(ipv4(0xc0000205)));
-  // A limit below what always fits is none.
+  // A limit below the size that always fits is ignored.
   for (const uint16_t limit : {uint16_t{0}, uint16_t{499}, uint16_t{500}, uint16_t{65535}}) {
     Bytes limited = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
     store_be16(&limited[6], limit);
@@ -1724,7 +1723,7 @@ static void test_endpoints() {
   const PeerTables tables_v6(0, v6);
   const PeerTable& by_v6 = tables_v6.current();
   CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202), 4) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
-  // Another address of the same peer: as long as a record has it, and whichever of the two is the endpoint.
+  // The second address of a peer counts as long as a record has it, whichever of the two is the endpoint.
   const auto has = [&](const PeerTables& of, const Address& address) {
     const bool is_at = of.current().find(4, second)->is_at(address);
     CHECK(of.current().has_endpoint_at(address, 4) == is_at);
@@ -1749,22 +1748,22 @@ static void test_endpoints() {
   CHECK(!both.current().has_endpoint_at(four, 4) && !both.current().has_endpoint_at(six, 4));
 }
 
-/// Of IPv6, by a number that both halves have.
+/// An IPv6 address with this number in both halves.
 static Address v6_of(uint32_t number) { return Address::of_words(uint64_t{number} << 32 | 0xfd, number); }
 
-/// Who was noted is told once, with what belongs together, while others are noted.
+/// Each unknown sender is reported once, with consistent fields, while others are noted.
 static void test_strangers() {
   {
-    Strangers strangers;
+    UnknownSenders unknown_senders;
     size_t told = 0;
-    const auto count = [&](const Stranger&) { told++; };
+    const auto count = [&](const UnknownSender&) { told++; };
     const Address other = v6_of(4);
-    strangers.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
-    strangers.note({ipv4(1), ipv4(9), ipv4(9), k_rx_drop_destination});
-    strangers.note({ipv4(1), ipv4(5), ipv4(6), k_rx_drop_spoofed_source});
-    strangers.note({other, v6_of(2), v6_of(3), k_rx_drop_unknown_sender});
+    unknown_senders.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
+    unknown_senders.note({ipv4(1), ipv4(9), ipv4(9), k_rx_drop_destination});
+    unknown_senders.note({ipv4(1), ipv4(5), ipv4(6), k_rx_drop_spoofed_source});
+    unknown_senders.note({other, v6_of(2), v6_of(3), k_rx_drop_unknown_sender});
     bool first = false, second = false, third = false;
-    strangers.take([&](const Stranger& s) {
+    unknown_senders.take([&](const UnknownSender& s) {
       const bool is_first = s.source == ipv4(2) && s.destination == ipv4(3) && s.reason == k_rx_drop_destination;
       const bool is_second = s.source == ipv4(5) && s.destination == ipv4(6) && s.reason == k_rx_drop_spoofed_source;
       first |= s.from == ipv4(1) && is_first;
@@ -1772,32 +1771,32 @@ static void test_strangers() {
       third |= s.from == other && s.source == v6_of(2) && s.destination == v6_of(3);
     });
     CHECK(first && second && third);
-    strangers.take(count);
+    unknown_senders.take(count);
     CHECK(told == 0);
-    strangers.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
-    strangers.take(count);
+    unknown_senders.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
+    unknown_senders.take(count);
     CHECK(told == 1);
-    // However many there are, it is a few that are told, and one who goes on is among them.
+    // Only a few of many senders are reported. The last one is among them.
     told = 0;
     bool last = false;
-    for (uint32_t i = 0; i < 100'000; i++) strangers.note({ipv4(i), ipv4(i), ipv4(i), k_rx_drop_unknown_sender});
-    strangers.take([&](const Stranger& s) {
+    for (uint32_t i = 0; i < 100'000; i++) unknown_senders.note({ipv4(i), ipv4(i), ipv4(i), k_rx_drop_unknown_sender});
+    unknown_senders.take([&](const UnknownSender& s) {
       told++;
       last |= s.from == ipv4(99'999);
     });
     CHECK(told == 64 && last);
   }
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   std::atomic<bool> done{false};
   std::thread thread([&] {
     for (uint32_t i = 0; !done.load(); i++) {
       const uint32_t from = i % 300;
-      strangers.note({v6_of(from), v6_of(~from), v6_of(from), k_rx_drop_destination});
+      unknown_senders.note({v6_of(from), v6_of(~from), v6_of(from), k_rx_drop_destination});
     }
   });
   size_t wrong = 0, told = 0;
   while (told < 3000) {
-    strangers.take([&](const Stranger& s) {
+    unknown_senders.take([&](const UnknownSender& s) {
       told++;
       const auto from = static_cast<uint32_t>(s.from.low());
       wrong += !(s.source == v6_of(~from)) || !(s.destination == s.from) || s.reason != k_rx_drop_destination;
@@ -1808,7 +1807,7 @@ static void test_strangers() {
   CHECK(wrong == 0);
 }
 
-/// What is kept of drops: whose, how much, the last; and of a flood a few.
+/// Which fields of drops are kept, for the last drops, and how many during a flood.
 static void test_drops() {
   static int64_t now_us;
   now_us = 5'000'000;
@@ -1846,7 +1845,7 @@ static void test_drops() {
   CHECK(read_from(next) == next && all.empty());
   CHECK(read_from(next - 1) == next && all.size() == 1 && all[0].encap_bytes == 22);
 
-  // A flood is counted, and kept as far as there is room at once; then one in so long, each in the place of the oldest.
+  // A flood is counted in full. A burst is kept, then one drop per interval, each replacing the oldest.
   for (int i = 0; i < 100'000; i++) add({.reason = k_tx_drop_ttl});
   CHECK(row[k_tx_drop_ttl] == 100'000);
   CHECK(read_from(0) == first + Drops::kSlots && all.size() == Drops::kSlots && all[0].reason == k_tx_drop_no_route);
@@ -1858,7 +1857,7 @@ static void test_drops() {
   for (size_t i = 0; i < all.size(); i++) {
     CHECK(all[i].reason == (i < Drops::kSlots - 10 ? k_tx_drop_ttl : k_tx_drop_circle));
   }
-  // The clock is asked once a turn, and another engine's numbers are higher.
+  // The clock is read once per turn. The numbers of the next engine are higher.
   now_us += 60'000'000;
   drops.begin_turn();
   drops.add({.reason = k_tx_drop_ttl});
@@ -1869,7 +1868,7 @@ static void test_drops() {
   CHECK(Drops(CounterRow(row.data()), [] { return now_us; }).read(0, [](const KeptDrop&) {}) > read_from(0));
 }
 
-/// What is read of a machine that has just started, and of a datagram that ends within the encapsulation.
+/// Reads right after a machine's start, and of a datagram that ends within the encapsulation's header.
 static void test_drops_at_start() {
   std::vector<uint64_t> row(kCounterCount);
   Drops drops(CounterRow(row.data()), [] { return int64_t{3}; });
@@ -1886,9 +1885,9 @@ static void test_drops_at_start() {
   CHECK((sizes == std::vector<size_t>{22, 10, 0}));
 }
 
-/// What is read while others are written belongs together, and comes in order.
+/// Drops that are read while others are written are consistent and in order.
 static void test_drops_while_written() {
-  static std::atomic<int64_t> now_us;  // goes on so far with each that all are kept
+  static std::atomic<int64_t> now_us;  // advances far enough that every drop is kept
   now_us = 1;
   std::vector<uint64_t> row(kCounterCount);
   Drops drops(CounterRow(row.data()), [] { return now_us += Drops::kEveryUs; });
@@ -1907,7 +1906,7 @@ static void test_drops_while_written() {
   size_t wrong = 0, told = 0;
   while (told < 100'000) {
     uint32_t last = 0;
-    // From the oldest on, which is the one that is written over.
+    // Begins at the oldest slot, which is the one that is overwritten.
     drops.read(0, [&](const KeptDrop& kept) {
       told++;
       const uint32_t i = kept.packets;
@@ -1929,7 +1928,7 @@ static void test_segment_rules() {
     f.payload = 2500;
     f.flags = kAck | kPsh | kFin | kCwr;
     f.tcp_options = Bytes(12, 1);
-    f.sequence = 0xfffffff0;  // wraps
+    f.sequence = 0xfffffff0;  // the sequence number wraps around
     f.id = 0xffff;
     Bytes whole = build(f);
     VirtioHeader virtio;
@@ -1938,7 +1937,7 @@ static void test_segment_rules() {
     virtio.gso_size = 1000;
     virtio.csum_start = v6 ? 40 : 20;
     virtio.csum_offset = 16;
-    virtio.hdr_len = 3;  // a lie: not to be trusted
+    virtio.hdr_len = 3;  // a wrong value, which must be ignored
     const auto packets = cut(virtio, whole);
     CHECK(packets.size() == 3);
     const size_t ip = v6 ? 40 : 20;
@@ -1960,7 +1959,7 @@ static void test_segment_rules() {
                        whole.begin() + static_cast<long>(ip + 32 + i * 1000)));
     }
   }
-  // What is refused.
+  // Malformed superpackets.
   struct Refusal {
     const char* why;
     uint8_t type;
@@ -1996,7 +1995,7 @@ static void test_segment_rules() {
     Segmenter segments;
     CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
   }
-  // Headers as long as the longest of IPv6, and a byte more.
+  // Headers of the maximum length for IPv6, and one byte more.
   for (const size_t more : {0u, 1u}) {
     Fields f;
     f.v6 = true;
@@ -2023,7 +2022,7 @@ static void test_segment_rules() {
     CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
   }
   context.clear();
-  // A sum of 0 stays one for TCP, and means none for UDP.
+  // A checksum of 0 stays 0 for TCP; for UDP it would mean "no checksum".
   for (const bool tcp : {true, false}) {
     Fields f;
     f.tcp = tcp;
@@ -2044,7 +2043,7 @@ static void test_segment_rules() {
     const auto packets = cut(virtio, cut_once);
     CHECK(packets.size() == 1 && packets[0] == right);
   }
-  // A checksum left open, and offsets that lie.
+  // Missing checksums, with valid and invalid offsets.
   for (const bool tcp : {true, false}) {
     Fields f;
     f.tcp = tcp;
@@ -2072,7 +2071,7 @@ static void test_segment_rules() {
   }
 }
 
-/// Every reason not to join: two packets that would join but for one change to the second.
+/// Each reason not to join: two packets that would join, except for one change to the second.
 static void test_coalesce_reasons() {
   struct Reason {
     const char* why;
@@ -2178,7 +2177,7 @@ static void test_coalesce_reasons() {
       for (const auto& write : writes) {
         for (Bytes packet : write) {
           if (at < before.size() && !v6 &&
-              load_be16(&packet[6]) == 0x4000) {  // the identification means nothing with DF
+              load_be16(&packet[6]) == 0x4000) {  // the identification has no meaning with DF
             store_be16(&packet[4], load_be16(&before[at][4]));
             store(&packet[10], ipv4_header_checksum(packet.data(), (packet[0] & 15) * 4u));
           }
@@ -2189,7 +2188,7 @@ static void test_coalesce_reasons() {
     }
   }
   context.clear();
-  // A damaged packet is never joined, and comes out as damaged as it was.
+  // A damaged packet is never joined, and stays damaged.
   for (const size_t which : {0u, 1u, 2u}) {
     Fields f;
     std::vector<Bytes> packets;
@@ -2204,7 +2203,6 @@ static void test_coalesce_reasons() {
     for (const auto& write : coalesce(packets)) after.insert(after.end(), write.begin(), write.end());
     CHECK(after == before);
   }
-  // Limits.
   Fields small;
   small.tcp = false;
   small.payload = 1;
@@ -2229,7 +2227,7 @@ static void test_coalesce_reasons() {
   no_tcp.tcp = false;
   stream.resize(300);
   CHECK(coalesce(stream, no_tcp).size() == 300);
-  // Of a packet as IPv4 can have it, with all its headers: as many bytes, and one more.
+  // The longest IPv4 packet with all headers, and one byte more.
   for (const bool tcp : {true, false}) {
     const size_t headers = tcp ? 40 : 28;
     for (const size_t over : {0u, 1u, 2u}) {
@@ -2249,7 +2247,7 @@ static void test_coalesce_reasons() {
     }
   }
   context.clear();
-  // The identification of each is the next one's less one: of the third too.
+  // Each identification must be one more than the previous one, also for the third packet.
   for (const uint16_t third : {102, 101}) {
     Fields f;
     f.fragment = 0;
@@ -2263,8 +2261,8 @@ static void test_coalesce_reasons() {
   }
 }
 
-/// A packet whose sums are right, whatever else of its header was changed; cut to the length that it says. False when
-/// it is no packet any more.
+/// Corrects the checksums of a packet after a change, and cuts it to its own length. Returns false if it is not a valid
+/// packet any more.
 static bool mend(Bytes& bytes) {
   Packet packet;
   if (!read_packet(bytes.data(), bytes.size(), packet)) return false;
@@ -2281,9 +2279,8 @@ static bool mend(Bytes& bytes) {
   return true;
 }
 
-/// Two packets of which the second differs by a byte of its headers, or both are changed alike: what comes out are
-/// these packets, whichever of the other flows' places theirs falls into. Where they differ by address or port that is
-/// seen only of two that share a place, so that every value of each byte is tried.
+/// Two packets, of which the second differs in one byte of its headers, or both are changed alike, must come out
+/// unchanged. Addresses and ports decide which slot of the flow table is used, so all values of each byte are tried.
 static void test_coalesce_bytes(int rounds) {
   enum class Changed { kSecond, kBoth };
   size_t joined = 0;
@@ -2320,7 +2317,8 @@ static void test_coalesce_bytes(int rounds) {
               joined += writes.size() == 1;
               for (const auto& write : writes) after.insert(after.end(), write.begin(), write.end());
               if (after.size() == 2 && before[1][0] >> 4 == 4 && (before[1][6] & 0x40)) {
-                std::copy_n(before[1].begin() + 4, 2, after[1].begin() + 4);  // it means nothing with DF
+                // the identification has no meaning with DF
+                std::copy_n(before[1].begin() + 4, 2, after[1].begin() + 4);
                 mend(after[1]);
               }
               if (after == before) continue;
@@ -2337,8 +2335,8 @@ static void test_coalesce_bytes(int rounds) {
   CHECK(joined > 0);
 }
 
-/// A stream goes on past packets of others, and not past one that may be its own: a fragment, or what has headers
-/// before those of TCP.
+/// A run continues past packets of other flows, but not past a packet that may belong to its flow: a fragment, or one
+/// with extension headers.
 static void test_coalesce_past() {
   struct Row {
     const char* what;
@@ -2383,7 +2381,7 @@ static void test_coalesce_past() {
   context.clear();
 }
 
-/// What another kernel left undone goes as it came, or is joined, and can be had finished either way.
+/// A packet that another kernel left unfinished is written as it is or joined, and can be finished either way.
 static void test_coalesce_undone() {
   Coalescer coalescer;
   const auto singly = [&](size_t index) {
@@ -2411,7 +2409,7 @@ static void test_coalesce_undone() {
       f.tcp = tcp;
       std::vector<Bytes> right, undone;
       std::vector<VirtioHeader> headers;
-      // Two that are joined; a superpacket of two; one alone that is whole.
+      // Two joined packets; a superpacket of two segments; one complete packet.
       for (const size_t payload : {size_t{100}, size_t{100}, size_t{150}, size_t{100}}) {
         f.payload = payload;
         f.source_port = payload == 150 ? 5 : right.size() == 3 ? 6 : 1111;
@@ -2437,7 +2435,7 @@ static void test_coalesce_undone() {
       CHECK(iov[1].iov_base == undone[2].data() && iov[1].iov_len == undone[2].size());
       CHECK(singly(1) == expected && expected.size() == 2);
       CHECK((singly(0) == std::vector<Bytes>{right[0], right[1]}) && (singly(2) == std::vector<Bytes>{right[3]}));
-      // One alone that is open.
+      // One packet without a checksum.
       coalescer.clear();
       Bytes alone = right[0];
       const VirtioHeader virtio = open(alone);
@@ -2449,7 +2447,7 @@ static void test_coalesce_undone() {
   context.clear();
 }
 
-/// Streams that differ by an address alone, packet by packet in turn: hardly any is in the way of another.
+/// Packets of flows that differ only in the address, interleaved, rarely hinder each other.
 static void test_coalesce_beside() {
   constexpr uint32_t kStreams = 16, kEach = 4;
   for (const bool v6 : {false, true}) {
@@ -2465,12 +2463,12 @@ static void test_coalesce_beside() {
           packets.push_back(build(f));
         }
       }
-      CHECK(coalesce(packets).size() <= 2 * kStreams);  // of 64 packets; two streams may share a place
+      CHECK(coalesce(packets).size() <= 2 * kStreams);  // two flows of 64 packets may share a slot
     }
   }
 }
 
-/// Streams of many flows, mixed: what comes out again are the same packets, each flow in its order.
+/// Mixed packets of many flows come out unchanged, each flow in its order.
 static void test_coalesce_property(int rounds) {
   for (int round = 0; round < rounds; round++) {
     std::vector<Fields> flows;
@@ -2529,7 +2527,7 @@ static void test_icmp() {
   CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source.ipv4());
   CHECK(reference_fold(reference_sum(out, 20)) == 0xffff);
   CHECK(reference_fold(reference_sum(out + 20, whole - 20)) == 0xffff);
-  // As RFC 792 and RFC 1191 number them, to whoever sent the packet.
+  // The type and code follow RFC 792 and RFC 1191. The error goes to the packet's sender.
   struct Told {
     IcmpError error;
     uint8_t type, code;
@@ -2541,8 +2539,8 @@ static void test_icmp() {
     CHECK(out[20] == told.type && out[21] == told.code && load_be16(out + 24) == 0 && load_be16(out + 26) == told.mtu);
     CHECK(load_be32(out + 16) == f.source && std::equal(packet.begin(), packet.end(), out + 28));
   }
-  // All of it, of what is cut in the quote and what is shorter, whatever was there before; nothing is written behind
-  // it.
+  // The error is complete for long and short packets, independent of the earlier contents of the buffer, and nothing is
+  // written behind it.
   for (const size_t options : {0u, 12u, 40u}) {
     for (const size_t behind : {0u, 1u, 8u, 9u, 100u, 487u, 488u, 489u, 516u, 527u, 528u, 529u, 4'000u, 65'000u}) {
       context = std::to_string(options) + " bytes of options, " + std::to_string(behind) + " behind the header";
@@ -2586,7 +2584,7 @@ static void test_icmp() {
   context.clear();
 }
 
-/// Each has a bit and a name of its own, and together they are all that may be in use.
+/// Each feature has one bit and one name, and together they are all features.
 static void test_features() {
   uint32_t seen = 0;
   for (const FeatureName& each : kFeatureNames) {
@@ -2599,7 +2597,7 @@ static void test_features() {
   CHECK(seen == kAllFeatures);
 }
 
-/// How many errors each sender may have told, and all of them, of however many threads.
+/// The limits per sender and for all senders, for any number of threads.
 static void test_icmp_limit() {
   constexpr uint64_t kSecret = 0x5eed;
   constexpr bool kOurs = true, kOthers = false;
@@ -2621,7 +2619,8 @@ static void test_icmp_limit() {
     int all = 0;
     for (uint32_t sender = 1; sender < 10'000; sender++) all += allowed(sender, 7'200'000, 1);
     CHECK(all == 500);
-    // Each of IPv6 has its own too, though they differ in one bit; those of others by their first 64.
+    // IPv6 senders that differ in one bit have separate limits. Outside this node's subnet only the first 64 bits
+    // count.
     for (const uint64_t secret : {kSecret, uint64_t{0}}) {
       for (const bool is_ours : {kOurs, kOthers}) {
         IcmpLimit six(secret);
@@ -2629,7 +2628,7 @@ static void test_icmp_limit() {
           const uint64_t flip = uint64_t{1} << bit % 64, high = bit < 64 ? flip : 0, low = bit < 64 ? 0 : flip;
           int told = 0;
           for (int i = 0; i < 100; i++) told += six.allows(Address::of_words(0xfd ^ high, 1 ^ low), is_ours, 1'000);
-          // Ten of them each have used up what all others may have told.
+          // The first ten senders have used up the common limit.
           CHECK(told == (is_ours ? 50 : bit < 10 ? 50 : 0));
         }
         int told = 0;
@@ -2637,18 +2636,18 @@ static void test_icmp_limit() {
         CHECK(told == (is_ours ? 1'000 : 50));
       }
     }
-    // Those of our own subnet have no part in that, on either side.
+    // Senders of this node's subnet are outside the common limit.
     for (uint32_t sender = 0x0a050100; sender < 0x0a050140; sender++) {
       CHECK(allowed_by(limit, sender, kOurs, 7'200'000, 1'000) == 50);
     }
     CHECK(allowed(20'000, 7'200'010, 1'000) == 10);
-    // As it is asked by all loops at once.
+    // Four threads share the limit.
     std::atomic<int> together{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; i++) threads.emplace_back([&] { together += allowed(7, 10'800'000, 1'000); });
     for (auto& thread : threads) thread.join();
     CHECK(together == 50);
-    // Each thread reads the time when it begins a batch, so that one is behind another.
+    // The clocks of threads differ slightly.
     CHECK(allowed(9, 14'400'001, 1'000) == 50);
     CHECK(allowed(9, 14'400'000, 1'000) == 0);
     CHECK(allowed(9, 14'399'000, 1'000) == 0);
@@ -2662,14 +2661,14 @@ static void test_icmp_limit() {
     }
     for (auto& thread : threads) thread.join();
     CHECK(together == 50);
-    // Times beyond 32 bits of milliseconds, and a sender of weeks before.
+    // Times beyond 32 bits of milliseconds, and a sender whose last error was weeks ago.
     constexpr int64_t kWrap = int64_t{1} << 32;
     CHECK(allowed(8, kWrap - 5, 1'000) == 50);
     CHECK(allowed(8, kWrap + 5, 1'000) == 1);
     CHECK(allowed(8, kWrap + kWrap / 2 + 100, 1'000) == 50);
   }
-  // Of one who asks five times a second each is told, whatever the others do: one of them without end, twelve at once,
-  // all of a subnet, as many addresses as there are.
+  // A sender of five packets per second gets an error for each, while one other sender floods, twelve senders, a whole
+  // subnet, or any number of addresses.
   const auto told = [&](uint64_t secret, bool is_ours, auto others) {
     IcmpLimit limit(secret);
     int count = 0;
@@ -2695,9 +2694,6 @@ static void test_icmp_limit() {
           }) == 100);
   }
   context.clear();
-  // One kind takes nothing of another.
-  // A sender whose last error was 49.7 days ago, less than a minute more or less, is told of this one: the lower half
-  // of the time comes round.
   for (const int64_t less_ms : {59'999, 10'000, 2'000, -2'000, -59'999}) {
     for (const uint32_t sender : {0x0a050102u, 0xc0000201u}) {
       IcmpLimit limit(kSecret);
@@ -2715,11 +2711,11 @@ static void test_icmp_limit() {
   }
 }
 
-/// What the outer header says of congestion, and the inner one, and what comes of both: RFC 6040, figure 4.
+/// The mark that results from each pair of outer and inner mark (RFC 6040, figure 4).
 static void test_ecn() {
   constexpr int kDrop = -1;
   constexpr int expected[4][4] = {
-      // by outer Not-ECT, ECT(1), ECT(0), CE
+      // columns: outer Not-ECT, ECT(1), ECT(0), CE
       {kNotEct, kNotEct, kNotEct, kDrop},
       {kEct1, kEct1, kEct1, kCe},
       {kEct0, kEct1, kEct0, kCe},
@@ -2738,7 +2734,7 @@ static void test_ecn() {
           CHECK(ecn_of(bytes.data(), packet) == inner);
           const bool goes_on = take_ecn(static_cast<Ecn>(outer), bytes.data(), packet);
           CHECK(goes_on == (expected[inner][outer] != kDrop));
-          // Nothing else of it is changed, and its sum is that of the packet that it is now.
+          // Only the mark and the checksum changed.
           f.tos = static_cast<uint8_t>(dscp | (goes_on ? expected[inner][outer] : inner));
           CHECK(bytes == build(f));
         }
@@ -2748,7 +2744,7 @@ static void test_ecn() {
   context.clear();
 }
 
-/// What is counted of one peer by two loops.
+/// The traffic of one peer in two loops.
 static void test_traffic_sums() {
   for (const bool turned : {false, true}) {
     TrafficRows first, second;
@@ -2759,16 +2755,16 @@ static void test_traffic_sums() {
     for (const TrafficRows* rows : {turned ? &second : &first, turned ? &first : &second}) rows->sum(0, sum);
     CHECK(sum.tx_packets == 1 && sum.tx_bytes == 100);
     CHECK(sum.rx_packets == 5 && sum.rx_bytes == 500);
-    CHECK(sum.heard_ms == 6'000);  // the later, whichever comes first
+    CHECK(sum.last_received_ms == 6'000);  // the later time, in either order
     TrafficRows silent;
     silent.sum(0, sum);
-    CHECK(sum.heard_ms == 6'000);
+    CHECK(sum.last_received_ms == 6'000);
   }
 }
 
-/// What follows from each refusal, and what is then tried no more. The table is the policy, row by row.
+/// The reaction to each refusal, and what is turned off afterwards. The table is the policy, row by row.
 static void test_refusals() {
-  enum class Effect { kNone, kLongRuns, kOff };  // of the endpoint when it was a message, else of the TUN
+  enum class Effect { kNone, kLongRuns, kOff };  // applies to the endpoint of a message, or to the TUN
   struct Row {
     Way way;
     int error;
@@ -2776,7 +2772,7 @@ static void test_refusals() {
     size_t packets;
     Then then;
     Counter counted;
-    Effect taken;  // when any of the singles went through; when none did, nothing follows
+    Effect taken;  // the effect if any single packet was accepted; otherwise there is none
   };
   constexpr Way kUp = Way::kPeers, kDown = Way::kTun;
   constexpr Effect kNone = Effect::kNone;
@@ -2846,7 +2842,8 @@ static void test_refusals() {
   context.clear();
 }
 
-/// What is remembered of endpoints: for less than a minute, and of so many; none harms another.
+/// Refusals of endpoints are remembered for less than a minute, for a limited number of endpoints, independently of
+/// each other.
 static void test_learnt() {
   const auto endpoint = [](uint32_t number) {
     Endpoint endpoint{};
@@ -2864,12 +2861,12 @@ static void test_learnt() {
   learnt.learn(fewer, true, endpoint(1), 1500, 1'000);
   CHECK(most(1, 1'000 + kRememberedMs - 1) == 64);
   CHECK(most(1, 1'000 + kRememberedMs) == 128);
-  learnt.learn(none, true, endpoint(1), 1500, 2'000);  // again: its own entry, for as long from now on
+  learnt.learn(none, true, endpoint(1), 1500, 2'000);  // its entry is renewed
   CHECK(most(1, 2'000 + kRememberedMs - 1) == 1);
   for (uint32_t i = 2; i <= 64; i++) learnt.learn(none, true, endpoint(i), 1500, 2'000 + i);
   for (uint32_t i = 1; i <= 64; i++) CHECK(most(i, 3'000) == 1);
   CHECK(most(65, 3'000) == 128);
-  // One too many: nothing is joined to any that has no place, for as long; those that have keep what they have.
+  // One endpoint too many: endpoints without an entry get no joined messages, and entries stay valid.
   learnt.learn(fewer, true, endpoint(3), 1500, 3'000);
   learnt.learn(none, true, endpoint(65), 1500, 3'000);
   for (const uint32_t other : {65u, 66u, 1'000u}) {
@@ -2877,41 +2874,41 @@ static void test_learnt() {
     CHECK(most(other, 3'000 + kRememberedMs) == 128);
   }
   CHECK(most(3, 3'000) == 64 && most(2, 3'000) == 1);
-  // The place of one whose time is over is free.
+  // An expired entry is replaced.
   const int64_t later = 2'002 + kRememberedMs;
   learnt.learn(fewer, true, endpoint(70), 1500, later);
   CHECK(most(70, later) == 64 && most(71, later + 2'000) == 128);
   CHECK(features.bits() == kAllFeatures);
 }
 
-/// What the kernel says of a path, for how long, and what of a refusal it explains.
+/// How long a path MTU is valid, and which refusals it explains.
 static void test_path_mtu() {
   PathMtu path;
   CHECK(path.bytes() == 0 && path.is_due(0) && path.is_due(1'000'000));
-  CHECK(!path.explains(1500, 1'000));  // nothing is known, so that nothing is to be asked again
+  CHECK(!path.explains(1500, 1'000));  // the MTU is unknown, so the kernel is not queried again
   path.learn(1500, 1'000);
   CHECK(path.bytes() == 1500 && !path.is_due(1'499) && path.is_due(1'500));
-  path.learn(0, 1'500);  // no route, say
+  path.learn(0, 1'500);  // for example because there is no route
   CHECK(path.bytes() == 0 && !path.is_due(1'999) && path.is_due(2'000));
   path.learn(1 << 20, 2'000);
   CHECK(path.bytes() == 65535);
-  // It has become less: what was on its way is refused, by all threads, and it is asked once.
+  // The MTU decreased: refusals by all threads cause one query.
   path.learn(1500, 3'000);
   CHECK(path.explains(1500, 3'010) && path.is_due(3'010));
   CHECK(path.explains(1500, 3'010) && path.is_due(3'010));
   path.learn(1280, 3'011);
   CHECK(path.bytes() == 1280 && !path.is_due(3'011));
   CHECK(path.explains(1500, 3'012) && !path.is_due(3'012));
-  // What fits by its answer is not the path's fault.
+  // A datagram that fits the confirmed MTU is not explained by the path.
   CHECK(!path.explains(1280, 3'013) && !path.explains(1280, 3'510));
   CHECK(path.explains(1280, 3'511) && path.is_due(3'511));
   path.learn(1280, 3'512);
   CHECK(!path.explains(1280, 4'011) && path.explains(1280, 4'012));
   path.learn(1280, 4'013);
-  path.learn(1280, 4'600);  // asked again, and nobody doubted it meanwhile
+  path.learn(1280, 4'600);  // queried again without a refusal
   CHECK(path.explains(1280, 4'601) && path.is_due(4'601));
 
-  // A refusal that it explains teaches nothing of joining.
+  // A refusal that the path explains does not turn off joining.
   for (const int error : {EMSGSIZE, EINVAL}) {
     Features features(kAllFeatures);
     Learnt learnt(&features);
@@ -2928,14 +2925,14 @@ static void test_path_mtu() {
   }
 }
 
-/// Fragments, put together again, are the packet; none is longer than it may be, and each is let in.
+/// Reassembled fragments are the packet. None exceeds the MTU, and each passes the filter.
 static void test_fragments(int rounds) {
   for (int round = 0; round < 50 * rounds; round++) {
     Fields f;
     f.tcp = false;
     f.id = static_cast<uint16_t>(random_below(65536));
     f.payload = 8 + random_below(random_below(10) ? 3'000 : 60'000);
-    // The first and the last of these are copied into each fragment (RFC 791 section 3.1).
+    // The first and the last of these options are copied into each fragment (RFC 791 section 3.1).
     if (random_below(3) == 0) f.ip_options = {148, 4, 0, 0, 1, 7, 7, 4, 0, 0, 0, 0, 1, 136, 4, 1, 2, 0, 0, 0};
     const uint16_t offset = random_below(3) ? 0 : static_cast<uint16_t>(random_below(500));
     const bool more = random_below(3) == 0;
@@ -2943,7 +2940,7 @@ static void test_fragments(int rounds) {
     if (more) f.payload = f.payload / 8 * 8;
     Bytes packet = build(f);
     const size_t ip_bytes = 20 + f.ip_options.size(), mtu = 256 + random_below(1'300);
-    // Its UDP header stands with the IP header, as a segment's does, or with the payload.
+    // The UDP header is in the header piece, as for a segment, or in the payload.
     const size_t header = ip_bytes + (random_below(2) ? 8 : 0);
     Fragmenter fragments({packet.data(), header, packet.data() + header, packet.size() - header}, ip_bytes, mtu);
     Bytes whole(packet.begin(), packet.begin() + static_cast<long>(ip_bytes));
@@ -2972,7 +2969,7 @@ static void test_fragments(int rounds) {
   }
 }
 
-/// The options that a later fragment has, of which those that run past the header, and all behind them, are left alone.
+/// The options of later fragments. Options beyond the end of the header, and all behind them, stay unchanged.
 static void test_fragment_options() {
   const struct {
     Bytes options, later;
@@ -2999,7 +2996,7 @@ static void test_fragment_options() {
   }
 }
 
-/// A core as a test says: what a turn given away takes, when the next packet comes, how long a sleep overshoots.
+/// A simulated core: how long a yield takes, when the next packet comes, and how late a sleeping thread wakes.
 struct Core {
   mutable int64_t now = 7'000'000'000;
   int64_t turn_us = 0;
@@ -3012,7 +3009,7 @@ struct Core {
     if (milliseconds < 0) sleeps++, now = std::max(now, packet_at);
     return now >= packet_at ? 1 : 0;
   }
-  /// Waits for a packet that comes so long after now, and is let in or not.
+  /// Waits for a packet that arrives after this time, and is forwarded or refused.
   void wait(Waiting& waiting, int64_t gap_us, bool is_let_in = true) {
     turns = sleeps = looks = times = 0;
     packet_at = now + gap_us;
@@ -3032,7 +3029,7 @@ static void test_waiting() {
       core.wait(waiting, 20);
       CHECK(core.turns == 4 && core.sleeps == 0);
     }
-    core.wait(waiting, 0);  // one that is there already
+    core.wait(waiting, 0);  // a packet that has already arrived
     CHECK(core.turns == 0 && core.sleeps == 0);
   }
   {
@@ -3045,7 +3042,7 @@ static void test_waiting() {
       core.wait(waiting, 10'000);
       CHECK(core.turns == 0 && core.sleeps == 1);
     }
-    // The first that comes near again is slept for, the next is not.
+    // The first packet after a long pause is slept for, the next near one is polled for.
     core.wait(waiting, 30);
     CHECK(core.turns == 0 && core.sleeps == 1);
     core.wait(waiting, 30);
@@ -3080,7 +3077,7 @@ static void test_waiting() {
       }
       core.wait(waiting, 1'000);
     }
-    // Turns that are not late make it forget.
+    // After enough yields that are not late, the rest time starts over.
     core.turn_us = 5;
     for (int i = 0; i < Waiting::kGoodTurns; i++) core.wait(waiting, 20);
     core.turn_us = Waiting::kLateUs + 1;
@@ -3143,7 +3140,7 @@ static void test_waiting() {
       core.wait(waiting, 20, false);
       turns += core.turns;
     }
-    CHECK(turns * core.turn_us <= kWindow + core.turn_us);  // what was left of the window after the one that was let in
+    CHECK(turns * core.turn_us <= kWindow + core.turn_us);  // the rest of the window after the last forwarded packet
   }
   {
     context = "what is refused meanwhile takes nothing from a conversation";
@@ -3155,13 +3152,13 @@ static void test_waiting() {
       core.wait(waiting, 20);
       CHECK(core.turns == 4 && core.sleeps == 0);
     }
-    // One that comes after the window, but near: the next is looked for again, whatever woke it in between.
+    // A packet after the window, but near: the thread polls for the next one, regardless of wake-ups in between.
     for (int i = 0; i < 10; i++) core.wait(waiting, 100, false);
     core.wait(waiting, 100);
     CHECK(core.sleeps == 1);
     core.wait(waiting, 20);
     CHECK(core.turns == 4 && core.sleeps == 0);
-    // One that comes after long is not, though what was refused came without a pause.
+    // After a long pause it does not poll, even if refused packets came without a pause.
     for (int i = 0; i < 100; i++) core.wait(waiting, 100, false);
     core.wait(waiting, 100);
     core.wait(waiting, 20);
@@ -3177,75 +3174,7 @@ static void test_waiting() {
   context.clear();
 }
 
-/// A thread is as other programs are while nearly all is refused, and at no other time.
-static void test_precedence() {
-  int64_t now = 5'000'000;
-  size_t looks = 0;
-  const auto clock = [&] { return looks++, now; };
-  Precedence precedence;
-  int changes = 0;
-  /// So many of each a second, in turns of 1 ms, for so long.
-  const auto run = [&](size_t carried, size_t refused, int64_t ms) {
-    size_t carries = 0, refuses = 0;
-    for (int64_t i = 0; i < ms; i++, now += 1'000) {
-      carries += carried;
-      refuses += refused;
-      const bool first = precedence.goes_first();
-      const bool changed = precedence.count(carries / 1'000, refuses / 1'000, clock);
-      CHECK(changed == (first != precedence.goes_first()));
-      changes += changed;
-      carries %= 1'000;
-      refuses %= 1'000;
-    }
-    return precedence.goes_first();
-  };
-  CHECK(run(1'000'000, 0, 1'000) && looks == 0);  // the clock costs nobody who is let in
-  CHECK(run(0, 1'000, 1'000));
-  CHECK(!run(0, 2'000, 1'000) && changes == 1);
-  CHECK(run(0, 1'000, 1'000) && changes == 2);
-  CHECK(!run(0, 100'000, 300) && !run(6'000, 100'000, 300) && changes == 3);
-  CHECK(run(7'000, 100'000, 300) && changes == 4);
-  CHECK(!run(0, 100'000, 300) && changes == 5);
-  // The first that is let in after the flood goes first again.
-  now += 10'000'000;
-  CHECK(run(1'000, 0, 1) && changes == 6);
-  looks = 0;
-  CHECK(run(1'000, 0, 1'000) && looks == 0);
-}
-
-/// From which figures on it is a flood, and when it is looked at.
-static void test_precedence_limits() {
-  constexpr struct {
-    size_t carried, refused;
-    int64_t us;
-    bool is_looked_at, goes_first;
-  } rows[] = {
-      {0, 200, 100'000, true, false}, {0, 199, 100'000, true, true},        {0, 200, 99'999, false, true},
-      {0, 200, 100'001, true, true},  {20, 300, 100'000, true, false},      {21, 300, 100'000, true, true},
-      {20, 299, 100'000, true, true}, {100, 2'000, 1'000'000, true, false}, {0, 1'999, 1'000'000, true, true},
-  };
-  for (const auto& row : rows) {
-    context = std::to_string(row.carried) + " of " + std::to_string(row.refused) + " in " + std::to_string(row.us);
-    Precedence precedence;
-    int64_t now = 1'000'000;
-    size_t asked = 0;
-    const auto clock = [&] { return asked++, now; };
-    CHECK(!precedence.count(0, 1, clock));
-    now += row.us;
-    CHECK(precedence.count(row.carried, row.refused - 1, clock) == !row.goes_first);
-    CHECK(precedence.goes_first() == row.goes_first && asked == 2);
-    // What was looked at is no part of what comes next.
-    CHECK(!precedence.count(0, 0, clock) && asked == (row.is_looked_at && row.goes_first ? 2 : 3));
-    if (!row.is_looked_at || row.goes_first) continue;
-    now += 100'000;
-    CHECK(!precedence.count(0, 200, clock) && !precedence.goes_first());
-    now += 100'000;
-    CHECK(precedence.count(0, 199, clock) && precedence.goes_first());
-  }
-  context.clear();
-}
-
-/// A SYN whose options begin with `before`, then the maximum segment size, with a checksum that is right.
+/// A SYN whose options begin with `before`, then the MSS option, with a correct checksum.
 static Bytes syn(const Bytes& before, uint16_t mss, uint8_t flags = kSyn) {
   Bytes options = before;
   for (const uint8_t byte : {uint8_t{2}, uint8_t{4}, static_cast<uint8_t>(mss >> 8), static_cast<uint8_t>(mss)}) {
@@ -3270,13 +3199,13 @@ static uint16_t tcp_sum(const Bytes& packet) {
   return checksum_fold(checksum_add(pseudo, packet.data() + kIpv4HeaderBytes, size));
 }
 
-/// What a connection begins with is lowered wherever it stands, and the sum is right after it; nothing else is touched.
+/// The MSS is lowered at any position, and the checksum is correct afterwards. Nothing else changes.
 static void test_mss() {
   for (const uint8_t flags : {uint8_t{kSyn}, uint8_t{kAck}}) {
     Fields f;
     f.payload = 0;
     f.flags = flags;
-    Bytes bare = build(f);  // a header without options is enough
+    Bytes bare = build(f);  // a header without options
     CHECK(is_tcp_syn(bare.data(), read(bare)) == (flags == kSyn));
   }
   for (const Bytes& before : {Bytes{}, Bytes{1}, Bytes{1, 1}, Bytes{1, 1, 1}, Bytes{3, 3, 7}, Bytes{4, 2, 1}}) {
@@ -3302,7 +3231,7 @@ static void test_mss() {
       }
     }
   }
-  // What is no SYN, what is cut off, and options that leave their header.
+  // Packets that are not a SYN, truncated packets, and options that exceed their header.
   Bytes data = syn({}, 1460, kAck);
   Packet read;
   CHECK(read_packet(data.data(), data.size(), read) && !is_tcp_syn(data.data(), read));
@@ -3321,7 +3250,7 @@ static void test_mss() {
   clamp_mss(cut.data(), read, 1432, false);
 }
 
-/// Where a maximum segment size stands, and where what looks like one is none; and its sum, whatever that was.
+/// The MSS option at every position, lookalikes of it, and any initial checksum.
 static void test_mss_places() {
   const struct {
     Bytes options, became;
@@ -3350,7 +3279,7 @@ static void test_mss_places() {
       f.sequence = static_cast<uint32_t>(rng());
       const Bytes before = build(f);
       Bytes packet = before;
-      // Behind the header there is what would make one of those that it cuts off.
+      // The bytes behind the header would complete a truncated option.
       const uint8_t behind[] = {4, 5, 180, 180};
       const size_t payload = 40 + row.options.size();
       std::copy(std::begin(behind), std::end(behind), packet.begin() + static_cast<long>(payload));
@@ -3365,7 +3294,7 @@ static void test_mss_places() {
   }
 }
 
-/// Of each packet that is let in it is known whose it is, whatever was refused in between.
+/// The filter reports the peer of each packet that enters, regardless of refused packets in between.
 static void test_filter() {
   Bytes records = record(4, 24, {10, 5, 2, 0}, 0xc0000202);
   const Bytes other = record(4, 24, {10, 5, 3, 0}, 0xc0000203);
@@ -3387,8 +3316,8 @@ static void test_filter() {
   const SocketAddress from_one(ipv4(0xc0000202), 1), from_two(ipv4(0xc0000203), 1), from_none(ipv4(0xc0000204), 1);
   for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
     context = "verify " + std::to_string(static_cast<int>(verify));
-    Strangers strangers;
-    Filter filter(options_of(verify), &strangers);
+    UnknownSenders unknown_senders;
+    Filter filter(options_of(verify), &unknown_senders);
     const auto reason_of = [&](uint32_t source, uint32_t destination = 0x0a050102, bool v6 = false) {
       Fields f;
       f.v6 = v6;
@@ -3402,7 +3331,7 @@ static void test_filter() {
     for (int turn = 0; turn < 2; turn++) {
       filter.begin_message(from_one);
       CHECK(!reason_of(0x0a050207) && filter.peer() == one);
-      // Another peer's source; then the first again, by the same sender.
+      // The source of another peer, then the first one again, from the same sender.
       CHECK(reason_of(0x0a050307) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
       CHECK(!reason_of(0x0a050207) && filter.peer() == one);
       CHECK(reason_of(0x0a050207, 0x0a050302) == (is_off ? std::nullopt : std::optional(k_rx_drop_destination)));
@@ -3420,10 +3349,10 @@ static void test_filter() {
       CHECK(reason_of(0x0a050907, 0x0a050102, true) ==
             (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
       CHECK(!reason_of(0x0a050207) && filter.peer() == one);
-      // A host that does not masquerade is no peer's; in our network it is nobody.
+      // A node that does not masquerade is not a peer's container. Inside the network such a source is unknown.
       CHECK(!reason_of(0xc6336401) && filter.peer() == nullptr);
       CHECK(reason_of(0x0a050907) == (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
-      // The same packets by others.
+      // The same packets from other senders.
       filter.begin_message(from_two);
       CHECK(reason_of(0x0a050207) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
       CHECK(!reason_of(0x0a050307) && filter.peer() == two);
@@ -3436,7 +3365,7 @@ static void test_filter() {
   context.clear();
 }
 
-/// Those that have several threads: all that ThreadSanitizer can say something of.
+/// The tests with several threads, for ThreadSanitizer.
 static void test_threads() {
   test_peer_replacement();
   test_strangers();
@@ -3459,7 +3388,7 @@ static void test_threads() {
   }
 }
 
-/// `core_test SEED ROUNDS`, or `core_test SEED threads`.
+/// Usage: `core_test SEED ROUNDS`, or `core_test SEED threads`.
 int main(int argc, char** argv) {
   const unsigned seed = seed_of(argc, argv);
   test_threads();
@@ -3506,8 +3435,6 @@ int main(int argc, char** argv) {
   test_mss();
   test_mss_places();
   test_waiting();
-  test_precedence();
-  test_precedence_limits();
   test_ecn();
   test_traffic_sums();
   return verdict(seed);

@@ -1,4 +1,4 @@
-// echo.test.ts - builds the test of echo requests with sanitizers and runs it in a network namespace.
+// echo.test.ts - builds the test of echo requests with sanitizers, and runs it in a network namespace.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -17,7 +17,7 @@ beforeAll(() => {
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
 it(
-  'asks by ICMP and ICMPv6, by either kind of socket, watched for address and undefined behaviour',
+  'sends ICMP and ICMPv6 echo requests with both kinds of socket, under sanitizers',
   async () => {
     const program = join(folder, 'echo-test')
     const flags = ['-g1', '-O0', '-fsanitize=address,undefined', '-fno-sanitize-recover=all']

@@ -1,5 +1,5 @@
-// echo_test.cc - echo requests of both families, by both kinds of socket, to the kernel's own answers on the loopback
-// of a network namespace that the program makes; echo.test.ts builds and runs it.
+// echo_test.cc - echo requests over both families, with both kinds of socket, to the kernel on the loopback device of a
+// network namespace that the program creates. echo.test.ts builds and runs it.
 #include "../../native/io/echo.h"
 
 #include <arpa/inet.h>
@@ -48,7 +48,7 @@ const std::array<Family, 2> families{{
     {"IPv6", AF_INET6, IPPROTO_ICMPV6, address_of("::1"), address_of("2001:db8::1"), 40, 128, 129, "bind ICMPv6"},
 }};
 
-/// A namespace with nothing but loopback, of Ethernet's MTU.
+/// A network namespace with only a loopback device, whose MTU is 1500.
 bool enter_namespace() {
   if (unshare(CLONE_NEWNET) < 0) return false;
   const Fd any(socket(AF_INET, SOCK_DGRAM, 0));
@@ -60,7 +60,7 @@ bool enter_namespace() {
   return ioctl(any.get(), SIOCSIFFLAGS, &request) == 0;
 }
 
-/// The groups that may use the kernel's own sockets for echo requests; "1 0" for none.
+/// Sets the groups that may use ping sockets; "1 0" means none.
 bool allow_groups(const char* range) {
   const Fd file(open("/proc/sys/net/ipv4/ping_group_range", O_WRONLY));
   return write(file.get(), range, std::strlen(range)) > 0;
@@ -73,7 +73,7 @@ bool is_readable(int fd) {
   return poll(&wanted, 1, kPatienceMs) == 1;
 }
 
-/// Takes one answer, of one message: a raw socket that heard requests too would have found none in it.
+/// Takes exactly one reply. A raw socket that also received requests would return none.
 EchoAnswer take_one(const Echo& echo) {
   std::array<EchoAnswer, 1> room{};
   CHECK(is_readable(echo.fd.get()));
@@ -81,7 +81,7 @@ EchoAnswer take_one(const Echo& echo) {
   return room[0];
 }
 
-/// The requests that this host gets, as a raw socket has them: of IPv4 with the IP header.
+/// Receives the requests to this host with a raw socket; for IPv4 they include the IP header.
 struct Listener {
   Fd fd;
   explicit Listener(const Family& family) : fd(socket(family.number, SOCK_RAW | SOCK_NONBLOCK, family.protocol)) {}
@@ -110,7 +110,7 @@ void test_answers(const Family& family, bool raw) {
     const EchoAnswer answer = take_one(echo);
     CHECK(answer.from == family.loopback && answer.sequence == sequence);
     CHECK(answer.microseconds >= 0 && answer.microseconds < 1'000 * kPatienceMs);
-    // The whole packet has the length that was asked for, and nobody may fragment it.
+    // The packet has the requested length and must not be fragmented.
     const Bytes request = listener.next_request(family);
     const size_t header = family.number == AF_INET ? 0 : family.ip_bytes;
     CHECK(request.size() + header == (bytes == 0 ? family.ip_bytes + 24 : bytes));
@@ -123,7 +123,7 @@ void test_answers(const Family& family, bool raw) {
   CHECK(too_long && too_long->number == EMSGSIZE);
 }
 
-/// As many as there is room for, and the rest the next time.
+/// Replies that have no room are returned next time.
 void test_room(const Family& family) {
   Echo echo;
   CHECK(!open_echo(family.loopback, echo));
@@ -138,7 +138,7 @@ void test_room(const Family& family) {
   CHECK((sequences == std::vector<uint16_t>{0, 1, 2, 3, 4}));
 }
 
-/// A raw socket hears what answers others, and what is no answer: none of it is taken.
+/// A raw socket ignores replies to other requests, and messages that are not replies.
 void test_strangers(const Family& family) {
   Echo echo, other;
   CHECK(!open_echo(family.loopback, echo) && !open_echo(family.loopback, other));
@@ -165,7 +165,7 @@ void test_refusals(const Family& family) {
   Echo echo;
   const Failure foreign = open_echo(family.foreign, echo);
   CHECK(foreign && foreign->number == EADDRNOTAVAIL && std::strcmp(foreign->call, family.bind_call) == 0);
-  // Whoever has neither the group nor the capability is told so.
+  // Without the group and without the capability, opening fails with an error.
   const pid_t child = fork();
   if (child == 0) {
     const bool dropped = setgroups(0, nullptr) == 0 && setgid(65534) == 0 && setuid(65534) == 0;

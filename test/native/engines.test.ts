@@ -1,4 +1,4 @@
-// engines.test.ts - the same packets through every engine: the native one must do what the dgram one does.
+// engines.test.ts - sends the same packets through every engine. The native engine must do what the dgram engine does.
 
 import { join } from 'node:path'
 import fc from 'fast-check'
@@ -22,7 +22,7 @@ const CONTAINER = parseIpv4('10.5.1.2')!
 const PEER = parseIpv4('10.5.2.7')!
 const NOBODY = parseIpv4('10.5.3.7')!
 
-/** A command in a network namespace that ends with it. */
+/** Runs a command in a new network namespace. */
 const inNamespace = (command: readonly string[]): string[] => [
   'unshare',
   '--net',
@@ -37,13 +37,13 @@ const inNamespace = (command: readonly string[]): string[] => [
 const NOTHING: ProbeJob = {
   toTun: [],
   toUdp: [],
-  fromStranger: [],
+  fromUnknown: [],
   without: [],
   encapsulation: 'udp',
   verifySource: 'strict',
 }
 
-/** Runs an engine in a namespace of its own. */
+/** Runs an engine in a new network namespace. */
 async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResult> {
   const script = join(packageRoot, 'dist/test/support/engine-probe.js')
   const text = await output(inNamespace([process.execPath, script, engine]), {
@@ -54,14 +54,14 @@ async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResul
 
 const sorted = (packets: readonly string[]): string[] => packets.toSorted()
 
-/** A packet after the kernel's and the engine's decrement; undefined when one of them stops it. */
+/** The packet after the kernel's and the engine's decrement of the TTL; undefined if the TTL expires. */
 function forwarded(packet: Buffer, hops: number): Buffer | undefined {
   const copy = Buffer.from(packet)
   for (let hop = 0; hop < hops; hop++) if (!decrementTtl(copy)) return undefined
   return copy
 }
 
-/** Packets of all kinds that a container may send; whatever the kernel forwards unchanged but for the TTL. */
+/** Packets of all kinds that a container may send and that the kernel forwards unchanged except for the TTL. */
 function packetsBetween(source: number, destination: number, seed: number, count: number): Buffer[] {
   const payload = fc.uint8Array({ minLength: 0, maxLength: 1400 }).map((bytes) => Buffer.from(bytes))
   const udp = fc
@@ -80,7 +80,8 @@ function packetsBetween(source: number, destination: number, seed: number, count
   return fc
     .sample(fields, { numRuns: count, seed })
     .map(({ body: { protocol, payload: whole }, ...rest }) => {
-      // A fragment but the last is of whole blocks (RFC 791 section 3.2), and the first has what no firewall may miss (RFC 3128).
+      // All fragments except the last have a multiple of 8 bytes (RFC 791 section 3.2), and the first has the fields
+      // that firewalls need (RFC 3128).
       const hasMore = rest.fragment === 0x2000
       const bytes = hasMore ? Math.max(16, whole.length - (whole.length % 8)) : Math.max(1, whole.length)
       const body = Buffer.concat([whole, Buffer.alloc(16)]).subarray(0, bytes)
@@ -99,9 +100,9 @@ const engines = ['native', 'dgram'].flatMap((engine) => encapsulations.map((name
 describe.each(engines)('the %s engine with the encapsulation %s', (engine, encapsulation) => {
   const { headerBytes, seal, open }: Encapsulation = ENCAPSULATIONS[encapsulation]
 
-  it('carries every packet unchanged but for the TTL, both ways', async () => {
+  it('carries every packet in both directions and changes only the TTL', async () => {
     const result = await probe(engine, { encapsulation, toTun: hex(outward), toUdp: hex(inward.map(seal)) })
-    // One decrement by the kernel that forwards between the TUNs, one by the engine.
+    // The kernel that forwards between the TUNs decrements the TTL once, and the engine once.
     expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.map((packet) => seal(forwarded(packet, 2)!)))))
     expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.map((packet) => forwarded(packet, 2)!))))
     expect(result.counters['tx_packets']).toBe(outward.length + 1)
@@ -110,7 +111,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     expect(result.traffic).toEqual([tx_packets, tx_bytes, rx_packets, rx_bytes, 1])
   })
 
-  it('sends to where a peer is, also when that changes in the middle of a conversation', async () => {
+  it("sends to a peer's current address, also after a change in the middle of a conversation", async () => {
     const packets = outward.slice(0, 50)
     const { fromUdp, fromOther } = await probe(engine, { encapsulation, toTun: hex(packets), afterMove: hex(packets) })
     const sent = sorted(hex(packets.map((packet) => seal(forwarded(packet, 2)!))))
@@ -127,7 +128,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     expect(sorted(fromTun)).toEqual(sorted(hex(long.map((packet) => forwarded(packet, 2)!))))
   })
 
-  it('answers what has no peer, and what has no TTL left', async () => {
+  it('sends ICMP errors for unknown destinations and expired TTLs', async () => {
     const datagram = udpDatagram(CONTAINER, NOBODY, 1, 2, Buffer.from('hello, whoever'))
     const lost = ipv4Packet({ source: CONTAINER, destination: NOBODY, payload: datagram })
     const late = ipv4Packet({ source: CONTAINER, destination: PEER, ttl: 2, payload: datagram })
@@ -149,7 +150,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ttl: 1,
       payload: udpDatagram(NOBODY, CONTAINER, 1, 2, Buffer.from('hello')),
     })
-    // What would go to the peer whose address it has, if it were answered.
+    // The answer would go to the peer that has this address.
     const forgedOutward = ipv4Packet({ source: PEER, destination: NOBODY, payload: datagram })
     const { fromTun, fromUdp, counters, drops } = await probe(engine, {
       toTun: hex([forgedOutward, lost, late, icmpError]),
@@ -160,7 +161,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     const answers = fromTun
       .map((text) => Buffer.from(text, 'hex'))
       .map((packet) => [packet.readUInt8(20), packet.readUInt8(21), packet.readUInt8(8), packet.readUInt32BE(12)])
-    // TTL 8, less the kernel's decrement.
+    // TTL 8, minus the kernel's decrement.
     expect(answers).toEqual([
       [3, 0, 7, parseIpv4('10.5.0.0')],
       [11, 0, 7, parseIpv4('10.5.0.0')],
@@ -176,10 +177,11 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       tx_drop_ttl: 1,
       tx_time_exceeded_sent: 1,
       rx_drop_ttl: 1,
-      rx_drop_unknown_sender: 1, // and not answered
+      rx_drop_unknown_sender: 1, // no ICMP error is sent
       rx_time_exceeded_sent: 1,
     })
-    // Each is kept as it came to the engine, its TTL lowered by the kernel alone; in the order of each direction.
+    // Each drop is kept as it reached the engine, with the TTL lowered only by the kernel, in the order of its
+    // direction.
     const out = [forgedOutward, lost, late, icmpError].map((packet) => forwarded(packet, 1)!)
     const kept = (reason: string, packet: Buffer, peer = '0.0.0.0') => ({
       reason,
@@ -200,11 +202,11 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
   })
 
   it.each(KINDS.udp.options.tunnel.verifySource.words)(
-    'lets in who says truly whose a packet is, and is known: %s',
+    'accepts packets of known senders with genuine sources: %s',
     async (verifySource) => {
       const text = (address: string): number => parseIpv4(address)!
       const cases = [
-        // by a peer or not, source, destination, what it takes to let it in
+        // sent by a peer or not, source, destination, which verifySource accepts it
         [true, '10.5.2.0', '10.5.1.0'],
         [true, '10.5.2.7', '10.5.1.2'],
         [true, '192.0.2.9', '10.5.1.2'],
@@ -227,25 +229,25 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       })
       const sent = (by: boolean): string[] =>
         hex(packets.filter(({ byPeer }) => byPeer === by).map((each) => seal(each.packet)))
-      // There is no peer of IPv6; with the filter off it is not the same for all engines.
+      // There is no IPv6 peer. With the filter off the engines differ in this.
       const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
       const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
-      const { fromTun, counters, strangers } = await probe(engine, {
+      const { fromTun, counters, unknownSenders } = await probe(engine, {
         encapsulation,
         verifySource,
         toUdp,
-        fromStranger: sent(false),
+        fromUnknown: sent(false),
       })
       const [sender, spoofed, destination] = ['rx_drop_unknown_sender', 'rx_drop_spoofed_source', 'rx_drop_destination']
       const counted = { off: [0, 0, 0], inner: [4, 2, 3], strict: [4, 3, 3] }[verifySource]
       expect([sender, spoofed, destination].map((name) => counters[name])).toEqual(counted)
       const letIn = packets.filter((each) => each.isIn)
       expect(counters['rx_packets']).toBe(letIn.length + 1)
-      // The kernel has its own opinion of what an open filter lets in.
+      // The kernel drops some of the packets that an open filter accepts.
       const forContainer = letIn.map((each) => each.packet).filter((packet) => packet.readUInt32BE(16) === CONTAINER)
       if (verifySource !== 'off')
         expect(sorted(fromTun)).toEqual(sorted(hex(forContainer.map((packet) => forwarded(packet, 2)!))))
-      const named = strangers.map(({ reason, from }) => `${reason} ${from}`)
+      const named = unknownSenders.map(({ reason, from }) => `${reason} ${from}`)
       const here = [sender, spoofed, destination].map((reason) => `${reason} 127.0.0.1`)
       const inner = [...here, `${sender} 127.0.0.66`]
       const expected = { off: [], inner, strict: [...inner, `${spoofed} 127.0.0.66`] }[verifySource]
@@ -253,7 +255,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     },
   )
 
-  it('drops and counts datagrams that are no packets', async () => {
+  it('drops and counts datagrams without a valid packet', async () => {
     const good = ipv4Packet({
       source: PEER,
       destination: CONTAINER,
@@ -272,11 +274,12 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       change(0, 0x44),
       change(0, 0x4f), // versions 0 and 15, IHL 0, 4, 15
       change(2, 0xff),
-      change(3, 19), // lengths beyond and below the truth
+      change(3, 19), // lengths above and below the correct one
     ]
     const damaged = [1, 4, 8, 10, 13].map((at) => change(at, good.readUInt8(at) ^ 0x10))
     const fields = { source: PEER, destination: CONTAINER, payload: Buffer.alloc(41) }
-    // Beyond the end of any packet; not of whole blocks; nothing; the second block of a TCP header, and less than two.
+    // Fragments: beyond the end of any packet, not a multiple of 8 bytes, empty, the second block of a TCP header, a
+    // first fragment that is too short.
     const fragments = [
       ipv4Packet({ ...fields, fragment: 0x1fff }),
       ipv4Packet({ ...fields, fragment: 0x2000 }),
@@ -314,7 +317,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     })
   })
 
-  it('lets pass what is odd and sound: options that harm nobody, fragments, a checksum of 0xffff', async () => {
+  it('accepts unusual but valid packets: harmless options, fragments, a checksum of 0xffff', async () => {
     const fields = { source: PEER, destination: CONTAINER, payload: Buffer.alloc(40, 7) }
     const odd = [
       ipv4Packet({ ...fields, options: Buffer.from('01010100', 'hex') }),
@@ -323,7 +326,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ipv4Packet({ ...fields, fragment: 0x0005 }),
       ipv4Packet({ ...fields, fragment: 0x4005 }),
     ]
-    // The checksum of 0, as flanneld's decrement may write it.
+    // flanneld's decrement may write a checksum of 0.
     const zero = ipv4Packet(fields)
     zero.writeUInt16BE(zero.readUInt16BE(10), 4)
     zero.writeUInt16BE(0xffff, 10)
@@ -332,23 +335,26 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
   })
 })
 
-/** As the scripts below have it. */
+/** The options that the scripts below use. */
 const FILTER = `{ verifySource: 'strict', network: { address: 0, prefixLength: 16 }, subnet: { address: 0, prefixLength: 24 } }`
 
 describe('the native engine', () => {
-  it.each([...addon.featureNames, addon.featureNames.join(' ')])('carries the same without %s', async (features) => {
-    const without = features.split(' ')
-    const result = await probe('native', {
-      toTun: hex(outward.slice(0, 300)),
-      toUdp: hex(inward.slice(0, 300)),
-      without,
-    })
-    expect(result.offloads.filter((name) => without.includes(name))).toEqual([])
-    expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.slice(0, 300).map((packet) => forwarded(packet, 2)!))))
-    expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.slice(0, 300).map((packet) => forwarded(packet, 2)!))))
-  })
+  it.each([...addon.featureNames, addon.featureNames.join(' ')])(
+    'carries the same packets without %s',
+    async (features) => {
+      const without = features.split(' ')
+      const result = await probe('native', {
+        toTun: hex(outward.slice(0, 300)),
+        toUdp: hex(inward.slice(0, 300)),
+        without,
+      })
+      expect(result.offloads.filter((name) => without.includes(name))).toEqual([])
+      expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.slice(0, 300).map((packet) => forwarded(packet, 2)!))))
+      expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.slice(0, 300).map((packet) => forwarded(packet, 2)!))))
+    },
+  )
 
-  it('hands its descriptors on: packets cross under each engine, also those that were sent between two', async () => {
+  it('hands its descriptors over: packets pass under each engine, also those sent between two engines', async () => {
     const script = join(packageRoot, 'dist/test/support/handover-probe.js')
     const result = JSON.parse(await output(inNamespace([process.execPath, script]))) as HandoverResult
     expect(result.crossed).toEqual({
@@ -361,7 +367,7 @@ describe('the native engine', () => {
     expect(result.released).toEqual(result.granted)
   })
 
-  it('refuses an encapsulation that it does not know, and closes the descriptors', async () => {
+  it('refuses an unknown encapsulation and closes the descriptors', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: [] }
@@ -377,8 +383,8 @@ describe('the native engine', () => {
     )
   })
 
-  it('says so when it gets no thread, and closes the descriptors', async () => {
-    // Root may have as many as it likes (kernel/fork.c, copy_process), but for one of a user namespace.
+  it('reports that it gets no thread, and closes the descriptors', async () => {
+    // Root has no limit (kernel/fork.c, copy_process), except root of a user namespace.
     const user = '65533'
     const capabilities = [
       '--inh-caps=-all,+net_admin,+dac_override',
@@ -405,7 +411,7 @@ describe('the native engine', () => {
     )
   })
 
-  it('tells a fault as an event of its own: what waits for it runs before the next', async () => {
+  it('reports each fault in an event of its own, and its handlers run before the next event', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 1, features: addon.featureNames }
@@ -424,14 +430,14 @@ describe('the native engine', () => {
         return opened.tunName
       }
       const commands = [start(), start()].map((name) => 'link del ' + name + '\\n')
-      // Both while no event is taken.
+      // Both faults happen before the event loop handles an event.
       require('node:child_process').execFileSync('ip', ['-batch', '-'], { input: commands.join('') })`
     expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
       'read from the TUN, heard, read from the TUN, heard\n',
     )
   })
 
-  /** Runs a worker thread in a namespace until it ends, and what its process says then. */
+  /** Runs a worker thread in a namespace until it ends, and returns the output of its process. */
   async function endOfWorker(work: string): Promise<string> {
     const worker = `
       const { parentPort, workerData } = require('node:worker_threads')
@@ -465,18 +471,18 @@ describe('the native engine', () => {
     ['an engine that is being stopped', `start().stop(); process.exit(3)`, 3],
     ['an engine that is being released', `start().release(); process.exit(3)`, 3],
     [
-      'a lock that is waited for',
+      'a pending lock',
       `const fs = require('node:fs'), file = require('node:os').tmpdir() + '/weft-lock-' + process.pid
       addon.lockFile(fs.openSync(file, 'w')); fs.unlinkSync(file); process.exit(3)`,
       3,
     ],
   ])('outlives the end of a worker thread that has %s', async (what, work, code) => {
-    // What was released is JavaScript's, and nobody has it any more.
+    // JavaScript owns released descriptors, and no engine has them any more.
     const left = what === 'an engine that is being released'
     expect(await endOfWorker(work)).toMatch(left ? /^ended with 3 0 / : `ended with ${code} 0 false\n`)
   })
 
-  it('resolves a stop of what was stopped, and rejects to release it; tells why a descriptor cannot be watched', async () => {
+  it('resolves a second stop, rejects a release after a stop, and reports why a descriptor cannot be watched', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features: addon.featureNames }
@@ -487,7 +493,7 @@ describe('the native engine', () => {
         const engine = addon.runEngine(addon.openDescriptors(asked), options, () => {})
         for (const call of ['stop', 'stop', 'release', 'release', 'stop']) told.push(await codeOf(() => engine[call]()))
         engine.setPeers(new Uint8Array())
-        told.push(engine.takeStrangers().length, engine.traffic().length, engine.drops([]).packets.length, Object.keys(engine.askThreads()).length)
+        told.push(engine.takeUnknownSenders().length, engine.traffic().length, engine.drops([]).packets.length, Object.keys(engine.askThreads()).length)
         const file = require('node:fs').openSync('/etc/passwd')
         for (const fd of [file, 999]) told.push(await codeOf(async () => addon.watchReadable(fd, () => {})))
         console.log(told.join(' '))
@@ -497,7 +503,7 @@ describe('the native engine', () => {
     )
   })
 
-  it('lends and takes back: nothing twice, nothing after the stop, and a failure is a fault', async () => {
+  it('lends its descriptors and takes them back once, not after a stop, and reports a failure as a fault', async () => {
     const script = join(packageRoot, 'dist/test/support/lending-probe.js')
     const told = JSON.parse(await output(inNamespace([process.execPath, script]))) as LendingResult
     expect(told).toEqual({
@@ -514,7 +520,7 @@ describe('the native engine', () => {
     })
   })
 
-  it('ends with its process: no thread outlives the environment', async () => {
+  it('leaves no thread when its environment ends', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const features = addon.featureNames

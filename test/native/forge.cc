@@ -1,9 +1,10 @@
-// forge.cc - sends datagrams as fast as it can, for tests of who is let in.
+// forge.cc - sends datagrams as fast as possible, for tests of the filter.
 //
-//   forge ADDRESS PORT COUNT [FROM [AS]]   the datagrams on stdin, a line of hex each, in turn, until COUNT were sent
+// Usage: forge ADDRESS PORT COUNT [FROM [AS]]
 //
-// Prints how many the kernel took. To port 0: ICMP messages, of IPv4. FROM: the port they leave by. AS: the address, of
-// the same family, that they say they are from, whoever has it.
+// Standard input has one datagram per line, in hex. The program sends them in turn until COUNT datagrams were sent, and
+// prints how many the kernel accepted. Port 0 sends IPv4 ICMP messages. FROM is the source port. AS is a source address
+// of the same family, which may be forged.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -81,7 +82,7 @@ int main(int argc, char** argv) {
     }
     const int result = sendmmsg(fd, messages, static_cast<unsigned>(batch), 0);
     taken += result > 0 ? static_cast<size_t>(result) : 0;
-    sent += result > 0 ? static_cast<size_t>(result) : 1;  // the first is what was refused
+    sent += result > 0 ? static_cast<size_t>(result) : 1;  // the first datagram was refused
   }
   std::printf("%zu\n", taken);
 }

@@ -1,5 +1,6 @@
-// guarantees.test.ts - what holds for every encapsulation of the native engine, with a real TUN and the kernel's own routing: no packet
-// circles. test/native/guarantees_test.cc has all features, fragments and longer chains, without a kernel.
+// guarantees.test.ts - no packet circles, for every encapsulation of the native engine, with a real TUN and the
+// kernel's own routing. test/native/guarantees_test.cc tests all features, fragments and longer chains without a
+// kernel.
 
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
@@ -16,7 +17,7 @@ const jobs: CircleJob[] = addon.encapsulationNames.flatMap((encapsulation) =>
   FAMILIES.map((family) => ({ encapsulation, family })),
 )
 
-it.each(jobs)('no packet circles, and no peer roams inside: $encapsulation, $family', async (job) => {
+it.each(jobs)('no packet circles, and no peer roams to an address inside: $encapsulation, $family', async (job) => {
   const script = join(packageRoot, 'dist/test/support/circle-probe.js')
   const results = JSON.parse(
     await output(['unshare', '--net', process.execPath, script, JSON.stringify(job)]),

@@ -1,10 +1,10 @@
-// guarantees_test.cc - what holds for every encapsulation, whatever features are in use: no packet circles, and a turn
-// is bounded. core.test.ts builds and runs it.
+// guarantees_test.cc - guarantees for every encapsulation with every set of features: no packet circles, and the work
+// of a turn is bounded. core.test.ts builds and runs it.
 //
-// All of it goes through the table of encapsulations (native/encap/all.h) and that of features: a new one is in it as
-// soon as it is in its table. A pair of sockets that keep messages apart stands for each TUN queue. The system calls
-// that send are replaced for the whole program, so that no datagram leaves it: each is recorded with its destination,
-// and those for the network come back out of the TUN, as the kernel's route to it does it.
+// The tests iterate over the table of encapsulations (native/encap/all.h) and the table of features, so new ones are
+// included automatically. A pair of message sockets replaces each TUN queue. The system calls that send are replaced
+// for the whole program, so that no datagram leaves it. Each datagram is recorded with its destination. Datagrams to
+// the network come back out of the TUN, as the kernel would route them.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -60,7 +60,7 @@ extern "C" ssize_t sendmsg(int, const msghdr* message, int) {
   record_message(*message);
   return 1;
 }
-/// No path has an MTU that the kernel of this machine knows.
+/// No path has an MTU that this machine's kernel knows.
 extern "C" int connect(int, const sockaddr*, socklen_t) {
   errno = ENETUNREACH;
   return -1;
@@ -79,15 +79,15 @@ extern "C" ssize_t sendto(int fd, const void* bytes, size_t size, int flags, con
 
 namespace {
 
-/// The peers of a host have the subnets 10.5.2.0/24, 10.5.3.0/24, 10.5.4.0/24, and the same of IPv6.
+/// The subnets of a host's peers: 10.5.2.0/24, 10.5.3.0/24, 10.5.4.0/24, and the same for IPv6.
 constexpr size_t kPeers = 3;
 constexpr uint32_t kOwnSubnet = 0x0a050100, kOutside = 0xc0a84d02;
 constexpr uint32_t subnet_of(size_t peer) { return kOwnSubnet + static_cast<uint32_t>(peer + 1) * 256; }
 
-/// Where a peer's address is.
+/// The kind of address that a peer has.
 struct Place {
   enum Kind : uint8_t { kOutsideAll, kBehind, kInOwnSubnet, kInNobodys } kind = kOutsideAll;
-  size_t peer = 0;  ///< in whose subnet, of kBehind
+  size_t peer = 0;  ///< the index of the subnet that contains the address (kBehind)
 
   uint32_t address(size_t self) const {
     switch (kind) {
@@ -106,7 +106,7 @@ struct Place {
 struct Arrangement {
   const char* name;
   std::array<Place, kPeers> places;
-  size_t datagrams;  ///< that one packet to a container of the first peer becomes
+  size_t datagrams;  ///< the number of datagrams that one packet to a container of the first peer becomes
   bool is_circle;
 };
 constexpr Place at(size_t peer) { return {Place::kBehind, peer}; }
@@ -126,8 +126,8 @@ constexpr Arrangement kArrangements[] = {
 struct Setting {
   uint32_t features = kAllFeatures;
   bool inner_v6 = false, outer_v6 = false;
-  bool has_both_underlays = false;  ///< then peers are of either family in turn
-  bool is_masqueraded = false;      ///< a rule of the host's replaces the source of what goes into the network
+  bool has_both_underlays = false;  ///< peers are of either family alternately
+  bool is_masqueraded = false;      ///< a NAT rule of the host replaces the source of packets into the network
   size_t lanes = 1;
 };
 
@@ -177,7 +177,7 @@ struct Host {
       r[2] = 6;
       store(&r[24], ipv6(place.address(peer)));
     }
-    store_le32(&r[40], static_cast<uint32_t>(peer + 1));  // its session, of an encapsulation with sessions
+    store_le32(&r[40], static_cast<uint32_t>(peer + 1));  // the session of the peer, for encapsulations with sessions
     return r;
   }
 
@@ -210,7 +210,7 @@ struct Host {
                     .tx_drops = &tx_drops,
                     .rx_drops = &rx_drops,
                     .filter = options_of(VerifySource::kStrict),
-                    .strangers = &strangers,
+                    .unknown_senders = &unknown_senders,
                     .icmp = &icmp};
     const auto make = [&] {
       if constexpr (HasSessions<Encap>) {
@@ -223,7 +223,7 @@ struct Host {
     lane.ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(2 * number + 1), make());
   }
 
-  /// The kernel hands a packet to the reader of a queue; false when the queue is full.
+  /// Hands a packet to a TUN queue, as the kernel does. Returns false if the queue is full.
   bool to_tun(const Bytes& packet, const VirtioHeader& virtio = {}) {
     Bytes bytes(features.has(kTunHeader) ? sizeof virtio : 0);
     if (!bytes.empty()) std::memcpy(bytes.data(), &virtio, sizeof virtio);
@@ -231,7 +231,7 @@ struct Host {
     return send(lanes[next_lane++ % lanes.size()].outside.get(), bytes.data(), bytes.size(), 0) > 0;
   }
 
-  /// The kernel routes what was sent: what is for the network, but for this node's own part, comes out of the TUN.
+  /// Routes the sent datagrams: those to the network, except this node's own subnet, come out of the TUN.
   void route() {
     std::vector<Datagram> all = std::move(sent);
     sent.clear();
@@ -258,7 +258,7 @@ struct Host {
     }
   }
 
-  /// In fragments, if a packet is too long for the device.
+  /// Hands over a packet in fragments if it is too long for the device.
   static std::vector<Bytes> pieces(const Bytes& packet) {
     constexpr size_t kMtu = 1'400;
     if (packet.size() <= kMtu) return {packet};
@@ -292,7 +292,7 @@ struct Host {
   std::vector<uint64_t> row;
   std::unique_ptr<Sessions> sessions;
   PeerTables peers;
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   TrafficRows traffic;
   Drops tx_drops{CounterRow(row.data()), monotonic_us}, rx_drops{CounterRow(row.data()), monotonic_us};
   IcmpLimits icmp{1};
@@ -306,7 +306,7 @@ bool has_ipv6() {
   return !open_udp(SocketAddress(Address::of_words(0, to_be64(1)), 0), Share::kNo, 1 << 16, 0, socket);
 }
 
-/// Every feature, none, and all but each.
+/// All features, none, and all except each one.
 std::vector<uint32_t> feature_sets() {
   std::vector<uint32_t> sets{kAllFeatures, 0};
   for (const FeatureName& each : kFeatureNames) sets.push_back(kAllFeatures & ~each.feature);
@@ -337,8 +337,8 @@ std::string text_of(const Setting& each) {
          std::to_string(each.lanes) + " lanes, features " + std::to_string(each.features);
 }
 
-/// Packets of all lengths, superpackets too, become as many datagrams as there are, and twice as many where one node is
-/// behind another; nothing goes on for ever.
+/// Packets of all lengths, and superpackets, become the expected number of datagrams, or twice as many if one node is
+/// behind another. No packet circles.
 template <typename Encap>
 void test_no_circle(const Setting& setting, const Arrangement& arrangement) {
   Host<Encap> host(setting, arrangement);
@@ -376,7 +376,7 @@ void test_no_circle(const Setting& setting, const Arrangement& arrangement) {
     f.payload = 9'500;
     put(build(f), 10, virtio);
   }
-  // None of these is in fragments when it comes back; these are.
+  // The packets above are not fragmented when they come back; these are.
   size_t total = 0, rounds = 0;
   const auto run = [&] {
     for (rounds = 0; rounds < 8 && pump() > 0; rounds++) {
@@ -399,8 +399,8 @@ void test_no_circle(const Setting& setting, const Arrangement& arrangement) {
   CHECK(total >= 3 && total <= 3 + 3 * 30);
 }
 
-/// A turn makes a bounded number of datagrams, and looks at a bounded number of packets, whatever is in the TUN; and
-/// all of what was in it is sent or counted as dropped.
+/// A turn makes a bounded number of datagrams and reads a bounded number of packets. Everything in the TUN is sent or
+/// counted as dropped.
 template <typename Encap>
 void test_bounded_turn(const Setting& setting) {
   constexpr size_t kMostDatagrams = 512 + 1'023, kMostReads = 64;
@@ -454,7 +454,7 @@ void test_bounded_turn(const Setting& setting) {
   }
 }
 
-/// Up to as many tiny segments as a UDP socket may send at once are carried: that is no attack.
+/// As many tiny segments as a UDP socket may send in one message are carried, because that is normal use.
 template <typename Encap>
 void test_few_tiny_segments() {
   for (const size_t segments : {size_t{2}, size_t{128}, size_t{129}}) {

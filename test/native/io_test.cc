@@ -1,4 +1,4 @@
-// io_test.cc - sending, receiving and writing against a kernel of the test's: what each refusal leads to, by table;
+// io_test.cc - sends, receives and writes against a simulated kernel, to test the reaction to each refusal.
 // core.test.ts builds and runs it.
 //
 // sendmmsg, sendmsg, recvmmsg, writev, poll and clock_gettime are replaced for the whole program.
@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "../../native/encap/flannel_udp.h"
-#include "../../native/io/bequest.h"
+#include "../../native/io/handover_state.h"
 #include "../../native/io/linux_compat.h"
 #include "../../native/io/receiver.h"
 #include "../../native/io/sender.h"
@@ -28,21 +28,21 @@
 
 namespace {
 
-/// What the kernel was given and took.
+/// A message that the simulated kernel got, and whether it accepted it.
 struct Sent {
-  uint32_t address;  // of the endpoint, host order; 0 for the TUN
+  uint32_t address;  // the endpoint's address in host order; 0 for the TUN
   size_t segment_bytes;
   Bytes bytes;
   int tos = 0;
 };
 
 struct Kernel {
-  std::function<int(const Sent&)> refusal;  // an errno, or 0
+  std::function<int(const Sent&)> refusal;  // returns an errno, or 0
   std::function<int(mmsghdr*, unsigned)> receive;
-  unsigned at_most = 1024;  // messages by one call
+  unsigned at_most = 1024;  // the maximum number of messages per call
   size_t calls = 0;
   size_t waits = 0;
-  std::function<void()> waited;  // what happens meanwhile
+  std::function<void()> waited;  // called while a full socket is waited for
   std::vector<Sent> taken;
 
   int take(Sent sent) {
@@ -52,7 +52,7 @@ struct Kernel {
   }
 };
 Kernel kernel;
-int64_t clock_ms = 1'000'000;  // goes on only as a test says
+int64_t clock_ms = 1'000'000;  // advances only when a test says so
 
 Bytes joined(const iovec* iov, size_t count) {
   Bytes bytes;
@@ -130,7 +130,7 @@ Endpoint endpoint_of(uint32_t address) {
   return endpoint;
 }
 
-/// A sender, and datagrams of `size` bytes that are numbered.
+/// A Sender, and numbered datagrams of `size` bytes.
 struct Outward {
   explicit Outward(uint32_t granted = kAllFeatures)
       : features(granted),
@@ -144,7 +144,7 @@ struct Outward {
     store_be32(header, number++);
     sender.add<0>(endpoint, ecn, {header, 4}, {payload.data(), size - 4});
   }
-  /// The numbers of all datagrams that the kernel took, in its order.
+  /// The numbers of all accepted datagrams, in order.
   static std::vector<uint32_t> numbers() {
     std::vector<uint32_t> numbers;
     for (const Sent& sent : kernel.taken) {
@@ -153,7 +153,7 @@ struct Outward {
     }
     return numbers;
   }
-  /// Datagrams in the first message that was taken for `address`.
+  /// The number of datagrams in the first accepted message for `address`.
   static size_t first_run(uint32_t address) {
     for (const Sent& sent : kernel.taken) {
       if (sent.address == address) return sent.segment_bytes ? sent.bytes.size() / sent.segment_bytes : 1;
@@ -176,9 +176,9 @@ void test_send_refusals() {
     const char* what;
     size_t datagrams;
     int run_error, single_error;
-    Counter counted;  // for each datagram that was lost
+    Counter counted;  // counted for each lost datagram
     size_t sent, resent;
-    size_t next_here;  // datagrams of the next run to the same endpoint; to another it is 128 always
+    size_t next_here;  // the datagrams in the next message to the same endpoint; to any other endpoint there are 128
   };
   const Row rows[] = {
       {"EIO", 10, EIO, 0, k_tx_drop_refused, 10, 1, 1},
@@ -236,7 +236,7 @@ void test_send_refusals() {
   context.clear();
 }
 
-/// A full socket is waited for once in a batch, however many messages it has and however often they are sent.
+/// A full socket is waited for once per batch, regardless of the number of messages and of send() calls.
 void test_full_socket() {
   Outward out(kAllFeatures & ~kUdpGso);
   for (const int messages : {1, 64, 1000}) {
@@ -248,7 +248,7 @@ void test_full_socket() {
     CHECK(kernel.waits == 1);
     CHECK(out.row[k_tx_drop_socket_full] - dropped == static_cast<uint64_t>(messages));
   }
-  // There is room after that: nothing is lost.
+  // There is room after the wait, so nothing is lost.
   for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
     Outward again(features);
     kernel = {};
@@ -265,7 +265,8 @@ void test_full_socket() {
   }
 }
 
-/// The kernel takes some messages of a call, is interrupted, refuses one in the middle: the others go, in order.
+/// The kernel accepts some messages of a call, is interrupted, and refuses one in the middle. The others are sent in
+/// order.
 void test_send_partly() {
   Outward out;
   kernel = {};
@@ -285,14 +286,15 @@ void test_send_partly() {
   CHECK(out.row[k_tx_drop_socket_full] == 1);
   CHECK(interruptions == 0);
   CHECK(out.row[k_tx_batches] == kernel.calls);
-  // Nothing of that batch is left for the next.
+  // The next batch starts empty.
   kernel = {};
   out.add(out.here);
   out.sender.flush();
   CHECK((Outward::numbers() == std::vector<uint32_t>{9}));
 }
 
-/// What makes one message: the same size and endpoint in a row, a shorter one last, no more than a message holds.
+/// A message holds consecutive datagrams of one size to one endpoint, the last one possibly shorter, up to the
+/// maximum.
 void test_runs() {
   const auto sizes = [](uint32_t features, const std::function<void(Outward&)>& fill) {
     Outward out(features);
@@ -319,7 +321,7 @@ void test_runs() {
   CHECK((sizes(kAllFeatures & ~kUdpGso, [](Outward& o) {
            for (int i = 0; i < 3; i++) o.add(o.here);
          }) == Sizes{100, 100, 100}));
-  // More than is gathered at once, by messages and by datagrams: sent in between, nothing lost.
+  // More messages and datagrams than the buffers hold are sent in between, and nothing is lost.
   CHECK(sizes(kAllFeatures & ~kUdpGso, [](Outward& o) {
           for (int i = 0; i < 1000; i++) o.add(o.here);
         }).size() == 1000);
@@ -328,7 +330,7 @@ void test_runs() {
         }).size() == 40);
 }
 
-/// The most that one message holds, exactly; and a datagram that none holds.
+/// The maximum size of a message, and a datagram that exceeds it.
 void test_longest() {
   const auto sizes = [](const std::vector<size_t>& datagrams) {
     Outward out;
@@ -353,8 +355,7 @@ void test_longest() {
   CHECK((sizes({65506, 65507, 65508, 65535, 65536, 65537, 100}) == Sizes{65506, 65507, 100}));
 }
 
-/// Of one message the outer header is one: what says another thing of congestion goes in another, also when it is sent
-/// again singly.
+/// Datagrams with different congestion marks go in different messages, also when they are sent again singly.
 void test_ecn() {
   const std::vector<Ecn> marks{kNotEct, kNotEct, kEct0, kEct0, kCe, kEct0, kEct1, kNotEct};
   for (const int error : {0, EMSGSIZE}) {
@@ -373,8 +374,8 @@ void test_ecn() {
   }
 }
 
-/// What the kernel knows of the path explains that a datagram is too long, with all its headers; if it does not, it is
-/// asked again at once.
+/// The known path MTU explains that a datagram with its headers is too long. Otherwise the kernel is queried again
+/// immediately.
 void test_path_explains() {
   constexpr size_t kPath = 1500, kFits = kPath - 28;
   for (const size_t size : {kFits - 1, kFits, kFits + 1}) {
@@ -389,7 +390,7 @@ void test_path_explains() {
   }
 }
 
-/// However many questions of the path go alone, each in a call of its own, a full socket is waited for once a batch.
+/// A full socket is waited for once per batch, even if many path probes are each sent alone.
 void test_full_socket_of_questions() {
   int tun[2];
   CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
@@ -399,7 +400,7 @@ void test_full_socket_of_questions() {
   Drops drops(counters, [] { return clock_ms * 1'000; });
   TrafficRows traffic;
   IcmpLimits icmp(1);
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   PeerTables peers(1);
   peers.set(record(4, 24, {10, 5, 2, 0}, kThere));
   constexpr uint32_t kOwn = 0x0a050100;
@@ -412,7 +413,7 @@ void test_full_socket_of_questions() {
                                  .traffic = &traffic,
                                  .tx_drops = &drops,
                                  .rx_drops = &drops,
-                                 .strangers = &strangers,
+                                 .unknown_senders = &unknown_senders,
                                  .icmp = &icmp},
                             peers.reader(0), FlannelUdp(OwnEnd{}));
   Fields f;
@@ -435,7 +436,7 @@ void test_full_socket_of_questions() {
   close(tun[1]);
 }
 
-/// A superpacket of another kernel that the TUN refuses, and takes cut, teaches nothing of what may be joined here.
+/// If the TUN refuses a superpacket of another kernel and accepts its segments, joining stays on.
 void test_uncut_refused() {
   for (const bool tcp : {true, false}) {
     Features features(kAllFeatures);
@@ -541,11 +542,11 @@ void test_write_refusals() {
   CHECK(coalescer.writes() == 2);
   const Failure failure = writer.write(coalescer);
   CHECK(failure && failure->number == EBADFD);
-  CHECK(counters[k_rx_drop_tun] == 5 && counters[k_rx_packets] == 0);  // each of each write
+  CHECK(counters[k_rx_drop_tun] == 5 && counters[k_rx_packets] == 0);  // counted for each packet of each write
   context.clear();
 }
 
-/// Puts a message into what recvmmsg was given.
+/// Puts a message into the buffers of recvmmsg.
 void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
   for (size_t i = 0; i < size; i++) static_cast<uint8_t*>(message.msg_hdr.msg_iov->iov_base)[i] = 7;
   message.msg_len = static_cast<unsigned>(size);
@@ -610,7 +611,7 @@ void test_receive() {
   });
   CHECK(truncated == 1);
 
-  // An error of an earlier send is none of receiving; a socket that is none ends it.
+  // An error of an earlier send is not a failure. An invalid socket is.
   for (const auto& [error, fails] : {std::pair{EAGAIN, false}, {ECONNREFUSED, false}, {EBADF, true}}) {
     kernel.receive = [error](mmsghdr*, unsigned) { return errno = error, -1; };
     failure = {};
@@ -627,39 +628,40 @@ size_t size_of(const Fd& fd) {
   return static_cast<size_t>(about.st_size);
 }
 
-/// One gets the body, whoever comes when and whoever dies; of what is no bequest nobody gets anything.
-void test_bequest() {
+/// Exactly one process gets the body, in any order of events, even if a process dies. Other memory yields nothing.
+void test_handover_state() {
   const Bytes head{1, 2, 3}, body{4, 5, 6, 7};
   {
-    const Fd fd = leave_bequest(head, body);
+    const Fd fd = write_handover_state(head, body);
     CHECK(fd && (fcntl(fd.get(), F_GETFD) & FD_CLOEXEC));
-    for (int again = 0; again < 2; again++) CHECK(read_bequest_head(fd.get()) == head);
-    const auto taken = take_bequest(fd.get());
+    for (int again = 0; again < 2; again++) CHECK(read_handover_head(fd.get()) == head);
+    const auto taken = take_handover_state(fd.get());
     CHECK(taken && Bytes(taken->begin(), taken->end()) == body);
-    CHECK(size_of(fd) == 0 && !read_bequest_head(fd.get()) && !take_bequest(fd.get()));
+    CHECK(size_of(fd) == 0 && !read_handover_head(fd.get()) && !take_handover_state(fd.get()));
   }
   {
-    const Fd fd = leave_bequest({}, {});
-    CHECK(read_bequest_head(fd.get())->empty() && take_bequest(fd.get())->empty() && !take_bequest(fd.get()));
+    const Fd fd = write_handover_state({}, {});
+    CHECK(read_handover_head(fd.get())->empty() && take_handover_state(fd.get())->empty() &&
+          !take_handover_state(fd.get()));
   }
-  {  // One that dies as soon as it may take it leaves nothing to another.
-    const Fd fd = leave_bequest(head, body);
+  {  // If a process dies right after it sealed the memory, no other process gets the body.
+    const Fd fd = write_handover_state(head, body);
     const pid_t child = fork();
     if (child == 0) _exit(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SEAL) == 0 ? 0 : 1);
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    CHECK(!take_bequest(fd.get()));
+    CHECK(!take_handover_state(fd.get()));
   }
-  // Two at once, each by a description of its own or by the same.
+  // Two processes at the same time, with separate open files or a shared one.
   for (int round = 0; round < 200; round++) {
-    const Fd fd = leave_bequest(head, body);
+    const Fd fd = write_handover_state(head, body);
     const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
     const Fd other(round % 2 == 0 ? dup(fd.get()) : open(path.c_str(), O_RDWR | O_CLOEXEC));
     std::atomic<int> at_start{0}, got{0};
     const auto claim = [&](int by) {
       at_start++;
       while (at_start < 2) std::this_thread::yield();
-      const auto taken = take_bequest(by);
+      const auto taken = take_handover_state(by);
       if (taken && Bytes(taken->begin(), taken->end()) == body) got++;
       CHECK(!taken || taken->size() == body.size());
     };
@@ -668,16 +670,17 @@ void test_bequest() {
     two.join();
     CHECK(got == 1);
   }
-  const auto is_none = [](const Fd& fd) { return !read_bequest_head(fd.get()) && !take_bequest(fd.get()); };
+  const auto is_none = [](const Fd& fd) { return !read_handover_head(fd.get()) && !take_handover_state(fd.get()); };
   const auto holding = [](const Bytes& bytes, unsigned flags = MFD_ALLOW_SEALING) {
     Fd fd(memfd_create("junk", MFD_CLOEXEC | flags));
     CHECK(write(fd.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
     return fd;
   };
-  Bytes whole(size_of(leave_bequest(head, body)));
-  CHECK(pread(leave_bequest(head, body).get(), whole.data(), whole.size(), 0) == static_cast<ssize_t>(whole.size()));
-  CHECK(take_bequest(holding(whole).get()).has_value());
-  CHECK(!take_bequest(holding(whole, 0).get()));  // that cannot be sealed
+  Bytes whole(size_of(write_handover_state(head, body)));
+  CHECK(pread(write_handover_state(head, body).get(), whole.data(), whole.size(), 0) ==
+        static_cast<ssize_t>(whole.size()));
+  CHECK(take_handover_state(holding(whole).get()).has_value());
+  CHECK(!take_handover_state(holding(whole, 0).get()));  // it cannot be sealed
   for (size_t size = 0; size < 16; size++) CHECK(is_none(holding(Bytes(whole.begin(), whole.begin() + size))));
   for (const uint64_t bytes : {whole.size() - 15, size_t{1} << 32, ~size_t{0}}) {
     Bytes wrong = whole;
@@ -709,6 +712,6 @@ int main(int argc, char** argv) {
   test_uncut_refused();
   test_write_refusals();
   test_receive();
-  test_bequest();
+  test_handover_state();
   return verdict(seed);
 }

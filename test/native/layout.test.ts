@@ -1,4 +1,4 @@
-// layout.test.ts - what is written in both languages, because it is in files that read nothing, is the same in both.
+// layout.test.ts - constants that exist in both languages, because some files cannot load the addon, are equal.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -28,7 +28,7 @@ describe('a peer record', () => {
       },
     ]),
   )
-  it('has its fields where C++ reads them', () => {
+  it('has its fields at the offsets that C++ reads', () => {
     const at = layout.peerRecord
     expect(record).toHaveLength(at.bytes)
     expect(PEER_RECORD_BYTES).toBe(at.bytes)
@@ -47,7 +47,7 @@ describe('a peer record', () => {
     )
   })
 
-  it('tells nothing of itself that the table in words does not', () => {
+  it('has the offsets in the table of peers.ts', () => {
     const { bytes, isGone, isFromKnownPort, ...offsets } = layout.peerRecord
     const text = readFileSync(join(packageRoot, 'src/path/engine/peers.ts'), 'utf8')
     const written = [...text.matchAll(/^\/\/ +(\d+) +\d+ {2}/gm)].map(([, offset]) => Number(offset))
@@ -56,7 +56,7 @@ describe('a peer record', () => {
   })
 })
 
-it('traffic has as many slots and numbers', () => {
+it('traffic has the same number of slots and values', () => {
   expect(SLOT_NUMBERS).toBe(layout.traffic.numbers)
   const slots = createTrafficSlots(() => new Float64Array())
   const text = readFileSync(join(packageRoot, 'src/path/engine/traffic.ts'), 'utf8')
@@ -64,7 +64,7 @@ it('traffic has as many slots and numbers', () => {
   expect(/MAX_SLOTS = 1 << (\d+)/.exec(text)?.[1]).toBe(String(Math.log2(layout.traffic.slots)))
 })
 
-it('the dgram engine keeps as many drops, as often, and as much of each', () => {
+it('the dgram engine has the same limits for kept drops', () => {
   const { kept, everyUs, headerBytes } = layout.drops
   let nowUs = 1e6
   const log = createDropLog(() => nowUs, 0)
@@ -81,7 +81,7 @@ it('the dgram engine keeps as many drops, as often, and as much of each', () => 
   expect(log.read(next).packets).toHaveLength(1)
 })
 
-it('the dgram engine sends as many ICMP errors', () => {
+it('the dgram engine has the same limits for ICMP errors', () => {
   const { senderBurst, senderEveryMs, burst, everyMs } = layout.icmp
   const may = icmpLimit()
   const allowed = (sender: number, isOurs: boolean, now: number): number => {

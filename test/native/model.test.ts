@@ -1,4 +1,4 @@
-// model.test.ts - 100,000 random packets through the native core and through a plain model of it.
+// model.test.ts - sends 100,000 random packets through the native core and through a plain model of it.
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -24,7 +24,7 @@ const lacks = needs('g++')
 const PACKETS = 100_000
 const BATCH = 100
 const seed = Number(process.env['WEFT_SEED'] ?? Date.now() % 2 ** 31)
-/** Said with every failure: WEFT_SEED=… repeats it. */
+/** Printed with every failure; WEFT_SEED=… repeats the run. */
 const said = `seed ${seed}`
 
 let folder: string
@@ -50,7 +50,7 @@ function repeat<T>(count: number, each: () => T): T[] {
 const hex = (packets: readonly Buffer[] | undefined): string[] | undefined =>
   packets?.map((packet) => packet.toString('hex'))
 
-describe('the native core does what the model does', () => {
+describe('the native core behaves like the model', () => {
   let random: Random
   beforeAll(() => {
     random = randomFrom(seed)
@@ -72,7 +72,7 @@ describe('the native core does what the model does', () => {
     }
   })
 
-  it('joins only what cuts into the same packets again, in the order of each flow', () => {
+  it('joins only packets that can be cut apart again, and keeps the order of each flow', () => {
     const batches = repeat(PACKETS / BATCH, () => randomBatch(random, BATCH))
     const answers = core(batches.map(coalesceJob))
     let joined = 0
@@ -94,7 +94,7 @@ describe('the native core does what the model does', () => {
       expect(went, said).toEqual(came)
     }
     expect(answers.done()).toBe(true)
-    // It must also join: most of what was sent came in order.
+    // Packets must also be joined, because most of them came in order.
     expect(joined, said).toBeGreaterThan(PACKETS / 3)
     expect(joined).toBeLessThan(PACKETS)
   })

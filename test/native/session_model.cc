@@ -1,14 +1,14 @@
-// session_model.cc - the sessions of two hosts over a network that loses, doubles, delays and reorders, with restarts
-// and with one host that moves: thousands of schedules of virtual time, by handshakes that are a model; core.test.ts
-// builds and runs it.
+// session_model.cc - simulates the sessions of two hosts over a network that loses, duplicates, delays and reorders
+// datagrams, while hosts restart and one host moves. It runs thousands of schedules in virtual time, with a model of
+// handshakes. core.test.ts builds and runs it.
 //
-//   session_model SEED SCHEDULES
+// Usage: session_model SEED SCHEDULES
 //
-// In none is a counter sealed with twice, or a packet let in twice; in none are there more pairs of keys than three
-// that open, nor any after nine minutes of silence; after each the two hear each other again, soon, and all of what
-// they say, wherever each is by then: found by its data, or, where that comes from any port, by its handshakes alone.
-// What is said of handshakes in JavaScript (src/path/backends/wireguard/handshakes.ts) has a test of its own,
-// schedules.test.ts.
+// In no schedule may a counter be used twice to seal, or a packet be accepted twice. There are never more than three
+// pairs of keys that open, and none after nine minutes of silence. After the trouble ends, the hosts must soon exchange
+// all packets again, at their current addresses. Data shows a host's address, or only its handshakes do if the data
+// comes from any port. schedules.test.ts tests the handshakes in JavaScript
+// (src/path/backends/wireguard/handshakes.ts).
 #include <functional>
 #include <map>
 #include <optional>
@@ -27,29 +27,29 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr uint16_t kPort = 1, kLanePort = 2;
 constexpr int64_t kMostTroubleMs = 300'000, kStepMs = 500;
-/// The least distance of two initiations, with its jitter, and for how long one is tried again.
+/// The minimum interval between initiations, with its jitter, and how long a handshake is retried.
 constexpr int64_t kInitiateMs = 5'000, kJitterMs = 333, kAttemptMs = 90'000, kAcceptEveryMs = 20;
-/// Silence is noticed after 15 s; an initiation may have been sent just before the trouble ended.
+/// Silence is noticed after 15 s. An initiation may have been sent right before the trouble ended.
 constexpr int64_t kRecoveryMs = Limits::kKeepaliveMs + Limits::kRekeyTimeoutMs + kInitiateMs + kJitterMs + 2'000;
 
 struct Datagram {
   enum class Type : uint8_t { kInitiation, kResponse, kData } type;
-  uint32_t index = 0;                ///< of the receiver's
-  uint32_t sender = 0;               ///< the sender's own
-  uint64_t number = 0;               ///< an initiation's timestamp, a response's keys, a counter
-  Bytes bytes = {};                  ///< of data: what is sealed, with its tag
-  SocketAddress from = {}, to = {};  ///< where the cable has it from and to
+  uint32_t index = 0;                ///< the receiver's index
+  uint32_t sender = 0;               ///< the sender's index
+  uint64_t number = 0;               ///< an initiation's timestamp, a response's keys, or a counter
+  Bytes bytes = {};                  ///< the sealed data with its tag
+  SocketAddress from = {}, to = {};  ///< the addresses on the cable
 };
 
-/// What all that happens in a schedule has in common.
+/// The common state of one schedule.
 struct World {
   int64_t now = 1'000'000;
   int64_t calm_at = 0;
-  uint32_t loss = 0, twice = 0, delay_ms = 1;  // in hundredths, the first two
-  bool any_port = false;                       // data comes from the port of its lane
+  uint32_t loss = 0, twice = 0, delay_ms = 1;  // loss and duplication in percent
+  bool any_port = false;                       // true if data comes from the port of its lane
   uint32_t last_index = 0;
   uint64_t last_keys = 0, last_pair = 0, last_packet = 0, last_order = 0;
-  std::set<std::pair<uint64_t, uint64_t>> sealed;  // by which keys, and counter
+  std::set<std::pair<uint64_t, uint64_t>> sealed;  // key and counter of each sealed packet
   std::set<uint64_t> delivered;
   struct Event {
     int64_t at;
@@ -71,8 +71,8 @@ class Host {
     start();
   }
 
-  /// Begins, or begins anew: of a process before only the time of its handshakes is known, and of the other host what
-  /// its lease says.
+  /// Starts or restarts. After a restart, only the time of the last handshake is known, and the other host's address as
+  /// in its lease.
   void start() {
     session_ = std::make_unique<Session>();
     found_at(other_->leased_);
@@ -83,7 +83,7 @@ class Host {
     greatest_ = 0;
   }
 
-  /// Gets another address, of which no lease tells.
+  /// Changes the address without a change of the lease.
   void move() { at_ = SocketAddress(Address::v4(0x0a000000), kPort); }
 
   void say() {
@@ -133,7 +133,7 @@ class Host {
     }
   }
 
-  /// Nine minutes after the last there is no key any more.
+  /// Nine minutes after the last handshake no key is left.
   void expect_wiped() {
     session_->look(0, world_.now + Limits::kWipeAfterMs);
     for (const uint32_t index : indices_) {
@@ -194,7 +194,7 @@ class Host {
     completed_ms_ = world_.now;
   }
 
-  /// By any lane, which may have the key of another pair.
+  /// Seals in any lane; the lane may still have the key of another pair.
   bool seal(Bytes& bytes, bool is_data) {
     Aead& lane = *sealing_[random_below(2)];
     const Session::Grant grant = session_->begin_seal(lane, is_data, world_.now);
@@ -228,7 +228,7 @@ class Host {
     delivered += size > 0;
     if (accepted.wants_handshake) want();
     if (!accepted.is_confirmed) return;
-    found_at(answered_);  // and not before: an initiation may be one of long ago
+    found_at(answered_);  // Only now, because the initiation may be a replay of an old one.
     complete();
     send_waiting();
   }
@@ -240,8 +240,8 @@ class Host {
   std::unique_ptr<Aead> sealing_[2] = {Aead::create(Aead::Way::kSeal), Aead::create(Aead::Way::kSeal)};
   std::unique_ptr<Aead> opening_[2] = {Aead::create(Aead::Way::kOpen), Aead::create(Aead::Way::kOpen)};
   std::vector<uint32_t> indices_;
-  std::map<uint64_t, uint64_t> number_of_keys_;  // by a pair's number: which keys it has
-  uint32_t pending_ = 0;                         // the index of an initiation that was not answered; 0: none
+  std::map<uint64_t, uint64_t> number_of_keys_;  // maps a pair's number to its keys
+  uint32_t pending_ = 0;                         // the index of the unanswered initiation; 0 for none
   std::optional<int64_t> wanted_ms_;
   int64_t due_ms_ = 0, completed_ms_ = 0, accepted_ms_ = 0;
   uint64_t stamp_ = 0, greatest_ = 0;
@@ -252,7 +252,7 @@ uint32_t one_of(const uint32_t (&values)[N]) {
   return values[random_below(N)];
 }
 
-/// Returns how often keys were given.
+/// Runs one schedule and returns the number of installed key pairs.
 size_t run() {
   World world;
   const int64_t trouble_ms = random_below(kMostTroubleMs);
@@ -273,7 +273,7 @@ size_t run() {
     world.later(some_time(), [host = hosts[random_below(2)]] { host->start(); });
   const bool moves = random_below(3) == 0;
   if (moves) world.later(some_time(), [host = hosts[random_below(2)]] { host->move(); });
-  // Who has moved is found by what it says, and knows of no trouble while it hears what was on its way before.
+  // A host that moved is found by its next packets. It notices no trouble while packets in flight still arrive.
   const int64_t settled_at = world.calm_at + (moves ? world.delay_ms : 0);
 
   const auto run_until = [&](int64_t until) {
@@ -297,7 +297,7 @@ size_t run() {
     }
   }
   for (const auto& at : heard_at) CHECK(at && *at - settled_at <= kRecoveryMs);
-  // Whatever they say from now on is heard, while keys follow keys, twice or so, whoever asks.
+  // From now on every packet arrives, over about two rekeyings, whichever host initiates.
   run_until(world.now + kStepMs);
   for (size_t who = 0; who < 2; who++) before[who] = hosts[who]->delivered;
   constexpr size_t kPackets = 500;
@@ -328,6 +328,6 @@ int main(int argc, char** argv) {
     keyed += run();
   }
   context.clear();
-  CHECK(keyed > 4 * schedules);  // there was something to see
+  CHECK(keyed > 4 * schedules);  // the schedules did something
   return verdict(seed);
 }

@@ -1,8 +1,8 @@
-// walk_test.cc - whole walks through egress and ingress, for flannel's udp, for an encapsulation of the test's that
-// puts bytes before each packet and behind it, and for VXLAN with what kernels send; core.test.ts builds and runs it.
+// walk_test.cc - moves packets through egress and ingress, for flannel's udp, for a test encapsulation with header and
+// trailer, for VXLAN as kernels send it, and for WireGuard. core.test.ts builds and runs it.
 //
-// A pair of sockets that keep messages apart stands for the TUN; datagrams go over loopback. clock_gettime is replaced
-// for the whole program.
+// A pair of message sockets replaces the TUN. Datagrams go over loopback. clock_gettime is replaced for the whole
+// program.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,15 +30,15 @@
 #include "../../native/walk/ingress.h"
 #include "packets.h"
 
-static int64_t clock_ms = 1'000'000;  // goes on only as a test says
-static int64_t slept_ms = 0;          // for how long the host was suspended, which one clock counts
+static int64_t clock_ms = 1'000'000;  // advances only when a test says so
+static int64_t slept_ms = 0;          // how long the host was suspended, which only CLOCK_BOOTTIME counts
 extern "C" int clock_gettime(clockid_t clock, timespec* now) {
   const int64_t ms = clock_ms + (clock == CLOCK_BOOTTIME ? slept_ms : 0);
   *now = {ms / 1'000, ms % 1'000 * 1'000'000};
   return 0;
 }
 
-/// OpenSSL's functions, found by name in this process: the next calls fail, as where there is no memory.
+/// Makes the next calls of OpenSSL fail, as if there were no memory. The functions are found by name in this process.
 static int contexts_that_fail = 0, inits_that_fail = 0;
 template <typename Function>
 static Function* next_of(const char* name) {
@@ -59,18 +59,18 @@ namespace {
 
 constexpr size_t kMarkBytes = 8, kSealBytes = 16;
 
-/// The family of the network that a Host and its peer are on.
+/// The family of the underlay.
 bool is_over_ipv6 = false;
-/// Whether control messages reach the kernel as they were written: an emulator may leave their numbers as they stand.
+/// False if control messages reach the kernel with wrong numbers, as in some emulators.
 bool do_controls_pass = true;
 
 const Address kLoopback6 = Address::of_words(0, to_be64(1));
-/// Where a host and its peer are, by ports of their own.
+/// The addresses of a host and its peer, with different ports.
 Address loopback_address() { return is_over_ipv6 ? kLoopback6 : ipv4(INADDR_LOOPBACK); }
-/// Where whoever is no peer is, outside the network: of IPv6 at an address that this machine need not have.
-Address stranger_address() { return is_over_ipv6 ? ipv6(0x0a0609ff) : ipv4(INADDR_LOOPBACK + 1); }
+/// The address of a host that is not a peer, outside the network. For IPv6 this machine need not have it.
+Address unknown_address() { return is_over_ipv6 ? ipv6(0x0a0609ff) : ipv4(INADDR_LOOPBACK + 1); }
 
-/// A socket that does not wait, at any address.
+/// A non-blocking socket at any address.
 int socket_at(const Address& address) {
   const SocketAddress at(address, 0);
   const int fd = ::socket(at.family(), SOCK_DGRAM | SOCK_NONBLOCK, 0), on = 1;
@@ -79,13 +79,13 @@ int socket_at(const Address& address) {
   return fd;
 }
 
-/// Has a socket send with this TOS or traffic class.
+/// Makes a socket send with this TOS or traffic class.
 void mark_sent(int socket, int mark) {
   const int level = is_over_ipv6 ? IPPROTO_IPV6 : IPPROTO_IP, name = is_over_ipv6 ? IPV6_TCLASS : IP_TOS;
   CHECK(setsockopt(socket, level, name, &mark, sizeof mark) == 0);
 }
 
-/// A sum of all bytes by their places, which a damaged packet, or a trailer at another place, has not.
+/// A sum of all bytes weighted by position. It reveals damage, and a trailer at a wrong offset.
 std::array<uint8_t, kSealBytes> seal_of(std::span<const uint8_t> bytes, std::span<const uint8_t> more = {}) {
   std::array<uint8_t, kSealBytes> seal{};
   uint64_t sum = 1;
@@ -97,8 +97,8 @@ std::array<uint8_t, kSealBytes> seal_of(std::span<const uint8_t> bytes, std::spa
   return seal;
 }
 
-/// Eight bytes of the peer's record before each packet, the first of them not 0, and sixteen behind it that tell
-/// whether it is whole.
+/// A test encapsulation: eight bytes of the peer's record before each packet, the first one not 0, and sixteen bytes
+/// behind it that verify it.
 struct Marked {
   static constexpr size_t kHeaderBytes = kMarkBytes;
   static constexpr size_t kTrailerBytes = kSealBytes;
@@ -124,7 +124,7 @@ static_assert(Encapsulation<Marked>);
 
 constexpr uint8_t kMark[8] = {0xde, 0xad, 1, 2, 3, 4, 5, 6};
 
-/// What the host's peer sends to one of its containers.
+/// A packet from the host's peer to one of its containers.
 Fields inward() {
   Fields f;
   f.source = 0x0a050207;
@@ -132,10 +132,10 @@ Fields inward() {
   return f;
 }
 
-/// Of the peer, in another chunk of rows than slot 0.
+/// the peer's slot, in another chunk of rows than slot 0
 constexpr uint32_t kSlot = 300;
 
-/// An egress and an ingress of one host, whose only peer has 10.5.2.0/24 and is at the other end.
+/// Egress and ingress of one host. Its only peer has 10.5.2.0/24.
 template <typename Encap>
 struct Host {
   explicit Host(uint32_t features, const OwnEnd& own = {}, VerifySource verify = VerifySource::kStrict,
@@ -173,7 +173,7 @@ struct Host {
                     .tx_drops = &tx_drops,
                     .rx_drops = &rx_drops,
                     .filter = options_of(verify),
-                    .strangers = &strangers,
+                    .unknown_senders = &unknown_senders,
                     .icmp = &icmp,
                     .clamp_mtu = clamp_mtu};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), encapsulation(own));
@@ -197,7 +197,7 @@ struct Host {
     store(&r[56], uint32_t{kSlot});
     return r;
   }
-  /// As an engine does.
+  /// as an engine does
   void set_peers(const Bytes& records) {
     if (sessions) sessions->keep(records);
     peers.set(records);
@@ -209,7 +209,7 @@ struct Host {
       return Encap(own);
     }
   }
-  /// A packet as the kernel hands it to the TUN's reader.
+  /// Sends a packet into the TUN, as the kernel does.
   void to_tun(const VirtioHeader& virtio, const Bytes& packet) {
     Bytes bytes(sizeof virtio);
     std::memcpy(bytes.data(), &virtio, sizeof virtio);
@@ -217,13 +217,13 @@ struct Host {
     CHECK(send(tun[1], bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
   }
   void from_peer(const Bytes& datagram) { from(other, datagram); }
-  /// What was counted of the peer.
+  /// The traffic that was counted for the peer.
   Traffic of_peer() const {
     Traffic sum;
     traffic.sum(kSlot, sum);
     return sum;
   }
-  /// Whatever was dropped is kept under the reason that it was counted under.
+  /// Checks that each drop was kept under the reason that it was counted under.
   void check_drops() const {
     std::vector<uint64_t> counted = row;
     for (const Drops* drops : {&tx_drops, &rx_drops}) {
@@ -239,17 +239,17 @@ struct Host {
       CHECK(kNames[at].find("_drop_") == kNames[at].npos || counted[at] == 0);
   }
   static constexpr auto& kNames = kCounterNames;
-  /// From another address than the peer's.
+  /// Sends a datagram from another address than the peer's.
   void from_stranger(const Bytes& datagram) {
-    const Fd stranger(socket_at(stranger_address()));
-    from(stranger.get(), datagram);
+    const Fd unknown_sender(socket_at(unknown_address()));
+    from(unknown_sender.get(), datagram);
   }
   void from(int sender, const Bytes& datagram) {
     const SocketAddress to = bound_address(socket);
     CHECK(sendto(sender, datagram.data(), datagram.size(), 0, to.raw(), to.size()) ==
           static_cast<ssize_t>(datagram.size()));
   }
-  /// All that arrived at one end.
+  /// Receives everything that arrived at one end.
   static std::vector<Bytes> drain(int fd) {
     std::vector<Bytes> all;
     for (;;) {
@@ -263,10 +263,10 @@ struct Host {
 
   Features features;
   std::vector<uint64_t> row;
-  std::function<void()> on_mail;  // by the lane whose mail it is, which goes on behind it
+  std::function<void()> on_mail;  // called by the lane that has mail, before it continues
   std::unique_ptr<Sessions> sessions;
   PeerTables peers;
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   TrafficRows traffic;
   Drops tx_drops, rx_drops;
   IcmpLimits icmp{1};
@@ -275,7 +275,7 @@ struct Host {
   std::unique_ptr<Ingress<Encap>> ingress;
 };
 
-/// A datagram without its header and its trailer, which are checked.
+/// Checks and removes the header and the trailer of a datagram.
 template <typename Encap>
 Bytes inner(const Bytes& datagram) {
   if (datagram.size() <= kEncapBytes<Encap>) return CHECK(!"a packet is in it"), Bytes();
@@ -304,7 +304,7 @@ bool is_whole(const Bytes& bytes) {
          (packet.version == 6 || reference_fold(reference_sum(bytes.data(), packet.ip_bytes)) == 0xffff);
 }
 
-/// Of a TCP superpacket without IP options that is to be cut into segments of so many bytes.
+/// The header of a TCP superpacket without IP options, with segments of this size.
 VirtioHeader tcp_in_segments_of(uint16_t size) {
   VirtioHeader virtio;
   virtio.flags = kVirtioNeedsCsum;
@@ -315,13 +315,12 @@ VirtioHeader tcp_in_segments_of(uint16_t size) {
   return virtio;
 }
 
-/// Superpackets with headers of different sizes, more datagrams than one batch of messages holds, and single packets
-/// between them.
+/// Superpackets with different headers, more datagrams than fit one batch of messages, and single packets in between.
 template <typename Encap>
 void test_out(uint32_t features) {
   Host<Encap> host(features);
   size_t expected = 0;
-  // What a receive buffer of net.core.rmem_max's default holds, 212992 bytes, whoever runs this.
+  // A receive buffer of net.core.rmem_max's default (212992 bytes) must hold them, so that any user can run this.
   for (int i = 0; i < 5; i++) {
     Fields f;
     f.payload = 6000;
@@ -348,7 +347,7 @@ void test_out(uint32_t features) {
   CHECK(host.row[k_tx_bytes] == bytes);
 }
 
-/// A superpacket that is dropped counts as its segments.
+/// A dropped superpacket counts as its segments.
 template <typename Encap>
 void test_dropped_segments() {
   for (const bool nobody : {true, false}) {
@@ -366,13 +365,13 @@ void test_dropped_segments() {
   }
 }
 
-/// An error about what was not sent yet quotes a packet as it would have been sent: a superpacket's first one, with its
-/// own length, and a sum that the kernel left open complete. Nothing of it is longer than an error may be.
+/// An ICMP error quotes a packet as it would have been sent: the first segment of a superpacket, with its own length
+/// and a complete checksum. The error does not exceed its maximum length.
 template <typename Encap>
 void test_quotes() {
   struct Row {
     bool v6, tcp;
-    uint16_t segment;  ///< 0: no superpacket
+    uint16_t segment;  ///< 0 for a single packet
     size_t payload, options;
   };
   constexpr Row kRows[] = {
@@ -389,9 +388,9 @@ void test_quotes() {
     f.tcp = row.tcp;
     f.payload = row.payload;
     f.ip_options = Bytes(row.v6 ? 0 : row.options, 1);
-    f.destination = 0x0a050901;  // of no peer
+    f.destination = 0x0a050901;  // no peer has this destination
     const Bytes whole = build(f);
-    // As the kernel leaves it: the pseudo header's sum alone, to be finished for each segment.
+    // The kernel leaves the pseudo-header's sum, to be completed for each segment.
     Bytes open = whole;
     const size_t ip = row.v6 ? 40 : 20 + f.ip_options.size(), field = row.tcp ? kTcpChecksum : kUdpChecksum;
     Packet shape = read(open);
@@ -423,7 +422,7 @@ void test_quotes() {
     const size_t says = row.v6 ? 40u + load_be16(&quoted[4]) : load_be16(&quoted[2]);
     CHECK(says == first);
     if (!row.v6) CHECK(reference_fold(reference_sum(quoted.data(), ip)) == 0xffff);
-    // The rest of the packet, which the quote had no room for, completes its sum.
+    // The part of the packet that the quote omits completes its checksum.
     Bytes sent = quoted;
     sent.insert(sent.end(), whole.begin() + static_cast<long>(quoted.size()), whole.begin() + static_cast<long>(first));
     CHECK(transport_sum(sent) == 0xffff);
@@ -433,20 +432,19 @@ void test_quotes() {
   context.clear();
 }
 
-/// An odd error of the TUN is about one packet: it is counted, and the next one is carried. Only a TUN that is gone
-/// ends the path.
+/// An odd error of the TUN concerns one packet, which is counted. Only a deleted TUN ends the path.
 template <typename Encap>
 void test_tun_errors() {
   Host<Encap> host(kAllFeatures);
   const Fd tun(dup(host.tun[0]));
-  const Fd folder(open("/", O_RDONLY | O_DIRECTORY));  // whose read says EISDIR
+  const Fd folder(open("/", O_RDONLY | O_DIRECTORY));  // read() fails with EISDIR
   CHECK(dup2(folder.get(), host.tun[0]) == host.tun[0]);
   const Pump odd = host.egress->pump();
   CHECK(!odd.failure && odd.items == 64 && odd.refused == 64 && host.row[k_tx_drop_tun] == 64);
   CHECK(dup2(tun.get(), host.tun[0]) == host.tun[0]);
   host.to_tun({}, build({}));
   CHECK(!host.egress->pump().failure && host.drain(host.other).size() == 1);
-  const Fd none(open("/dev/net/tun", O_RDWR | O_NONBLOCK));  // no device is attached to it: EBADFD
+  const Fd none(open("/dev/net/tun", O_RDWR | O_NONBLOCK));  // read() fails with EBADFD, because no device is attached
   if (!none) return;
   CHECK(dup2(none.get(), host.tun[0]) == host.tun[0]);
   const Pump gone = host.egress->pump();
@@ -454,7 +452,7 @@ void test_tun_errors() {
   CHECK(dup2(tun.get(), host.tun[0]) == host.tun[0]);
 }
 
-/// A container that sends to nobody, or with a TTL that ends here, is answered so often, and no more.
+/// A container gets a limited number of ICMP errors for unknown destinations and expired TTLs.
 template <typename Encap>
 void test_answers_are_few() {
   for (const bool nobody : {true, false}) {
@@ -479,14 +477,14 @@ void test_answers_are_few() {
     clock_ms += 3'600'000;
     send(60);
     CHECK(host.row[sent] == 107);
-    // Another sender is answered meanwhile.
+    // Another sender still gets errors.
     f.source++;
     send(60);
     CHECK(host.row[sent] == 157);
   }
 }
 
-/// What the path to the peer does not take is cut to it, fragmented inside, or told to its sender.
+/// A packet that exceeds the path MTU is cut smaller, fragmented, or reported to its sender.
 template <typename Encap>
 void test_path(uint32_t features) {
   constexpr size_t kPath = 1280, kMtu = kPath - kOuterBytes - kEncapBytes<Encap>;
@@ -528,7 +526,7 @@ void test_path(uint32_t features) {
     CHECK(packets.size() == (fragment ? 0 : 2) && told(host) == (fragment ? kMtu : 0));
     CHECK(host.row[k_tx_drop_too_big] == (fragment != 0) && host.row[k_tx_fragmented] == (fragment == 0));
     CHECK(host.row[k_tx_frag_needed_sent] == (fragment != 0));
-    // A sum that is left open is finished before it is in pieces.
+    // A missing checksum is completed before fragmentation.
     Packet shape;
     Bytes packet = of_size(kMtu + 100);
     read_packet(packet.data(), packet.size(), shape);
@@ -538,7 +536,7 @@ void test_path(uint32_t features) {
     CHECK(pieces.size() == (fragment ? 0 : 2));
     if (!fragment) CHECK(load<uint16_t>(&pieces[0][26]) == right);
     host.drain(host.tun[1]);
-    // A UDP superpacket is of packets, which are so told or cut one by one.
+    // The segments of a UDP superpacket are reported or fragmented one by one.
     VirtioHeader in_segments = open_sum(shape);
     in_segments.gso_type = kGsoUdp;
     in_segments.gso_size = 1300;
@@ -560,11 +558,10 @@ void test_path(uint32_t features) {
   clock_ms += PathMtu::kAskEveryMs;
   host.to_tun({}, build(f));
   CHECK(!host.egress->pump().failure);
-  CHECK(host.drain(host.other).size() == 1);  // by loopback
+  CHECK(host.drain(host.other).size() == 1);  // the path is loopback
 }
 
-/// A limit of the peer's record counts beside what the kernel knows of the path; an echo request of the host's own
-/// passes it.
+/// The limit in a peer's record counts in addition to the path MTU. An echo request of this host is exempt.
 template <typename Encap>
 void test_limit(uint32_t features) {
   constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kLimit = 1200;
@@ -632,12 +629,12 @@ void test_limit(uint32_t features) {
   }
 }
 
-/// Of fragmentation needed every sender hears, whatever else others are told of, and others of the same.
+/// Every sender gets "fragmentation needed", regardless of other errors and of other senders.
 template <typename Encap>
 void test_told_of_size() {
   Host<Encap> host(kAllFeatures);
   Bytes r = host.peer_record();
-  store_be16(&r[6], 1000);  // no longer packet reaches the peer
+  store_be16(&r[6], 1000);  // the longest packet that reaches the peer
   host.peers.set(r);
   Fields nowhere, late, long_one;
   nowhere.tcp = late.tcp = long_one.tcp = false;
@@ -656,7 +653,7 @@ void test_told_of_size() {
     host.drain(host.tun[1]);
     if (ms % 200 != 0) continue;
     asked++;
-    // What it earned itself for other reasons is counted apart.
+    // Other kinds of errors count separately.
     nowhere.source = long_one.source = 0x0a050102;
     for (int i = 0; i < 60; i++) host.to_tun({}, build(nowhere));
     CHECK(!host.egress->pump().failure);
@@ -672,10 +669,10 @@ void test_told_of_size() {
   CHECK(host.row[k_tx_unreachable_sent] > 0 && host.row[k_tx_time_exceeded_sent] > 0);
 }
 
-/// What is in no datagram is told to its sender, cut, or dropped: with all that stands before it, and one byte more.
+/// A packet at the maximum datagram size, and one byte more, is reported, cut, or dropped.
 template <typename Encap>
 void test_longest() {
-  // As much as a datagram of IPv4 holds; over IPv6 as loopback's 65536 bytes do, behind the headers of IP and UDP.
+  // The maximum is what a datagram over IPv4 holds, or over IPv6 what loopback's MTU of 65536 bytes allows.
   const size_t kMost = (is_over_ipv6 ? 65536 - 48 : 65507) - kEncapBytes<Encap>;
   const auto datagrams = [](Host<Encap>& host, const Bytes& packet) {
     host.to_tun({}, packet);
@@ -712,8 +709,8 @@ void test_longest() {
   context.clear();
 }
 
-/// Of a path whose MTU is known connections begin with segments that fit it, from either side by one rule; of one that
-/// takes next to nothing with what the device takes.
+/// TCP connections begin with an MSS that fits the path MTU, in both directions. If the path MTU is implausible, the
+/// device's MTU counts.
 template <typename Encap>
 void test_clamp() {
   constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kClamp = 1400, kLeast = 256;
@@ -754,14 +751,14 @@ void test_clamp() {
   context.clear();
 }
 
-/// IPv6, where its rules are others than those of IPv4.
+/// The rules that are specific to IPv6.
 template <typename Encap>
 void test_ipv6(uint32_t features) {
   constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kIp = 40;
   constexpr uint32_t kTunAddress = 0x0a050100, kNobody = 0x0a050901;
   Fields f;
   f.v6 = true;
-  /// What is sent where the path to the peer is known to take packets of `most` bytes.
+  /// Returns the datagrams for a path that accepts packets of `most` bytes.
   const auto sent = [](Host<Encap>& host, size_t most, const VirtioHeader& virtio, const Bytes& packet) {
     if (most > 0) {
       PeerTables::Reader reader = host.peers.reader(1);
@@ -777,7 +774,7 @@ void test_ipv6(uint32_t features) {
     for (const Bytes& each : packets) CHECK(is_whole(each) && each[7] == 60 - Encap::kRoutes);
     return packets;
   };
-  /// The one error that was written: its type, and the MTU that it says; of its own accord, by the rules.
+  /// Returns the type and the MTU of the only ICMP error, after validating it.
   const auto told = [&f](Host<Encap>& host) {
     const auto writes = host.drain(host.tun[1]);
     if (writes.size() != 1) return std::pair<int, size_t>{-1, writes.size()};
@@ -828,7 +825,7 @@ void test_ipv6(uint32_t features) {
     store_be16(&packet[4], static_cast<uint16_t>(packet.size() - kIp));
     VirtioHeader virtio = in_segments;
     virtio.csum_start = kIp + kExtensionBytes;
-    // What the headers leave of the path; as much as each link takes where that would be little, or nothing.
+    // The packet size that the headers leave of the path MTU, or the IPv6 minimum if that would be too small.
     for (const size_t most : {size_t{1400}, size_t{1100}, kHeaders + 1, kHeaders, size_t{540}}) {
       PeerTables::Reader reader = host->peers.reader(1);
       uint8_t peer[16] = {0xfd};
@@ -907,7 +904,7 @@ void test_ipv6(uint32_t features) {
   context = before;
 }
 
-/// A question of the path goes alone, though what comes before and after it is of its size and for the same peer.
+/// A path probe is sent alone, even between packets of the same size to the same peer.
 template <typename Encap>
 void test_question_alone(uint32_t features) {
   Host<Encap> host(features);
@@ -926,7 +923,7 @@ void test_question_alone(uint32_t features) {
   CHECK(host.row[k_tx_messages] == (features & kUdpGso ? 3 : 7));
 }
 
-/// What a table was used for by the walk that has ended keeps none that was replaced: one is as large as a network.
+/// After a walk has ended, no replaced table is kept, because a table may be as large as the network.
 template <typename Encap>
 void test_table_goes() {
 #if defined(__SANITIZE_ADDRESS__)
@@ -950,12 +947,12 @@ void test_table_goes() {
 #endif
 }
 
-/// What a router says of congestion to the outer header the packet hears, where its sender would; and what a packet
-/// says stands outside, where the encapsulation copies it. By the kernel's own sockets.
+/// A router's mark on the outer header reaches the packet if its sender supports ECN, and the packet's mark is copied
+/// to the outer header if the encapsulation does that. Uses real sockets.
 template <typename Encap>
 void test_congestion(uint32_t features, bool copies_ecn, const std::function<Bytes(const Bytes&)>& frame,
                      const OwnEnd& own = {}) {
-  if (is_over_ipv6 && !do_controls_pass) return;  // the mark is a number there, by IPv4 a byte
+  if (is_over_ipv6 && !do_controls_pass) return;  // the mark is an int for IPv6, a byte for IPv4
   constexpr uint8_t kDscp = 0xb8;
   for (const bool v6 : {false, true}) {
     for (uint8_t inner = 0; inner < 4; inner++) {
@@ -965,7 +962,7 @@ void test_congestion(uint32_t features, bool copies_ecn, const std::function<Byt
         Fields f = inward();
         f.v6 = v6;
         f.tos = kDscp | inner;
-        // The DSCP of the outer header is none of the packet's.
+        // The packet's DSCP is not copied to the outer header.
         mark_sent(host.other, 0x40 | outer);
         for (int i = 0; i < 2; i++, f.sequence += 100) host.from_peer(frame(build(f)));
         const Pump pump = host.ingress->pump();
@@ -1017,7 +1014,7 @@ void test_congestion(uint32_t features, bool copies_ecn, const std::function<Byt
     const cmsghdr* control = CMSG_FIRSTHDR(&message);
     CHECK(control && control->cmsg_level == level && control->cmsg_type == (is_over_ipv6 ? IPV6_TCLASS : IP_TOS));
     if (!control) continue;
-    // Of IPv4 a byte, of IPv6 a number.
+    // A byte for IPv4, an int for IPv6.
     const int mark = is_over_ipv6 ? load<int>(CMSG_DATA(control)) : *CMSG_DATA(control);
     CHECK(mark == (copies_ecn ? ecn : 0));
     CHECK((bytes[Encap::kHeaderBytes + 1] & 3) == ecn);
@@ -1025,7 +1022,7 @@ void test_congestion(uint32_t features, bool copies_ecn, const std::function<Byt
   context.clear();
 }
 
-/// Of datagrams that the kernel joined the mark is that of each.
+/// The mark applies to each datagram that the kernel joined.
 void test_congestion_joined() {
   Host<FlannelUdp> host(kAllFeatures & ~kCoalesceTcp);
   const int on = 1, size = 140;
@@ -1040,7 +1037,7 @@ void test_congestion_joined() {
     run.insert(run.end(), packet.begin(), packet.end());
   }
   host.from_peer(run);
-  CHECK(host.ingress->pump().items == 1);  // or nothing was joined
+  CHECK(host.ingress->pump().items == 1);  // otherwise nothing was joined
   const auto writes = host.drain(host.tun[1]);
   CHECK(writes.size() == 5);
   for (const Bytes& write : writes) {
@@ -1049,7 +1046,7 @@ void test_congestion_joined() {
   }
 }
 
-/// A turn says what went on and what did not: of it threads decide how they wait.
+/// A turn reports how many packets were forwarded and refused, which decides how threads wait.
 template <typename Encap>
 void test_turns() {
   Host<Encap> host(kAllFeatures);
@@ -1084,7 +1081,7 @@ void test_turns() {
   outward_turn({0, 2});
 }
 
-/// Answers to others, which a raw socket hears too, keep nobody who looks for his own.
+/// Replies to other programs, which a raw socket also receives, do not hold up the reader.
 void test_echoes() {
   int pair[2];
   CHECK(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, pair) == 0);
@@ -1108,7 +1105,7 @@ void test_echoes() {
   close(pair[1]);
 }
 
-/// Nobody is told of what is not from one host of this side to one host.
+/// No ICMP error is sent about packets that are not from one host of this side to one host.
 template <typename Encap>
 void test_not_answered() {
   constexpr uint32_t kOurs = 0x0a050102, kNobodys = 0x0a050901;
@@ -1143,7 +1140,7 @@ void test_not_answered() {
   }
 }
 
-/// A stream, joined; a datagram that the encapsulation refuses; one that is no packet.
+/// A joined stream; a datagram that the encapsulation refuses; an invalid packet.
 template <typename Encap>
 void test_in(uint32_t features) {
   Host<Encap> host(features);
@@ -1167,7 +1164,7 @@ void test_in(uint32_t features) {
   CHECK(!writes.empty() && writes[0].size() > header + 8 && writes[0][header + 8] == f.ttl - 1);
 }
 
-/// What a peer sends is counted as its own however much is asked of it; what is nobody's, or not let in, is not.
+/// A peer's traffic is counted for it. Unknown and refused packets are not.
 template <typename Encap>
 void test_traffic() {
   for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
@@ -1181,27 +1178,27 @@ void test_traffic() {
       if (source >> 8 == 0x0a0502) bytes += packet.size();
       host.from_peer(outer<Encap>(packet));
     }
-    CHECK(host.of_peer().heard_ms == 0);
+    CHECK(host.of_peer().last_received_ms == 0);
     CHECK(!host.ingress->pump().failure);
     const Traffic traffic = host.of_peer();
     CHECK(host.row[k_rx_packets] == (verify == VerifySource::kOff ? 6u : 5u));
     CHECK(traffic.rx_packets == 3 && traffic.rx_bytes == bytes && traffic.tx_packets == 0);
-    CHECK(traffic.heard_ms == static_cast<uint64_t>(clock_ms));
+    CHECK(traffic.last_received_ms == static_cast<uint64_t>(clock_ms));
     clock_ms += 1'000;
     CHECK(!host.ingress->pump().failure);
-    CHECK(host.of_peer().heard_ms == static_cast<uint64_t>(clock_ms - 1'000));
+    CHECK(host.of_peer().last_received_ms == static_cast<uint64_t>(clock_ms - 1'000));
   }
 }
 
-/// A damaged header ends here, in the middle of a stream that is joined too; later fragments are let in by who sends
-/// them, as all is.
+/// A packet with a damaged header is dropped, also within a joined stream. Later fragments are filtered like other
+/// packets.
 template <typename Encap>
 void test_malformed(uint32_t features) {
   Host<Encap> host(features);
   Fields f = inward();
   for (int i = 0; i < 5; i++, f.sequence += 100, f.id++) {
     Bytes packet = build(f);
-    if (i == 2) packet[5] ^= 1;  // the identification, which joining with DF does not look at
+    if (i == 2) packet[5] ^= 1;  // the identification, which joining ignores with DF
     host.from_peer(outer<Encap>(packet));
   }
   f.fragment = 0x0020;
@@ -1224,19 +1221,19 @@ void test_malformed(uint32_t features) {
   }
 }
 
-/// What has no TTL left is answered to the peer whose packet it was, in its encapsulation, wherever it came from;
-/// nobody is answered for a packet that is no peer's, nor too often.
+/// An expired TTL is reported to the peer that owns the source, at its endpoint, whatever the datagram's source.
+/// Packets that belong to no peer cause no error, and errors are limited.
 template <typename Encap>
 void test_time_exceeded() {
   Host<Encap> host(kAllFeatures);
   Fields f = inward();
   f.tcp = false;
   f.ttl = 1;
-  const int stranger = socket_at(loopback_address());  // the peer, by another port
+  const int unknown_sender = socket_at(loopback_address());  // the peer's address with another port
   const auto send = [&](size_t packets) {
     const Bytes datagram = outer<Encap>(build(f));
     for (size_t i = 0; i < packets; i++) {
-      host.from(stranger, datagram);
+      host.from(unknown_sender, datagram);
       CHECK(!host.ingress->pump().failure);
     }
   };
@@ -1245,26 +1242,26 @@ void test_time_exceeded() {
   CHECK(host.row[k_rx_time_exceeded_sent] == 1);
   const auto answers = host.drain(host.other);
   CHECK(answers.size() == 1);
-  CHECK(host.drain(stranger).empty());
+  CHECK(host.drain(unknown_sender).empty());
   if (answers.empty()) return;
   const Bytes error = inner<Encap>(answers[0]);
   CHECK(error.size() == 28 + build(f).size() && error[20] == kTimeExceeded.ipv4.type &&
         load_be32(&error[16]) == f.source);
 
-  f.source = 0xc0000209;  // of no peer's subnet: a host's
+  f.source = 0xc0000209;  // a host outside all subnets
   send(1);
   CHECK(host.row[k_rx_drop_ttl] == 2);
   CHECK(host.row[k_rx_time_exceeded_sent] == 1);
-  CHECK(host.drain(host.other).empty() && host.drain(stranger).empty());
+  CHECK(host.drain(host.other).empty() && host.drain(unknown_sender).empty());
 
   f.source = 0x0a050207;
   send(100);
   CHECK(host.row[k_rx_drop_ttl] == 102);
   CHECK(host.row[k_rx_time_exceeded_sent] == 50);
-  close(stranger);
+  close(unknown_sender);
 }
 
-/// Each row twice, for IPv4 and for IPv6, but for what is odd about an address of IPv4 alone.
+/// Each row is tested for IPv4 and IPv6, except rows about special IPv4 addresses.
 template <typename Row, size_t kCount>
 std::vector<std::pair<Row, bool>> in_both_families(const Row (&rows)[kCount]) {
   std::vector<std::pair<Row, bool>> both;
@@ -1275,7 +1272,7 @@ std::vector<std::pair<Row, bool>> in_both_families(const Row (&rows)[kCount]) {
   return both;
 }
 
-/// Who is let in, by how much is looked at.
+/// Which packets enter, for each value of verifySource.
 template <typename Encap>
 void test_filter() {
   constexpr uint32_t kPeers = 0x0a050207, kOurs = 0x0a050102, kHosts = 0xc0000209, kNobodys = 0x0a050907;
@@ -1297,7 +1294,7 @@ void test_filter() {
       {"a host that is no node", false, kHosts, kOurs, kUnknown, kUnknown},
       {"our own subnet, by a peer", true, kOurs, kOurs, kSpoofed, kSpoofed},
       {"our own TUN, by a peer", true, 0x0a050100, kOurs, kSpoofed, kSpoofed},
-      {"our own subnet, by a stranger", false, kOurs, kOurs, kSpoofed, kSpoofed},
+      {"our own subnet, by an unknown sender", false, kOurs, kOurs, kSpoofed, kSpoofed},
       {"from loopback", true, 0x7f000001, kOurs, kSpoofed, kSpoofed},
       {"from multicast", true, 0xe0000001, kOurs, kSpoofed, kSpoofed},
       {"from broadcast", true, 0xffffffff, kOurs, kSpoofed, kSpoofed},
@@ -1321,7 +1318,7 @@ void test_filter() {
                                            {VerifySource::kOff, k_rx_packets}}) {
       Host<Encap> host(kAllFeatures, {}, verify);
       host.set_peers(host.peer_record(v6 ? 6 : 4));
-      // Before and after it what is let in: it is no other packet's worth.
+      // An accepted packet before and after it must not change the result.
       Fields as_ever = inward();
       as_ever.v6 = v6;
       const Bytes good = outer<Encap>(build(as_ever));
@@ -1332,12 +1329,12 @@ void test_filter() {
       CHECK(host.row[k_rx_packets] == (expected == kIn ? 3 : 2));
       for (const Counter counter : {kUnknown, kSpoofed, kNotOurs}) CHECK(host.row[counter] == (counter == expected));
       size_t named = 0;
-      host.strangers.take([&](const Stranger& stranger) {
+      host.unknown_senders.take([&](const UnknownSender& unknown_sender) {
         named++;
-        CHECK(stranger.reason == expected);
-        CHECK(stranger.from == (row.by_peer ? loopback_address() : stranger_address()));
+        CHECK(unknown_sender.reason == expected);
+        CHECK(unknown_sender.from == (row.by_peer ? loopback_address() : unknown_address()));
         const auto address = v6 ? ipv6 : ipv4;
-        CHECK(stranger.source == address(row.source) && stranger.destination == address(row.destination));
+        CHECK(unknown_sender.source == address(row.source) && unknown_sender.destination == address(row.destination));
       });
       CHECK(named == (expected != kIn));
     }
@@ -1370,7 +1367,7 @@ void test_filter() {
     host.from_peer(outer<Encap>(advertisement));
     CHECK(!host.ingress->pump().failure);
     CHECK(host.row[k_rx_drop_not_ours] == 1 && host.row[k_rx_packets] == 0);
-    advertisement[6] = IPPROTO_UDP;  // whatever else is from there
+    advertisement[6] = IPPROTO_UDP;  // other packets from there enter
     host.from_peer(outer<Encap>(advertisement));
     CHECK(!host.ingress->pump().failure);
     const bool is_link_local = second == 0x80 || second == 0xbf;
@@ -1387,9 +1384,9 @@ void test_filter() {
   CHECK(host.row[kUnknown] == 1);
 }
 
-/// Whether sockets tell what they dropped (Linux 4.12): qemu's emulation of a user's program writes a part of it.
+/// True if sockets report their drops (Linux 4.12). qemu's user emulation writes only part of the answer.
 bool do_sockets_tell(int socket) {
-  uint32_t memory[9] = {};  // as many as SK_MEMINFO_VARS
+  uint32_t memory[9] = {};  // SK_MEMINFO_VARS values
   socklen_t size = sizeof memory;
   if (getsockopt(socket, SOL_SOCKET, SO_MEMINFO, memory, &size) == 0 && size == sizeof memory) return true;
   fprintf(stderr, "skipped: what a socket drops: no SO_MEMINFO here\n");
@@ -1398,7 +1395,7 @@ bool do_sockets_tell(int socket) {
 
 const SocketAddress kLoopback(ipv4(INADDR_LOOPBACK), 0);
 
-/// What a socket had no room for is counted, by whichever engine has it at the time.
+/// The drops of a full socket are counted by the engine that uses it at the time.
 void test_overflow() {
   UdpSocket socket, sender;
   CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, socket));
@@ -1428,7 +1425,7 @@ void test_overflow() {
   }
 }
 
-/// A socket that is sent by alone holds next to nothing of what is sent to it.
+/// A sending socket holds next to nothing of datagrams sent to it.
 void test_sender_socket() {
   UdpSocket receiver, sender;
   CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, receiver));
@@ -1447,8 +1444,8 @@ void test_sender_socket() {
   CHECK(sender.receive_buffer_bytes < receiver.receive_buffer_bytes);
 }
 
-/// Lanes over either family: what is sent from the port of a lane's sender arrives at the lane of that number, with its
-/// mark of congestion, and what is sent from the port itself at one of them.
+/// Lanes over both families: a datagram from a lane's source port arrives at the lane with that number, with its
+/// congestion mark. A datagram from the well-known port arrives at one of the lanes.
 void test_underlay() {
   constexpr size_t kLanes = 3;
   for (const Address& own : {ipv4(INADDR_LOOPBACK), kLoopback6}) {
@@ -1464,7 +1461,7 @@ void test_underlay() {
     for (size_t lane = 0; lane < kLanes; lane++) CHECK(!open_sender(at, lane, 0, senders[lane]));
     const bool is_spread = spread_by_source(sockets[0], at, kLanes);
     if (!is_spread && errno == ENOPROTOOPT) {
-      // qemu's emulation of a user's program knows no such option.
+      // qemu's user emulation does not support this option.
       fprintf(stderr, "skipped: %s: no SO_ATTACH_REUSEPORT_CBPF here\n", context.c_str());
       continue;
     }
@@ -1506,7 +1503,7 @@ void test_underlay() {
   }
 }
 
-/// By IPv6 each lane's datagrams have a flow label of their own, all the same one (RFC 6438).
+/// Over IPv6 each lane's datagrams have one flow label, which differs between lanes (RFC 6438).
 void test_flow_labels() {
   context = "flow labels";
   constexpr size_t kLanes = 3, kDatagrams = 4;
@@ -1518,7 +1515,7 @@ void test_flow_labels() {
   }
   const int fd = receiver.fd.get(), on = 1;
   if (setsockopt(fd, IPPROTO_IPV6, kFlowInfo, &on, sizeof on) != 0) {
-    // qemu's emulation of a user's program knows no such option.
+    // qemu's user emulation does not support this option.
     fprintf(stderr, "skipped: %s: no IPV6_FLOWINFO here\n", context.c_str());
     return;
   }
@@ -1539,7 +1536,7 @@ void test_flow_labels() {
       message.msg_controllen = sizeof controls;
       CHECK(recvmsg(fd, &message, 0) == sizeof bytes);
       const cmsghdr* control = CMSG_FIRSTHDR(&message);
-      CHECK(control && control->cmsg_type == kFlowInfo);  // none is told of a label that is 0
+      CHECK(control && control->cmsg_type == kFlowInfo);  // a label of 0 is not reported
       if (!control) return;
       const uint32_t label = to_be32(load<uint32_t>(CMSG_DATA(control))) & 0xfffff;
       CHECK(label != 0 && (i == 0 || label == labels.back()));
@@ -1550,14 +1547,14 @@ void test_flow_labels() {
   CHECK(std::ranges::adjacent_find(labels) == labels.end());
 }
 
-/// Sockets at no address in particular send to each peer by its family too.
+/// Sockets that are bound to no particular address send over the peer's family too.
 void test_any_address() {
   context = "sockets at any address";
   std::vector<uint64_t> row(kCounterCount);
   Features features(0);
   TrafficRows traffic;
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   IcmpLimits icmp{1};
   UdpSocket own4, own6, peer4, peer6;
   CHECK(!open_udp(SocketAddress(ipv4(INADDR_ANY), 0), Share::kNo, 1 << 20, 0, own4));
@@ -1589,7 +1586,7 @@ void test_any_address() {
                     .tx_drops = &tx_drops,
                     .rx_drops = &rx_drops,
                     .filter = options_of(VerifySource::kStrict),
-                    .strangers = &strangers,
+                    .unknown_senders = &unknown_senders,
                     .icmp = &icmp};
     Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp({}));
     for (const uint32_t to : {0x0a050207u, 0x0a050307u}) {
@@ -1608,9 +1605,8 @@ void test_any_address() {
   context.clear();
 }
 
-/// A host and its peers, which have addresses of both families: each is sent to by the socket of its endpoint's,
-/// whatever the order; packets are let in by both, from either address; answers to who asks by the other family go back
-/// by that.
+/// A host whose peers have addresses of both families. Each peer is sent to over its endpoint's family, in any order.
+/// Packets are accepted over both families. Answers to probes go back over the family of the probe.
 void test_both_families() {
   context = "both families";
   const Address four = ipv4(INADDR_LOOPBACK), six = kLoopback6;
@@ -1619,9 +1615,9 @@ void test_both_families() {
   TrafficRows traffic;
   traffic.make_room(kSlot + 1);
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
-  Strangers strangers;
+  UnknownSenders unknown_senders;
   IcmpLimits icmp{1};
-  UdpSocket own4, own6, lane4, lane6, peer4, peer6, stranger;
+  UdpSocket own4, own6, lane4, lane6, peer4, peer6, unknown_sender;
   for (UdpSocket* each : {&own4, &lane4}) CHECK(!open_udp(SocketAddress(four, 0), Share::kNo, 1 << 20, 0, *each));
   CHECK(!open_udp(SocketAddress(four, 0), Share::kNo, 1 << 20, 0, peer4));
   const uint16_t port = bound_address(peer4.fd.get()).port();
@@ -1631,7 +1627,7 @@ void test_both_families() {
     fprintf(stderr, "skipped: %s: there is no such address or port here\n", context.c_str());
     return;
   }
-  CHECK(!open_udp(SocketAddress(ipv4(INADDR_LOOPBACK + 1), 0), Share::kNo, 1 << 20, 0, stranger));
+  CHECK(!open_udp(SocketAddress(ipv4(INADDR_LOOPBACK + 1), 0), Share::kNo, 1 << 20, 0, unknown_sender));
   int tun[2];
   CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
   const Fd inside(tun[0]), outside(tun[1]);
@@ -1667,7 +1663,7 @@ void test_both_families() {
             .tx_drops = &tx_drops,
             .rx_drops = &rx_drops,
             .filter = options_of(VerifySource::kStrict),
-            .strangers = &strangers,
+            .unknown_senders = &unknown_senders,
             .icmp = &icmp};
   Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp({}));
   Ingress<FlannelUdp> by4(path, peers.reader(1), FlannelUdp({}));
@@ -1689,7 +1685,7 @@ void test_both_families() {
     return sizes;
   };
   for (const UdpSocket* each : {&peer4, &peer6, &own4, &own6}) fcntl(each->fd.get(), F_SETFL, O_NONBLOCK);
-  // Runs of both in turn, within one batch.
+  // Runs over both families alternate within one batch.
   for (const size_t size : {size_t{10}, size_t{11}, size_t{12}}) {
     packet_to(0x0a050202, size);
     packet_to(0x0a050302, size + 100);
@@ -1698,7 +1694,7 @@ void test_both_families() {
   CHECK(!egress.pump().failure);
   CHECK((sizes_at(peer4) == std::vector<size_t>{10, 11, 12}));
   CHECK((sizes_at(peer6) == std::vector<size_t>{110, 210, 111, 211, 112, 212}));
-  // From the lane's own port, or from the one that peers know where one asks for that, in one batch and in turn.
+  // Datagrams leave from the lane's own port, or from the well-known port for endpoints that require it, in one batch.
   const auto ports_at = [&](const UdpSocket& socket) {
     std::vector<uint16_t> ports;
     for (;;) {
@@ -1720,7 +1716,7 @@ void test_both_families() {
                  known6 = port_of(own6);
   CHECK((ports_at(peer4) == std::vector{lane4_port, known4, lane4_port, known4}));
   CHECK((ports_at(peer6) == std::vector{known6, lane6_port, known6, lane6_port}));
-  // So are answers to who asks by the other family.
+  // Answers to probes over the other family too.
   Echo echo;
   const bool has_echo = !open_echo(four, echo);
   if (has_echo) {
@@ -1739,7 +1735,7 @@ void test_both_families() {
   CHECK(!egress.pump().failure);
   CHECK(sizes_at(peer4).empty() && (sizes_at(peer6) == std::vector<size_t>{13}));
 
-  // Let in by both, whichever the peer is sent to by; from elsewhere not.
+  // Packets are accepted over both families, but only from the peer's addresses.
   const auto comes = [&](const UdpSocket& from, const UdpSocket& to, const Bytes& bytes) {
     CHECK(send_now(from.fd.get(), bound_address(to.fd.get()), bytes));
     CHECK(!by4.pump().failure && !by6.pump().failure);
@@ -1747,14 +1743,14 @@ void test_both_families() {
   };
   const Bytes inward_packet = build(inward());
   CHECK(comes(peer4, own4, inward_packet) == 1 && comes(peer6, own6, inward_packet) == 1);
-  CHECK(comes(stranger, own4, inward_packet) == 0 && row[k_rx_drop_spoofed_source] == 1);
-  // What cannot be routed is answered by the family that the peer is sent to by, though it came by the other one.
+  CHECK(comes(unknown_sender, own4, inward_packet) == 0 && row[k_rx_drop_spoofed_source] == 1);
+  // An ICMP error goes over the family of the endpoint, even if the packet came over the other one.
   Fields last = inward();
   last.ttl = 1;
   CHECK(comes(peer4, own4, build(last)) == 0 && row[k_rx_time_exceeded_sent] == 1);
   CHECK(sizes_at(peer4).empty() && sizes_at(peer6).size() == 1);
 
-  // Answers to requests that say so go by the family that they came by; only this host's own.
+  // Echo replies of this host go over the family that the request chose.
   if (!has_echo) return;
   const auto answer = [&](uint32_t source, uint8_t outer, bool is_answer = true) {
     std::array<uint8_t, kMaxEchoBytes> bytes;
@@ -1777,7 +1773,7 @@ void test_both_families() {
 
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
 constexpr size_t kVxlanMtu = 1450;
-/// Of so much TCP payload in a superpacket, whose segments fit an MTU of 1280 (encap/vxlan.h).
+/// A TCP superpacket with this payload, whose segments fit an MTU of 1280 (encap/vxlan.h).
 constexpr size_t kSegmentsOf20000 = (20'000 + 1280 - 41) / (1280 - 40);
 
 /// VNI 0x010203.
@@ -1791,7 +1787,7 @@ OwnEnd vxlan_end() {
   return own;
 }
 
-/// A frame for us around a packet.
+/// Wraps a packet into a VXLAN frame for this host.
 Bytes vxlan_frame(const Bytes& packet, uint16_t ether_type = 0x0800) {
   Bytes frame{8, 0, 0, 0, 1, 2, 3, 0, 2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb};
   frame.push_back(static_cast<uint8_t>(ether_type >> 8));
@@ -1800,7 +1796,7 @@ Bytes vxlan_frame(const Bytes& packet, uint16_t ether_type = 0x0800) {
   return frame;
 }
 
-/// The packet as a kernel has it that leaves its sum to a device.
+/// A packet whose checksum the kernel left to a device.
 Bytes opened(Bytes packet) {
   const Packet shape = read(packet);
   const uint64_t sum = pseudo_header_sum(source_address(packet.data(), shape), 2 * address_bytes(shape), shape.protocol,
@@ -1811,18 +1807,18 @@ Bytes opened(Bytes packet) {
 
 Message message_of(Bytes& bytes, size_t joined = 0) { return {bytes.data(), bytes.size(), joined}; }
 
-/// The bytes before a packet, as RFC 7348 section 5 draws them.
+/// The VXLAN header has the layout of RFC 7348 section 5.
 void test_vxlan_out() {
   Host<Vxlan> host(kAllFeatures & ~kUdpGso, vxlan_end());
   Fields f;
-  f.ttl = 1;  // a link's, not a router's
+  f.ttl = 1;  // the tunnel is a link and does not decrement the TTL
   host.to_tun({}, build(f));
   f.payload = 3000;
   host.to_tun(tcp_in_segments_of(1000), build(f));
   CHECK(!host.egress->pump().failure);
   const auto datagrams = host.drain(host.other);
   CHECK(datagrams.size() == 4);
-  // The peer's MAC is what the host's record has.
+  // The destination MAC is that of the peer's record.
   const Bytes expected{8, 0, 0, 0, 1, 2, 3, 0, 0xde, 0xad, 1, 2, 3, 4, 2, 0, 0, 0, 0, 0xaa, 8, 0};
   for (const Bytes& datagram : datagrams) {
     CHECK(std::equal(expected.begin(), expected.end(), datagram.begin()));
@@ -1831,7 +1827,7 @@ void test_vxlan_out() {
   CHECK(host.row[k_tx_bytes] == 140 + 3 * 1040);
 }
 
-/// What is not for us, and what is no frame.
+/// Frames for other hosts, and malformed frames.
 void test_vxlan_refusals() {
   const Vxlan vxlan(vxlan_end());
   const Bytes good = vxlan_frame(build({}));
@@ -1847,17 +1843,17 @@ void test_vxlan_refusals() {
     frame[at] = byte;
     return frame;
   };
-  CHECK(!drop_of(with(0, 0x88)));                                        // a flag that is to be ignored
-  CHECK(!drop_of(with(14, 0x77)));                                       // whoever it came from
-  for (const size_t at : {1, 2, 3, 7}) CHECK(!drop_of(with(at, 0x55)));  // reserved
+  CHECK(!drop_of(with(0, 0x88)));                                        // a flag that must be ignored
+  CHECK(!drop_of(with(14, 0x77)));                                       // any source MAC
+  for (const size_t at : {1, 2, 3, 7}) CHECK(!drop_of(with(at, 0x55)));  // reserved bytes
   CHECK(drop_of(with(0, 0)) == k_rx_drop_not_ours);
   for (const size_t at : {4, 5, 6, 8, 13}) CHECK(drop_of(with(at, 0x55)) == k_rx_drop_not_ours);
-  CHECK(drop_of(vxlan_frame(Bytes(28), 0x0806)) == k_rx_drop_not_ours);  // as ARP is
+  CHECK(drop_of(vxlan_frame(Bytes(28), 0x0806)) == k_rx_drop_not_ours);  // ARP
   CHECK(drop_of(vxlan_frame(build({}), 0x86dd)) == k_rx_drop_malformed);
   for (size_t size = 0; size < good.size(); size++) {
     CHECK(drop_of(Bytes(good.begin(), good.begin() + static_cast<long>(size))) == k_rx_drop_malformed);
   }
-  const Bytes other = with(4, 0x55);  // whose it is stands in the header alone
+  const Bytes other = with(4, 0x55);  // only the header shows the VNI
   CHECK(drop_of(Bytes(other.begin(), other.begin() + 22)) == k_rx_drop_not_ours);
   CHECK(drop_of(vxlan_frame(Bytes(60, 0xff))) == k_rx_drop_malformed);
   Fields f;
@@ -1865,7 +1861,7 @@ void test_vxlan_refusals() {
   CHECK(!drop_of(vxlan_frame(build(f), 0x86dd)));
 }
 
-/// What a kernel left undone of a packet is told from its sum and its length.
+/// The work that a kernel left undone shows in the checksum and the length.
 void test_vxlan_undone() {
   const Vxlan vxlan(vxlan_end());
   const auto undone_of = [&](Bytes frame, size_t joined = 0) {
@@ -1892,16 +1888,17 @@ void test_vxlan_undone() {
     f.tcp_options = Bytes(12, 1);
     const VirtioHeader super = undone_of(vxlan_frame(opened(build(f)), type));
     CHECK(super.gso_type == (v6 ? kGsoTcp6 : kGsoTcp4) && super.gso_size == 1280 - ip - 32);
-    CHECK(undone_of(vxlan_frame(build(f), type)).gso_type == kGsoNone);  // a whole one is as large as it says
+    // a complete packet is as long as its header says
+    CHECK(undone_of(vxlan_frame(build(f), type)).gso_type == kGsoNone);
     f.flags |= kCwr;
     CHECK(undone_of(vxlan_frame(opened(build(f)), type)).gso_type == ((v6 ? kGsoTcp6 : kGsoTcp4) | kGsoEcn));
-    // What tells the segments' size looks like that of joined datagrams.
+    // The segment size is reported like the size of joined datagrams.
     f.tcp = false;
     f.payload = 12'000;
     const VirtioHeader udp = undone_of(vxlan_frame(opened(build(f)), type), 1200);
     CHECK(udp.gso_type == kGsoUdp && udp.gso_size == 1200 && udp.flags == kVirtioNeedsCsum);
     CHECK(udp.hdr_len == ip + 8 && super.hdr_len == ip + 32);
-    // Datagrams of one byte each are a superpacket too; one that is as long as its segments, or shorter, is none.
+    // Segments of one byte are a superpacket too. A packet that is not longer than its segment size is not.
     CHECK(undone_of(vxlan_frame(opened(build(f)), type), 1).gso_size == 1);
     f.payload = 1200;
     for (const size_t joined : {1200, 1201, 1220}) {
@@ -1913,8 +1910,7 @@ void test_vxlan_undone() {
   }
 }
 
-/// What looks like a sum that was left open and has none, or a header that is longer than its packet or shorter than
-/// its kind: nothing is claimed that a kernel would believe.
+/// Fields that only look like a missing checksum, and headers with wrong lengths, are not reported as undone work.
 void test_vxlan_odd() {
   const Vxlan vxlan(vxlan_end());
   const auto undone_of = [&](const Vxlan& own, const Bytes& packet) {
@@ -1944,12 +1940,12 @@ void test_vxlan_odd() {
     packet[32] = static_cast<uint8_t>(words << 4);
     CHECK(undone_of(vxlan, packet).gso_type == kGsoNone);
   }
-  // A superpacket is longer than a link here takes; what is as long as that is one segment.
+  // A superpacket is longer than the link's MTU. A packet of exactly that length is one segment.
   for (const size_t more : {0, 1}) {
     tcp.payload = kVxlanMtu - 40 + more;
     CHECK(undone_of(vxlan, opened(build(tcp))).gso_type == (more ? kGsoTcp4 : kGsoNone));
   }
-  // What has no room for a header of TCP, though a sum seems to stand where its would.
+  // Packets without room for a TCP header, although a checksum seems to be there.
   f.fragment = 0x4000;
   f.payload = 10;
   Bytes shorter = build(f);
@@ -1963,7 +1959,7 @@ void test_vxlan_odd() {
   const VirtioHeader longer = undone_of(vxlan, packet);
   CHECK(longer.flags == kVirtioNeedsCsum && longer.hdr_len <= packet.size());
 
-  // Where the headers leave a link no room at all there are no segments of it.
+  // The headers leave no room for a segment.
   OwnEnd narrow = vxlan_end();
   narrow.mtu = 72;
   tcp.payload = 1000;
@@ -1991,8 +1987,8 @@ void test_vxlan_joined() {
   CHECK(message.size == 0);
 }
 
-/// A superpacket from a kernel reaches a TUN as one where that takes it, else cut and finished; a stream whose sums are
-/// open is joined.
+/// A superpacket from another kernel is written as one if the TUN accepts that, else cut and finished. A stream without
+/// checksums is joined.
 void test_vxlan_in(uint32_t features) {
   Host<Vxlan> host(features, vxlan_end());
   const size_t header = features & kTunHeader ? sizeof(VirtioHeader) : 0;
@@ -2020,11 +2016,11 @@ void test_vxlan_in(uint32_t features) {
     if (!joins) CHECK(virtio.gso_type == kGsoNone && packet.size() <= kVxlanMtu);
   }
   CHECK(payload == 24'000);
-  // Of the single ones, those of the stream are open where the kernel may finish them.
+  // The single packets of the stream have no checksum, if the kernel may complete it.
   CHECK(unfinished == (joins ? 2u : header ? 4u : 0u));
 }
 
-/// A damaged header inside of a frame.
+/// A damaged header inside a frame.
 void test_vxlan_malformed() {
   Host<Vxlan> host(kAllFeatures, vxlan_end());
   Bytes packet = build(inward());
@@ -2040,7 +2036,7 @@ void test_vxlan_malformed() {
   CHECK(host.drain(host.tun[1]).empty());
 }
 
-/// A superpacket that the filter does not let in counts as its segments.
+/// A superpacket that the filter refuses counts as its segments.
 void test_vxlan_filter() {
   Host<Vxlan> host(kAllFeatures, vxlan_end());
   Fields f = inward();
@@ -2069,7 +2065,7 @@ void test_vxlan() {
   context.clear();
 }
 
-/// One that refuses every hundredth packet.
+/// An encapsulation that refuses every hundredth packet.
 class Keyed {
  public:
   static constexpr size_t kHeaderBytes = kMarkBytes, kTrailerBytes = kSealBytes;
@@ -2088,7 +2084,7 @@ class Keyed {
 };
 static_assert(Encapsulation<Keyed> && !HasSessions<Keyed>);
 
-/// What an encapsulation refuses is dropped by itself for its reason, as it would have gone; what is around it goes.
+/// A packet that the encapsulation refuses is dropped alone, for its own reason. The packets around it are sent.
 void test_refused_by_encapsulation(uint32_t features) {
   Host<Keyed> host(features);
   constexpr size_t kSegments = 250, kSegmentBytes = 200, kSingles = 60;
@@ -2111,7 +2107,7 @@ void test_refused_by_encapsulation(uint32_t features) {
     CHECK(is_whole(packet));
   }
   CHECK(bytes == host.row[k_tx_bytes]);
-  // One message is one run: a packet that is missing ends none.
+  // One message is one run: the missing packet does not end the run.
   if (features & kUdpGso) CHECK(host.row[k_tx_messages] == 3);
   size_t kept = 0;
   host.tx_drops.read(0, [&](const KeptDrop& drop) {
@@ -2124,11 +2120,11 @@ void test_refused_by_encapsulation(uint32_t features) {
   CHECK(kept == kRefused);
 }
 
-/// What the kernel would not take is kept without what stands around it, wherever its trailer lies.
+/// A datagram that the kernel refused is kept without its header and trailer.
 void test_dropped_with_trailer() {
   Host<Marked> host(kAllFeatures);
   const uint8_t peer[] = {10, 5, 2, 2};
-  host.peers.current().find(4, peer)->path.learn(1500, clock_ms);  // so that nobody opens a socket to ask
+  host.peers.current().find(4, peer)->path.learn(1500, clock_ms);  // so that no socket is opened to query the path MTU
   close(host.socket);
   Fields f;
   f.payload = 2 * 500;
@@ -2145,7 +2141,7 @@ void test_dropped_with_trailer() {
   host.socket = dup(host.other);
 }
 
-/// What is damaged on its way is no packet.
+/// A packet that was damaged in transit is dropped.
 void test_damaged() {
   Host<Keyed> host(kAllFeatures);
   Bytes damaged = outer<Keyed>(build(inward()));
@@ -2168,7 +2164,7 @@ OwnEnd wireguard_end(uint32_t keepalive_ms = 0) {
   return own;
 }
 
-/// The other end of a session, and the keys of both.
+/// The other end of a session, with the keys of both ends.
 class Remote {
  public:
   explicit Remote(uint32_t pair, uint32_t session = kSession)
@@ -2197,7 +2193,7 @@ class Remote {
     CHECK(sealing_->seal(counter, {&datagram[Wireguard::kHeaderBytes], packet.size()}));
     return datagram;
   }
-  /// The packet in a datagram of the host's, which has this counter.
+  /// Opens a datagram of the host with this counter.
   Bytes open(Bytes datagram, uint64_t counter) {
     CHECK(datagram.size() >= kEncapBytes<Wireguard> && load_le32(&datagram[0]) == 4);
     CHECK(load_le32(&datagram[4]) == peer_index_ && load_le64(&datagram[8]) == counter);
@@ -2220,7 +2216,7 @@ Bytes with_session(Bytes r, uint32_t session = kSession) {
   return r;
 }
 
-/// Packets wait for keys, go in order when there are some, and no more of them wait than may.
+/// Packets wait for keys up to a limit, and are sent in order.
 void test_wireguard_waits() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2245,19 +2241,19 @@ void test_wireguard_waits() {
     CHECK(remote.open(datagrams[i], i) == build(f));
   }
   CHECK(host.of_peer().tx_packets == SessionLimits::kMaxStaged && host.of_peer().tx_bytes == host.row[k_tx_bytes]);
-  // Where nothing waits, a keepalive tells the other side that there are keys.
+  // If no packets wait, a keepalive shows the peer that there are keys.
   host.sessions->set_keys(kSession, Remote(2).keys(true), clock_ms);
   host.ingress->tick();
   CHECK(Remote(2).open(host.drain(host.other).at(0), 0).empty());
 }
 
-/// A packet that found no keys, and comes to wait when there are some: what waits was looked for by then.
+/// A packet that found no keys, and starts to wait after keys arrived, is sent.
 void test_wireguard_waits_too_late() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
   Remote remote(1);
   size_t rung = 0;
-  // The lane says that it wants keys, and others are quicker than it.
+  // Keys arrive while the lane reports that it needs them.
   host.on_mail = [&] {
     if (rung++ > 0) return;
     host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
@@ -2269,13 +2265,13 @@ void test_wireguard_waits_too_late() {
   host.ingress->tick();
   const auto datagrams = host.drain(host.other);
   CHECK(datagrams.size() == 1 && remote.open(datagrams.at(0), 1) == build({}));
-  // Nobody is asked for other keys because of it.
+  // No further handshake is requested for it.
   clock_ms += SessionLimits::kRekeyTimeoutMs;
   host.ingress->tick();
   CHECK(rung == 1 && host.drain(host.other).empty() && host.row[k_tx_drop_no_session] == 0);
 }
 
-/// Of a superpacket each segment is sealed, in runs; with headers and without.
+/// Each segment of a superpacket is sealed, in runs, with and without virtio headers.
 void test_wireguard_out(uint32_t features) {
   Host<Wireguard> host(features, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2300,7 +2296,7 @@ void test_wireguard_out(uint32_t features) {
   if (features & kUdpGso) CHECK(host.row[k_tx_messages] == 2);
 }
 
-/// What comes sealed is let in once, of the peer that has the keys, and of nobody else.
+/// A sealed packet is accepted once, and only from the peer that has the keys.
 void test_wireguard_in() {
   Host<Wireguard> host(kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), wireguard_end());
   Bytes records = with_session(host.peer_record());
@@ -2339,17 +2335,17 @@ void test_wireguard_in() {
   host.from_peer(Remote(1, 8).seal(packet));
   pump();
   CHECK(host.row[k_rx_drop_no_session] == 3);
-  // JavaScript is told once of a peer that has other keys than we.
-  const auto told = host.sessions->mailbox().take(0).letters;
+  // JavaScript gets one message about a peer with unknown keys.
+  const auto told = host.sessions->mailbox().take(0).control_messages;
   CHECK(told.size() == 1 && told[0].bytes[0] == 4 && told[0].size == Wireguard::kHeaderBytes);
   CHECK(host.row[k_rx_drop_handshake] == 0);
-  // Sealed by one peer, from the subnet of the other.
+  // Sealed by one peer, with a source in the other's subnet.
   host.from_peer(of_third.seal(packet));
   host.from_peer(remote.seal(packet));
   host.from_peer(of_third.seal(packet));
   pump();
   CHECK(host.row[k_rx_drop_spoofed_source] == 2 && host.row[k_rx_packets] == 2);
-  // A keepalive is nothing for the TUN; what is sealed and no packet is dropped.
+  // A keepalive is not written to the TUN. A sealed message without a valid packet is dropped.
   host.from_peer(remote.seal({}));
   host.from_peer(remote.seal({1, 2, 3}));
   host.from_peer(Bytes(31, 4));
@@ -2358,7 +2354,7 @@ void test_wireguard_in() {
   host.from_peer(of_type_5);
   pump();
   CHECK(host.row[k_rx_drop_malformed] == 3 && host.row[k_rx_packets] == 2);
-  // A peer that proves to be elsewhere has moved; who only says so has not.
+  // A peer moves with an authenticated packet, and not without.
   Bytes forged = remote.seal(packet);
   forged.back() ^= 1;
   host.from_stranger(forged);
@@ -2367,11 +2363,11 @@ void test_wireguard_in() {
   host.from_stranger(remote.seal(packet));
   pump();
   const auto moved = host.sessions->mailbox().take(0).moved;
-  CHECK(moved.size() == 1 && moved[0].session == kSession && moved[0].to.address() == stranger_address());
+  CHECK(moved.size() == 1 && moved[0].session == kSession && moved[0].to.address() == unknown_address());
   CHECK(host.row[k_rx_packets] == 3 && host.drain(host.tun[1]).size() == 3);
 }
 
-/// A responder seals with its keys when the initiator has, and not before; what waited goes then.
+/// A responder seals with new keys only after the initiator used them; then waiting packets are sent.
 void test_wireguard_responds() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2385,7 +2381,7 @@ void test_wireguard_responds() {
   CHECK(!host.ingress->pump().failure);
   host.ingress->tick();
   CHECK(remote.open(host.drain(host.other).at(0), 0) == build({}));
-  // With the next pair it is the same, and what the one before sealed still comes in.
+  // A second rekeying works alike; packets of the previous pair still enter.
   host.sessions->set_keys(kSession, later.keys(false), clock_ms);
   host.to_tun({}, build({}));
   CHECK(!host.egress->pump().failure);
@@ -2400,13 +2396,13 @@ void test_wireguard_responds() {
   CHECK(datagrams.size() == 2 && later.open(datagrams[0], 0) == build({}) && later.open(datagrams[1], 1).empty());
 }
 
-/// A message of a handshake, of bytes that are its type.
+/// A handshake message with its type in every byte.
 Bytes handshake(uint8_t type, size_t size) {
   Bytes bytes(size, type);
   bytes[1] = bytes[2] = bytes[3] = 0;
   return bytes;
 }
-/// One that begins a handshake, by somebody who knows the host's public key. The MAC is hashlib's, of Python.
+/// An initiation from a host that knows this host's public key. The MAC comes from Python's hashlib.
 Bytes initiation() {
   constexpr uint8_t kMac[Mac::kBytes] = {0x25, 0x70, 0xdd, 0x94, 0x49, 0xd4, 0xc8, 0x08,
                                          0x21, 0xd8, 0x23, 0x6c, 0xa8, 0x2f, 0x22, 0x6f};
@@ -2421,15 +2417,15 @@ Bytes answer(uint8_t type, uint32_t index) {
   return bytes;
 }
 
-/// A peer does not roam into the network, by data, by a keepalive, nor by a handshake: what is sent to it would come
-/// out of the TUN again. It does where another peer is known to be. Only over IPv6 can this program send from any
-/// address.
+/// A peer does not roam to an address inside the network, by data, keepalive or handshake, because its datagrams would
+/// come out of the TUN again. It does if the address belongs to a known peer. Only over IPv6 can this program send from
+/// any address.
 void test_wireguard_stays_outside() {
   if (!is_over_ipv6) return;
   struct Row {
     const char* what;
     uint32_t from;
-    bool is_known;  ///< a second peer's lease says so
+    bool is_known;  ///< true if a second peer has the address
     bool moves;
   };
   constexpr Row kRows[] = {
@@ -2457,19 +2453,19 @@ void test_wireguard_stays_outside() {
       host.from(sender.get(), remote.seal(packet));
       CHECK(!host.ingress->pump().failure);
     }
-    CHECK(host.row[k_rx_packets] == 1);  // it has proved whose it is, wherever it came from
+    CHECK(host.row[k_rx_packets] == 1);  // the packet enters, because its sender is authenticated
     CHECK(host.sessions->mailbox().take(0).moved.size() == (row.moves ? 1 : 0));
     CHECK((host.sessions->of(kSession)->to() == before) == !row.moves);
     host.from(sender.get(), initiation());
     CHECK(!host.ingress->pump().failure);
-    CHECK(host.sessions->mailbox().take(64).letters.size() == (row.moves ? 1 : 0));
+    CHECK(host.sessions->mailbox().take(64).control_messages.size() == (row.moves ? 1 : 0));
     CHECK(host.row[k_rx_drop_handshake] == (row.moves ? 0 : 1));
   }
   context = "wireguard";
 }
 
-/// Keys live for three minutes of the day, and not only of those in which the host was awake; a peer that was silent
-/// meanwhile is asked for others at once.
+/// Keys live for three minutes, including the time that the host is suspended. A silent peer is then contacted
+/// immediately.
 void test_wireguard_slept() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2490,7 +2486,7 @@ void test_wireguard_slept() {
   CHECK(host.sessions->mailbox().take(0).wanted == std::vector<uint32_t>{kSession});
   host.from_peer(remote.seal(build(inward())));
   CHECK(!host.ingress->pump().failure && host.row[k_rx_drop_no_session] == 1 && host.row[k_rx_packets] == 0);
-  // After a longer sleep they are wiped at the first look.
+  // After a longer suspension they are wiped at the first check.
   CHECK(!host.sessions->of(kSession)->is_empty());
   host.sessions->of(kSession)->take_staged();
   slept_ms += SessionLimits::kWipeAfterMs;
@@ -2499,7 +2495,7 @@ void test_wireguard_slept() {
   slept_ms = 0;
 }
 
-/// A lane that found no memory for its keys once seals and opens again when there is some.
+/// A lane that once had no memory for its keys seals and opens again later.
 void test_wireguard_without_memory() {
   for (int* fails : {&contexts_that_fail, &inits_that_fail}) {
     for (const int times : {1, 5}) {
@@ -2522,7 +2518,7 @@ void test_wireguard_without_memory() {
       host.ingress->rest();
       *fails = 0;
       CHECK(both_ways() == std::pair(size_t{1}, uint64_t{2}));
-      // Also where the memory is short for a while.
+      // Memory may stay short for a while.
       clock_ms += SessionLimits::kKeepaliveMs;
       *fails = 1'000;
       host.egress->rest();
@@ -2534,16 +2530,16 @@ void test_wireguard_without_memory() {
   }
 }
 
-/// Who begins a handshake is heard if he knows whom he speaks to: once from each host, whoever else does what.
+/// Initiations from hosts that know this host's public key are passed on, one per host, whatever other hosts send.
 void test_wireguard_initiations() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
-  // A message that is not taken is refused, of which threads decide how they wait; one that is taken is no packet.
+  // A refused message counts as refused. An accepted one does not count as a packet.
   const auto pump = [&](size_t refused) {
     const Pump pump = host.ingress->pump();
     CHECK(!pump.failure && pump.carried == 0 && pump.refused == refused);
   };
-  const auto letters = [&](size_t most) { return host.sessions->mailbox().take(most).letters; };
+  const auto control_messages = [&](size_t most) { return host.sessions->mailbox().take(most).control_messages; };
   for (const size_t at : {size_t{4}, size_t{115}, size_t{116}, size_t{131}}) {
     Bytes damaged = initiation();
     damaged[at] ^= 0x80;
@@ -2551,7 +2547,7 @@ void test_wireguard_initiations() {
   }
   host.from_peer(handshake(1, 148));
   pump(5);
-  CHECK(host.row[k_rx_drop_wrong_key] == 5 && letters(9).empty());
+  CHECK(host.row[k_rx_drop_wrong_key] == 5 && control_messages(9).empty());
   Bytes with_cookie = initiation();
   with_cookie[147] ^= 1;
   for (int i = 0; i < 2; i++) {
@@ -2560,18 +2556,18 @@ void test_wireguard_initiations() {
   }
   pump(2);
   CHECK(host.row[k_rx_drop_handshake] == 2 && host.row[k_rx_drop_wrong_key] == 5);
-  const auto both = letters(9);
+  const auto both = control_messages(9);
   CHECK(both.size() == 2 && both[0].size == 148 && std::ranges::equal(both[0].bytes, with_cookie));
-  CHECK(both[0].from.address() == loopback_address() && both[1].from.address() == stranger_address());
-  // So many of others and no more are JavaScript's, and none of what is no message.
+  CHECK(both[0].from.address() == loopback_address() && both[1].from.address() == unknown_address());
+  // At most nine messages of unknown hosts are passed on, and no invalid ones.
   host.from_stranger(initiation());
-  host.from_stranger(handshake(4, 32));  // takes no place from those of handshakes
+  host.from_stranger(handshake(4, 32));  // it takes no place from handshakes
   host.from_peer(handshake(1, 147));
   pump(2);
-  CHECK(letters(0).empty() && letters(9).empty() && host.row[k_rx_drop_malformed] == 1);
+  CHECK(control_messages(0).empty() && control_messages(9).empty() && host.row[k_rx_drop_malformed] == 1);
 }
 
-/// MACs are looked at so often, and no more; who is no peer takes nothing from those who are.
+/// The number of verified MACs per second is limited. Unknown hosts take nothing from peers.
 void test_wireguard_looks() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2588,15 +2584,15 @@ void test_wireguard_looks() {
   host.from_stranger(initiation());
   host.from_peer(initiation());
   CHECK(!host.ingress->pump().failure);
-  const auto letters = host.sessions->mailbox().take(9).letters;
-  CHECK(letters.size() == 1 && letters[0].from.address() == loopback_address());
+  const auto control_messages = host.sessions->mailbox().take(9).control_messages;
+  CHECK(control_messages.size() == 1 && control_messages[0].from.address() == loopback_address());
   CHECK(host.row[k_rx_drop_handshake] == 101);
   clock_ms += 100;
   flood();
   CHECK(host.row[k_rx_drop_wrong_key] == 2 * kLooks && host.row[k_rx_drop_handshake] == 201);
 }
 
-/// Answers are heard that name what was sent last, wherever they come from; others cost nothing but a look.
+/// Answers to the last message are passed on, from any address. Others cost only a look-up.
 void test_wireguard_answers() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2606,13 +2602,13 @@ void test_wireguard_answers() {
     store_le32(&message[4], index(pair));
     Wireguard::sends(*host.sessions, message);
   };
-  /// The types of those that are heard.
+  /// The types of the messages that were passed on.
   const auto heard = [&](std::initializer_list<Bytes> answers) {
     for (const Bytes& each : answers) host.from_stranger(each);
     CHECK(!host.ingress->pump().failure);
     std::string types;
-    for (const auto& letter : host.sessions->mailbox().take(0).letters)
-      types += static_cast<char>('0' + letter.bytes[0]);
+    for (const auto& message : host.sessions->mailbox().take(0).control_messages)
+      types += static_cast<char>('0' + message.bytes[0]);
     return types;
   };
   CHECK(heard({answer(2, index(1)), answer(3, index(1)), answer(2, 0), answer(3, 0)}).empty());
@@ -2622,12 +2618,12 @@ void test_wireguard_answers() {
   CHECK(heard({answer(2, index(1)), answer(3, index(1))}) == "23");
   CHECK(heard({answer(2, index(1)), answer(2, index(1)), answer(3, index(1))}) == "23");
   CHECK(host.row[k_rx_drop_handshake] == 8);
-  sends(2, 2);  // an answer of ours: a cookie is for what was sent last, a response for the initiation
+  sends(2, 2);  // A response of this host: it may get a cookie. A response answers an initiation.
   CHECK(heard({answer(2, index(1)), answer(2, index(2)), answer(3, index(1)), answer(3, index(2))}) == "23");
   sends(1, 3);
   CHECK(heard({answer(2, index(1)), answer(3, index(2))}).empty());
   CHECK(heard({answer(2, index(3)), answer(3, index(3))}) == "23");
-  // Once it has led to keys a response is expected no more.
+  // After the handshake no response is expected.
   host.sessions->set_keys(kSession, {.is_initiator = true, .own_index = index(3), .send = {}, .receive = {}}, clock_ms);
   CHECK(heard({answer(2, index(3)), answer(3, index(3))}) == "3");
   sends(1, 4);
@@ -2641,10 +2637,10 @@ void test_wireguard_answers() {
   CHECK(host.row[k_rx_drop_wrong_key] == 0 && host.row[k_rx_drop_malformed] == 0);
 }
 
-/// Bytes of a key that stand nowhere as a whole but where the host has them.
+/// Key bytes that are contiguous only in the host's copies.
 uint8_t byte_of_key(size_t at) { return static_cast<uint8_t>((at * 37 + 11) ^ (at * at >> 1)); }
 
-/// How often that key is in the memory of this process.
+/// Counts the copies of that key in this process's memory.
 size_t copies_of_key() {
   std::ifstream maps("/proc/self/maps");
   const Fd memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
@@ -2654,7 +2650,7 @@ size_t copies_of_key() {
     uintptr_t from, to;
     char rights[5];
     if (std::sscanf(line.c_str(), "%lx-%lx %4s", &from, &to, rights) != 3 || rights[1] != 'w') continue;
-    if (to - from > size_t{1} << 30) continue;  // a sanitizer's own
+    if (to - from > size_t{1} << 30) continue;  // a sanitizer's own memory
     for (uintptr_t at = from; at < to; at += bytes.size() - Key::kBytes + 1) {
       const ssize_t got =
           pread(memory.get(), bytes.data(), std::min<size_t>(bytes.size(), to - at), static_cast<off_t>(at));
@@ -2665,7 +2661,7 @@ size_t copies_of_key() {
         if (!found) break;
         size_t same = 0;
         while (same < Key::kBytes && found[same] == byte_of_key(same)) same++;
-        // What is read is memory too.
+        // The buffer for reading is memory too.
         const uintptr_t where = at + static_cast<uintptr_t>(found - bytes.data());
         copies += same == Key::kBytes && where - reinterpret_cast<uintptr_t>(bytes.data()) >= bytes.size();
       }
@@ -2675,7 +2671,7 @@ size_t copies_of_key() {
   return copies;
 }
 
-/// A key that the session wiped is soon in no lane any more, in either direction; one in use stays.
+/// A key that the session wiped is soon wiped in all lanes, in both directions. A key in use stays.
 void test_wireguard_wipes() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2692,12 +2688,12 @@ void test_wireguard_wipes() {
   const auto use = [&] {
     host.to_tun({}, build({}));
     CHECK(!host.egress->pump().failure);
-    host.from_peer(remote.seal({}));  // which names the key, and is sealed by another
+    host.from_peer(remote.seal({}));  // names the key, but is sealed with another one
     CHECK(!host.ingress->pump().failure);
     host.ingress->tick();
     return host.drain(host.other).size();
   };
-  /// As a loop does.
+  /// as a loop does
   const auto rest = [&](int64_t ms) {
     clock_ms += ms;
     if (!host.ingress->tick()) return;
@@ -2710,18 +2706,18 @@ void test_wireguard_wipes() {
   rest(SessionLimits::kKeepaliveMs - 1);
   CHECK(copies_of_key() == all);
   rest(SessionLimits::kKeepaliveMs);
-  CHECK(copies_of_key() == 2);  // the session's own
+  CHECK(copies_of_key() == 2);  // the session's own copies
   CHECK(use() == 1 && host.row[k_tx_drop_no_session] == 0);
   host.sessions->forget(kSession);
   CHECK(copies_of_key() > 0);
-  // Packets that are of no key, either way, keep none.
+  // Datagrams with unknown keys do not keep keys in lanes.
   clock_ms += SessionLimits::kKeepaliveMs - 1;
   CHECK(use() == 0);
   rest(Wireguard::kTickMs);
   CHECK(copies_of_key() == 0);
 }
 
-/// Keys that get old are renewed although nothing but keepalives passes: those ask as data does.
+/// Keys are renewed even if only keepalives are sent, because keepalives request handshakes like data.
 void test_wireguard_kept_awake() {
   constexpr int64_t kEveryMs = 25'000;
   Host<Wireguard> host(kAllFeatures, wireguard_end(kEveryMs));
@@ -2738,14 +2734,14 @@ void test_wireguard_kept_awake() {
     asked += now;
   }
   CHECK(asked > 1);
-  // Nothing goes out where there are no keys any more, and that is said too.
+  // Without keys nothing is sent, and a handshake is requested.
   host.sessions->forget(kSession);
   host.sessions->make_ready(kSession);
   host.ingress->tick();
   CHECK(host.drain(host.other).empty() && host.sessions->mailbox().take(0).wanted.size() == 1);
 }
 
-/// What waits has a limit of bytes for all sessions together, and room again once it went or was given up.
+/// All waiting packets share a memory limit, which they return when they are sent or dropped.
 void test_wireguard_waits_in_all() {
   constexpr uint32_t kPeers = 4;
   constexpr size_t kPacketBytes = 60'000;

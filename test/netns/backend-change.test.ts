@@ -1,41 +1,57 @@
-// backend-change.test.ts - the backend of a cluster is changed, from each to each: afterwards no packet goes by the way of the old one, and
-// with wireguard none is readable on the cable.
+// backend-change.test.ts - changes the backend of a cluster from each one to each other one. Afterwards no packet uses the old backend, and
+// with wireguard no packet is readable on the underlay.
 
 import { writeFileSync, mkdirSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { ended } from '../../lab/command.ts'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
-import { createLab, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { createLab, networkOf, whyNoVxlan, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { parseAddress, type Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf, weft } from '../support/hosts.ts'
 import type { KubeApi } from '../support/kube-admin.ts'
-import { openKubeGate, type KubeGate } from '../support/kube-gate.ts'
+import { openKubeRelay, type KubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
 const lack = needs(HOSTS, ...ETCD, 'openssl', 'ping', 'tcpdump')
 
 const NETWORK = '10.5.0.0/16'
-/** As long as ping's pattern can be. */
+/** The maximum length of ping's pattern. */
 const TEXT = 'nobody reads it.'
 const PATTERN = Buffer.from(TEXT).toString('hex')
 const PINGS = 5
 
-/** The backends that this machine can run: what each makes on a host, and how its packets are known on the cable. */
+/** The devices of a backend that has one for each family. */
+const VXLAN = { ipv4: ['flannel.1'], ipv6: ['flannel-v6.1'] } as const
+const ONE = { ipv4: ['flannel0'], ipv6: ['flannel0'] } as const
+/** The backends that this machine can run: the devices that each creates, and how its packets look on the underlay. */
 const BACKENDS = {
-  udp: { options: { Type: 'udp' }, devices: ['flannel0'], ports: [8285] },
-  'vxlan by the kernel': { options: { Type: 'vxlan', DataPath: 'kernel' }, devices: ['flannel.1'], ports: [8472] },
-  'vxlan by weftd': { options: { Type: 'vxlan', DataPath: 'userspace' }, devices: ['flannel.1'], ports: [8472] },
-  'host-gw': { options: { Type: 'host-gw' }, devices: [], ports: [] },
-  wireguard: { options: { Type: 'wireguard', DataPath: 'userspace' }, devices: ['flannel-wg'], ports: [51_820] },
+  udp: { options: { Type: 'udp' }, devices: ONE, ports: { ipv4: [8285], ipv6: [8285] } },
+  'vxlan by the kernel': {
+    options: { Type: 'vxlan', DataPath: 'kernel' },
+    devices: VXLAN,
+    ports: { ipv4: [8472], ipv6: [8472] },
+  },
+  'vxlan by weftd': {
+    options: { Type: 'vxlan', DataPath: 'userspace' },
+    devices: VXLAN,
+    ports: { ipv4: [8472], ipv6: [8472] },
+  },
+  'host-gw': { options: { Type: 'host-gw' }, devices: { ipv4: [], ipv6: [] }, ports: { ipv4: [0], ipv6: [0] } },
+  wireguard: {
+    options: { Type: 'wireguard', DataPath: 'userspace' },
+    devices: { ipv4: ['flannel-wg'], ipv6: ['flannel-wg-v6'] },
+    ports: { ipv4: [51_820], ipv6: [51_821] },
+  },
 } as const
 type Name = keyof typeof BACKENDS
-/** Lanes of WireGuard's, beside the port that it listens on. */
+/** The source ports of WireGuard's lanes, in addition to its listening port. */
 const LANES = { first: 52_060, last: 52_067 }
 
-/** Each ordered pair once, as one walk over all of them (Hierholzer's algorithm): each change begins where the one before has ended. */
+/** Returns a path that uses each ordered pair once (Hierholzer's algorithm), so each change starts from the result of the previous one. */
 function walkOver(names: readonly Name[]): Name[] {
   const left = new Map(names.map((name) => [name, names.filter((other) => other !== name)]))
   const [stack, walk]: [Name[], Name[]] = [[names[0]!], []]
@@ -47,32 +63,44 @@ function walkOver(names: readonly Name[]): Name[] {
   return walk.toReversed()
 }
 
+/** The families of the network now. */
+let families: readonly Family[] = ['ipv4']
 let lab: Lab
+const labsMade: Lab[] = []
 let etcd: Etcd | undefined
 let api: KubeApi | undefined
-let gate: KubeGate | undefined
+let relay: KubeRelay | undefined
 let hosts: readonly [Host, Host]
 let pods: readonly [Pod, Pod] | undefined
 const running = new Map<Host, Daemon>()
 
-beforeAll(async () => {
-  if (lack !== undefined) return
-  lab = await createLab({ hosts: 2 })
+async function begin(of: readonly Family[]): Promise<void> {
+  families = of
+  labsMade.push((lab = await createLab({ hosts: 2, families: of })))
   hosts = lab.hosts as unknown as [Host, Host]
+  pods = undefined
+}
+beforeAll(async () => {
+  if (lack === undefined) await begin(['ipv4'])
 })
 afterAll(async () => {
-  await lab?.close()
-  await gate?.close()
+  for (const each of labsMade) await each.close()
+  await relay?.close()
   await api?.close()
   await etcd?.close()
 })
 
-/** The keeper of the leases. */
+/** A store of leases. */
 interface Bed {
   readonly configure: (backend: object) => Promise<unknown> | void
   readonly args: (host: Host) => readonly string[]
 }
-const configOf = (backend: object): string => JSON.stringify({ Network: NETWORK, Backend: backend })
+const configOf = (backend: object): string =>
+  JSON.stringify({
+    ...(families.includes('ipv4') ? { Network: NETWORK } : { EnableIPv4: false }),
+    ...(families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}),
+    Backend: backend,
+  })
 
 const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
   async 'a directory'() {
@@ -92,8 +120,8 @@ const BEDS: Readonly<Record<string, () => Promise<Bed>>> = {
   },
   async 'nodes of Kubernetes'() {
     api = await startKubeServer()
-    gate = await openKubeGate(lab, api)
-    const { kubeconfig } = gate
+    relay = await openKubeRelay(lab, api)
+    const { kubeconfig } = relay
     for (const host of hosts) await api.admin.addNode(host.name, subnetOf(host))
     const file = join(lab.folder, 'net-conf.json')
     return {
@@ -115,7 +143,7 @@ async function stopAll(): Promise<void> {
   running.clear()
 }
 
-/** How a daemon with the new backend comes in the place of the one that runs. */
+/** Ways to replace the running daemon by one with the new backend. */
 const WAYS = {
   'is restarted': async (host: Host, bed: Bed) => {
     await running.get(host)!.stop()
@@ -128,25 +156,25 @@ const WAYS = {
   },
 } as const
 
-/** Packets on the cable of a host, of one kind each. */
-interface Heard {
-  /** Readable packets, whatever is around them. */
+/** The packets on a host's link, by kind. */
+interface Captured {
+  /** Packets whose inner content is readable, with any encapsulation. */
   readonly readable: number
-  /** By destination port of UDP; 0 stands for packets without a tunnel. */
+  /** The UDP destination ports; 0 stands for packets without a tunnel. */
   readonly ports: ReadonlySet<number>
 }
 
-/** What is heard on the cable of the first host while its container pings the other's. */
-async function listenWhilePinging(isAnswered: boolean): Promise<Heard> {
-  const [from, to] = pods!
-  const tap = hosts[0].spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', 'ip'])
+/** Captures on the first host's link while its container pings the other host's container. */
+async function listenWhilePinging(isAnswered: boolean, family: Family): Promise<Captured> {
+  const [from, to] = pods!.map((pod) => addressOf(pod, family)) as [string, string]
+  const tap = hosts[0].spawn(['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-s', '0', '-w', '-', 'ip or ip6'])
   const parts: Buffer[] = []
   tap.stdout!.on('data', (part: Buffer) => parts.push(part))
   await new Promise<void>((resolve) =>
     tap.stderr!.on('data', (text: Buffer) => text.includes('listening on') && resolve()),
   )
   const ping = ['ping', '-n', '-c', String(PINGS), '-i', '0.02', '-W', '0.3', '-s', '200', '-p', PATTERN]
-  const { code } = await from.run([...ping, to.address])
+  const { code } = await pods![0].run([...ping, to])
   if (isAnswered) expect(code).toBe(0)
   tap.kill('SIGINT')
   await ended(tap)
@@ -154,15 +182,15 @@ async function listenWhilePinging(isAnswered: boolean): Promise<Heard> {
   const macs = await Promise.all(hosts.map(macOf))
   return {
     readable: packets.filter((packet) => packet.includes(TEXT)).length,
-    ports: new Set(packets.flatMap((packet) => portOf(packet, from.address, to.address, macs))),
+    ports: new Set(packets.flatMap((packet) => portOf(packet, from, to, macs))),
   }
 }
 
-/** The address of a host's link, in hexadecimal digits. */
+/** Returns the MAC address of a host's link in hexadecimal digits. */
 const macOf = async (host: Host): Promise<string> =>
   (await host.output(['cat', '/sys/class/net/eth0/address'])).trim().replaceAll(':', '')
 
-/** The packets of a capture (pcap, as tcpdump writes it on this machine), with their Ethernet headers. */
+/** Splits a capture (pcap, as tcpdump writes it on this machine) into packets with their Ethernet headers. */
 function packetsOf(pcap: Buffer): Buffer[] {
   const packets: Buffer[] = []
   for (let at = 24; at + 16 <= pcap.length;) {
@@ -174,80 +202,120 @@ function packetsOf(pcap: Buffer): Buffer[] {
 }
 
 /**
- * The port of a datagram of some tunnel; 0 for a packet of the two containers that goes to one of these hosts without a tunnel. One for
- * which there is no way any more goes to the default gateway.
+ * Returns the port of a tunnel's datagram, or 0 for a packet between the containers that goes directly to one of these hosts. A packet
+ * without a route goes to the default gateway instead.
  */
 function portOf(frame: Buffer, from: string, to: string, macs: readonly string[]): readonly number[] {
   const packet = frame.subarray(14)
-  const address = (at: number): string => [...packet.subarray(at, at + 4)].join('.')
-  if ([address(12), address(16)].toSorted().join() === [from, to].toSorted().join())
+  const isIpv6 = packet[0]! >> 4 === 6
+  const [at, length] = isIpv6 ? [8, 16] : [12, 4]
+  const address = (where: number): string => packet.toString('hex', where, where + length)
+  if ([address(at), address(at + length)].toSorted().join() === [from, to].map(hexOf).toSorted().join())
     return macs.includes(frame.toString('hex', 0, 6)) ? [0] : []
-  if (packet[9] !== 17) return []
-  const port = packet.readUInt16BE((packet[0]! & 15) * 4 + 2)
+  if (packet[isIpv6 ? 6 : 9] !== 17) return []
+  const port = packet.readUInt16BE((isIpv6 ? 40 : (packet[0]! & 15) * 4) + 2)
   return [port >= LANES.first && port <= LANES.last ? 51_820 : port]
 }
-const TUNNELS: ReadonlySet<number> = new Set([0, ...Object.values(BACKENDS).flatMap(({ ports }) => ports)])
-const portsOf = (name: Name): readonly number[] => (BACKENDS[name].ports.length === 0 ? [0] : BACKENDS[name].ports)
+/** Returns an address as hexadecimal digits. */
+function hexOf(text: string): string {
+  const address = parseAddress(text)!
+  return address.toString(16).padStart(typeof address === 'number' ? 8 : 32, '0')
+}
+const addressOf = (pod: Pod, family: Family): string => (family === 'ipv4' ? pod.address : (pod.ipv6 ?? ''))
+/** Returns the subnet of a host in this family. */
+const netOf = (host: Host, family: Family): string =>
+  networkOf(host.subnetEnv()[family === 'ipv4' ? 'FLANNEL_SUBNET' : 'FLANNEL_IPV6_SUBNET'] ?? '')
+const TUNNELS: ReadonlySet<number> = new Set(
+  Object.values(BACKENDS).flatMap(({ ports }) => [...ports.ipv4, ...ports.ipv6]),
+)
+const portsOf = (name: Name, family: Family): readonly number[] => {
+  const { ports } = BACKENDS[name]
+  // The lanes of both devices have the same ports.
+  return name === 'wireguard' && family === 'ipv6' ? [...ports.ipv4, ...ports.ipv6] : ports[family]
+}
 
-/** The devices of any backend on a host, and the routes to the other host's subnet. */
-async function leftOn(host: Host, other: Host): Promise<{ devices: string[]; routes: string[] }> {
-  const [links, routes] = [await host.output(['ip', '-j', 'link']), await host.output(['ip', '-j', 'route'])]
+/** Lists the devices of all backends on a host, and the devices of the routes to the other host's subnet. */
+async function leftOn(host: Host, other: Host, family: Family): Promise<{ devices: string[]; routes: string[] }> {
+  const flag = family === 'ipv4' ? '-4' : '-6'
+  const [links, routes] = [await host.output(['ip', '-j', 'link']), await host.output(['ip', flag, '-j', 'route'])]
   const names = (JSON.parse(links) as { ifname: string }[]).map(({ ifname }) => ifname)
-  const subnets = (JSON.parse(routes) as { dst: string; dev: string }[]).filter(({ dst }) => dst === subnetOf(other))
+  const subnets = (JSON.parse(routes) as { dst: string; dev: string }[]).filter(
+    ({ dst }) => dst === netOf(other, family),
+  )
   return { devices: names.filter((name) => name.startsWith('flannel')), routes: subnets.map(({ dev }) => dev) }
 }
 
 async function check(from: Name, to: Name): Promise<void> {
-  await reach(pods![0].namespace, pods![1].address)
-  const { readable, ports } = await listenWhilePinging(true)
-  const tunnels = [...ports].filter((port) => TUNNELS.has(port))
-  expect(new Set(tunnels)).toEqual(new Set(portsOf(to)))
-  if (to === 'wireguard') expect(readable).toBe(0)
-  for (const [host, other] of [hosts, hosts.toReversed()] as [Host, Host][]) {
-    const { devices, routes } = await leftOn(host, other)
-    expect(devices).toEqual([...BACKENDS[to].devices])
-    const isRouted = to === 'host-gw' ? ['eth0'] : to === 'vxlan by the kernel' ? ['flannel.1'] : []
-    expect(routes, `${from} to ${to}`).toEqual(isRouted)
-    expect((await statusOf(host)).impairments.filter(({ by }) => by !== 'peers')).toEqual([])
+  const change = `${from} to ${to}`
+  const its = BACKENDS[to].devices
+  for (const family of families) {
+    await reach(pods![0].namespace, addressOf(pods![1], family))
+    const { readable, ports } = await listenWhilePinging(true, family)
+    const tunnels = [...ports].filter((port) => TUNNELS.has(port))
+    expect(tunnels.length, change).toBeGreaterThan(0)
+    // In a dual-stack network udp carries IPv6 in IPv4 datagrams.
+    expect(portsOf(to, family), change).toEqual(expect.arrayContaining(tunnels))
+    if (to === 'wireguard') expect(readable).toBe(0)
+    for (const [host, other] of [hosts, hosts.toReversed()] as [Host, Host][]) {
+      const { devices, routes } = await leftOn(host, other, family)
+      const wanted = new Set(families.flatMap((each) => [...its[each]]))
+      expect(devices.toSorted(), change).toEqual([...wanted].toSorted())
+      const isRouted = to === 'host-gw' ? ['eth0'] : to === 'vxlan by the kernel' ? its[family] : []
+      expect(routes, `${from} to ${to}`).toEqual([...isRouted])
+      expect((await statusOf(host)).impairments.filter(({ by }) => by !== 'peers')).toEqual([])
+    }
   }
+}
+
+/** Makes each change on one node after the other, and captures packets after each. */
+async function goThrough(steps: readonly Name[], way: keyof typeof WAYS, bed: Bed): Promise<void> {
+  const changes = steps.slice(1).map((to, at) => [steps[at]!, to] as const)
+  for (const [from, to] of changes) {
+    await bed.configure(BACKENDS[to].options)
+    for (const [at, host] of hosts.entries()) {
+      await WAYS[way](host, bed)
+      if (at > 0) continue
+      // The other node still has the old backend.
+      for (const family of families) {
+        const { readable, ports } = await listenWhilePinging(false, family)
+        const change = `${from} to ${to}, half-way, ${family}`
+        if (to === 'wireguard') expect(readable, change).toBe(0)
+        const old = portsOf(from, family).filter((port) => !portsOf(to, family).includes(port))
+        expect(
+          old.filter((port) => ports.has(port)),
+          change,
+        ).toEqual([])
+      }
+    }
+    await check(from, to)
+  }
+}
+
+/** Starts a node with the backend udp and a container on each host. */
+async function startBoth(bed: Bed): Promise<void> {
+  await bed.configure(BACKENDS.udp.options)
+  for (const host of hosts) await start(host, bed)
+  pods ??= [await hosts[0].startPod(), await hosts[1].startPod()]
+  for (const family of families) await reach(pods[0].namespace, addressOf(pods[1], family))
 }
 
 describe.each(Object.keys(BEDS))('with leases in %s', (keeper) => {
   let bed: Bed
-  it('starts', async ({ skip }) => {
+  it('starts with the first backend', async ({ skip }) => {
     const why = await whyNoVxlan()
     skip(why !== undefined, why)
     await stopAll()
     bed = await BEDS[keeper]!()
-    await bed.configure(BACKENDS.udp.options)
-    for (const host of hosts) await start(host, bed)
-    pods ??= [await hosts[0].startPod(), await hosts[1].startPod()]
-    await reach(pods[0].namespace, pods[1].address)
+    await startBoth(bed)
   })
 
   const steps = walkOver(Object.keys(BACKENDS) as Name[])
-  const changes = steps.slice(1).map((to, at) => [steps[at]!, to] as const)
-  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet goes by the old way once a node %s', async (way) => {
-    for (const [from, to] of changes) {
-      await bed.configure(BACKENDS[to].options)
-      for (const [at, host] of hosts.entries()) {
-        await WAYS[way](host, bed)
-        if (at > 0) continue
-        // The other node has the old backend still.
-        const { readable, ports } = await listenWhilePinging(false)
-        if (to === 'wireguard') expect(readable, `${from} to ${to}, half-way`).toBe(0)
-        const old = portsOf(from).filter((port) => !portsOf(to).includes(port))
-        expect(
-          old.filter((port) => ports.has(port)),
-          `${from} to ${to}, half-way`,
-        ).toEqual([])
-      }
-      await check(from, to)
-    }
-  })
+  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet uses the old backend after a node %s', (way) =>
+    goThrough(steps, way, bed),
+  )
 })
 
-describe('a route past wireguard that weft did not make', () => {
+describe('a route that bypasses wireguard and that weft did not create', () => {
   let bed: Bed
   const way = (): string[] => [subnetOf(hosts[1]), 'via', hosts[1].address, 'dev', 'eth0', 'proto', 'static']
   const isReady = async (host: Host): Promise<string> =>
@@ -255,7 +323,7 @@ describe('a route past wireguard that weft did not make', () => {
   const isBypassed = async (host: Host): Promise<boolean> =>
     (await statusOf(host)).impairments.some(({ by }) => by === 'bypass')
 
-  it('makes a node that runs impaired and not ready, as each reader says, until it is gone', async () => {
+  it('makes a running node impaired and not ready in every report, until the route is removed', async () => {
     await stopAll()
     bed = await BEDS['a directory']!()
     await bed.configure(BACKENDS.wireguard.options)
@@ -309,7 +377,7 @@ describe('a route past wireguard that weft did not make', () => {
         'ip link del eth9',
       ],
     ],
-  ])('is seen if it is %s', async (_what, commands) => {
+  ])('is detected if it is %s', async (_what, commands) => {
     const [host, other] = hosts
     const [add, remove] = commands(subnetOf(host), subnetOf(other), other.address)
     await host.output(['sh', '-c', add])
@@ -319,7 +387,7 @@ describe('a route past wireguard that weft did not make', () => {
     await reach(pods![0].namespace, pods![1].address)
   })
 
-  it('is none if it is a rule by which the network goes as ever, as VPNs have it', async () => {
+  it('is not reported for a policy rule that leaves the traffic in the tunnel, as VPNs use it', async () => {
     const [host, other] = hosts
     const rules = [
       `ip route add default via ${other.address} table 101`,
@@ -327,16 +395,16 @@ describe('a route past wireguard that weft did not make', () => {
       'ip rule add pref 101 not fwmark 0xca6c lookup 101',
     ]
     await host.output(['sh', '-c', rules.join('; ')])
-    await WAYS['is restarted'](host, bed) // which is ready only if there is none
+    await WAYS['is restarted'](host, bed) // the restarted node becomes ready only without a bypass
     await host.output(['sh', '-c', 'ip rule del pref 100; ip rule del pref 101; ip route flush table 101'])
   })
 
-  it('keeps one that starts from being ready until it is gone', async () => {
+  it('keeps a starting node from becoming ready until it is removed', async () => {
     const [host] = hosts
     await running.get(host)!.stop()
     await host.output(['ip', 'route', 'add', ...way()])
     const starting = start(host, bed)
-    starting.catch(() => {}) // a failure below tells more
+    starting.catch(() => {}) // a failure below has more details
     await eventually(async () => expect(await isBypassed(host)).toBe(true))
     expect(await isReady(host)).toBe('503')
     await host.output(['ip', 'route', 'del', ...way()])
@@ -344,7 +412,7 @@ describe('a route past wireguard that weft did not make', () => {
     await eventually(async () => expect(await isReady(host)).toBe('200'))
   })
 
-  it('is left alone, and no matter, with "AllowBypass": true', async () => {
+  it('is kept and not reported with "AllowBypass": true', async () => {
     const [host] = hosts
     await bed.configure({ ...BACKENDS.wireguard.options, AllowBypass: true })
     await host.output(['ip', 'route', 'add', ...way()])
@@ -355,9 +423,9 @@ describe('a route past wireguard that weft did not make', () => {
   })
 })
 
-describe('a route of an earlier run to what is the own subnet now', () => {
+describe("a route of an earlier run to the node's present subnet", () => {
   const BY_HOST = { ...BACKENDS['host-gw'].options }
-  it.each(['host-gw', 'udp'] as const)('goes as %s starts', async (name) => {
+  it.each(['host-gw', 'udp'] as const)('is removed when %s starts', async (name) => {
     const [host, other] = hosts
     const bed = await BEDS['a directory']!()
     await stopAll()
@@ -365,7 +433,7 @@ describe('a route of an earlier run to what is the own subnet now', () => {
     for (const each of hosts) await start(each, bed)
     pods ??= [await host.startPod(), await other.startPod()]
     await running.get(host)!.stop()
-    // As a bridge that is made later would find it: before its own route.
+    // A bridge that is created later would find the old route before its own route.
     await host.output(['ip', 'link', 'set', 'cni0', 'down'])
     await host.output(['ip', 'route', 'add', subnetOf(host), 'via', other.address, 'dev', 'eth0'])
     await host.output(['ip', 'link', 'set', 'cni0', 'up'])
@@ -374,4 +442,76 @@ describe('a route of an earlier run to what is the own subnet now', () => {
     expect(await host.output(['ip', 'route', 'get', pods[0].address])).toMatch(/dev cni0/)
     await reach(pods[1].namespace, pods[0].address)
   })
+})
+
+describe('a backend whose routes other programs make', () => {
+  /** Lists the routes to the other host's subnet, and the devices of backends. */
+  const left = () => leftOn(hosts[0], hosts[1], 'ipv4')
+  const AS_HOST_GW = {
+    Type: 'extension',
+    PostStartupCommand: 'ip link add flannel.1 type vxlan id 1 dstport 8472',
+    SubnetAddCommand: 'ip route replace $SUBNET via $PUBLIC_IP dev eth0',
+  }
+  const TYPES = { alloc: { Type: 'alloc' }, extension: { Type: 'extension' } } as const
+
+  it.each(
+    Object.keys(TYPES).flatMap((to) =>
+      (['host-gw', 'vxlan by the kernel', 'udp', 'wireguard'] as const).flatMap((from) =>
+        (Object.keys(WAYS) as (keyof typeof WAYS)[]).map((way) => [to as keyof typeof TYPES, from, way] as const),
+      ),
+    ),
+  )('%s leaves nothing of %s after the node %s', async (to, from, way) => {
+    const bed = await BEDS['a directory']!()
+    await stopAll()
+    await bed.configure(BACKENDS[from].options)
+    for (const host of hosts) await start(host, bed)
+    if (from === 'host-gw') await eventually(async () => expect((await left()).routes).toEqual(['eth0']))
+    await bed.configure(TYPES[to])
+    await WAYS[way](hosts[0], bed)
+    expect(await left()).toEqual({ devices: [], routes: [] })
+  })
+
+  it('keeps what its own commands made when it starts again', async () => {
+    const [host] = hosts
+    const bed = await BEDS['a directory']!()
+    await bed.configure(TYPES.alloc)
+    for (const each of hosts) await WAYS['is restarted'](each, bed)
+    await bed.configure(AS_HOST_GW)
+    await WAYS['is restarted'](hosts[1], bed)
+    await hosts[1].output(['ip', 'link', 'del', 'flannel.1'])
+    await WAYS['is restarted'](host, bed)
+    const made = { devices: ['flannel.1'], routes: ['eth0'] }
+    await eventually(async () => expect(await left()).toEqual(made))
+    const again = { ...AS_HOST_GW, PostStartupCommand: 'true', SubnetAddCommand: 'true' }
+    await bed.configure(again)
+    await WAYS['is restarted'](host, bed)
+    expect(await left()).toEqual(made)
+    await host.output(['ip', 'link', 'del', 'flannel.1'])
+    await host.output(['ip', 'route', 'del', subnetOf(hosts[1])])
+  })
+})
+
+describe.each([
+  ['IPv6', ['ipv6']],
+  ['both families', ['ipv4', 'ipv6']],
+] as const)('with a network of %s', (_name, of) => {
+  let bed: Bed
+  it('starts with the first backend', async ({ skip }) => {
+    const why = await whyNoVxlan()
+    skip(why !== undefined, why)
+    await stopAll()
+    await begin(of)
+    bed = await BEDS['a directory']!()
+    await startBoth(bed)
+  })
+
+  // From and to wireguard, whose packets must not be readable; in a dual-stack network also between the other backends.
+  const steps: readonly Name[] = [
+    ...(['udp', 'wireguard', 'host-gw', 'wireguard', 'vxlan by the kernel', 'wireguard', 'vxlan by weftd'] as const),
+    ...(of.length > 1 ? (['vxlan by the kernel', 'host-gw', 'udp', 'vxlan by weftd', 'wireguard'] as const) : []),
+    'udp',
+  ]
+  it.each(Object.keys(WAYS) as (keyof typeof WAYS)[])('no packet uses the old backend after a node %s', (way) =>
+    goThrough(steps, way, bed),
+  )
 })

@@ -1,4 +1,4 @@
-// backends.test.ts - the backends whose packets the kernel carries: what they set up, mend and leave, with real daemons.
+// backends.test.ts - backends whose packets the kernel carries: what real daemons set up, repair and leave on the host.
 
 import { chmodSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -16,7 +16,7 @@ needs(HOSTS, 'ping')
 let lab: Lab
 afterEach(() => lab?.close())
 
-/** No node draws a subnet above it: there the tests' own peers are. */
+/** No node draws a subnet above SubnetMax, so the tests' own peers use those. */
 const NETWORK = { Network: '10.5.0.0/16', SubnetMax: '10.5.239.0' }
 const NETWORKS = {
   ipv4: NETWORK,
@@ -24,7 +24,7 @@ const NETWORKS = {
   ipv6: { EnableIPv4: false, EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMax: 'fd00:5:0:efff::' },
 } as const
 const FAMILIES_OF = { ipv4: ['ipv4'], both: ['ipv4', 'ipv6'], ipv6: ['ipv6'] } as const
-/** The words for a test of a family: its network, what nobody leases there, the router of the lab. */
+/** Per family: the words for a test, the network, a subnet that is never leased, and the router of the lab. */
 const OF = {
   ipv4: { network: '10.5.0.0/16', strange: '10.5.250.0/24', router: '192.168.77.254', bits: 32 },
   ipv6: { network: 'fd00:5::/48', strange: 'fd00:5:0:fa00::/64', router: 'fd77::fe', bits: 128 },
@@ -37,7 +37,7 @@ async function reachBy(families: readonly Family[], from: Pod, to: Pod): Promise
   for (const family of families) await reach(from.namespace, (family === 'ipv4' ? to.address : to.ipv6) ?? '')
 }
 
-/** The lab's directory of leases, with this configuration. */
+/** Creates the lab's lease directory with this configuration. */
 function leases(config: object, network: object = NETWORK): string {
   const folder = join(lab.folder, 'leases')
   mkdirSync(folder)
@@ -52,13 +52,13 @@ async function startAll(folder: string, hosts: readonly Host[] = lab.hosts): Pro
 }
 
 const file = (folder: string, subnet: string): string => join(folder, 'subnets', subnet.replace('/', '-'))
-/** Whole at once, as a node's own: a daemon that reads half of one says so. */
+/** Writes the lease atomically, as a node does; a daemon that reads a half-written lease logs it. */
 function putLease(folder: string, subnet: string, lease: object): void {
   const whole = join(lab.folder, 'lease')
   writeFileSync(whole, JSON.stringify(lease))
   renameSync(whole, file(folder, subnet))
 }
-/** The file of a host's lease, whichever subnets are in its name. */
+/** Returns the path of a host's lease file, whatever subnets its name has. */
 const leaseOf = (folder: string, host: Host, family: Family): string => {
   const names = readdirSync(join(folder, 'subnets'))
   const part = subnetIn(host, family).replace('/', '-')
@@ -79,7 +79,7 @@ const via = (host: Host, family: Family = 'ipv4'): string =>
 
 describe('host-gw', () => {
   it.each<keyof typeof NETWORKS>(['ipv4', 'both'])(
-    'routes to each peer by its host, puts back what others take, and takes away what ends: %s',
+    'routes to each peer through its host, restores routes that others remove, and removes those of deleted leases: %s',
     async (which) => {
       const families = FAMILIES_OF[which]
       const [first] = families
@@ -107,7 +107,7 @@ describe('host-gw', () => {
         const route = `${subnetIn(b, family)} via ${addressOf(b, family)}`
         await a.output(['ip', 'route', 'del', subnetIn(b, family)])
         await daemons[0]!.line(new RegExp(`Repaired: the route to ${route} was gone`))
-        // Of another program: not ours to keep, nor to take.
+        // A route of another program, which weftd neither repairs nor removes.
         await a.output(['ip', 'route', 'add', OF[family].strange, 'via', OF[family].router])
       }
       await reachBy(families, pods[0], pods[1])
@@ -119,7 +119,7 @@ describe('host-gw', () => {
       await daemons[0]!.line(new RegExp(`Subnet removed: ${gone}`))
       await areThere((family) => [via(b, family), `${strange(family)} dev eth0`])
 
-      // What a daemon leaves carries on, and the next one finds it in order.
+      // The routes stay when a daemon ends, and the next one accepts them.
       expect(await daemons[0]!.stop()).toBe(0)
       await reachBy(families, pods[0], pods[1])
       const [again] = await startAll(folder, [a])
@@ -131,7 +131,7 @@ describe('host-gw', () => {
     },
   )
 
-  it('names once what it cannot route to, and does the rest', async () => {
+  it('logs once which peers it cannot route to, and routes to the others', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const folder = leases({ Backend: { Type: 'host-gw' } })
@@ -154,7 +154,7 @@ describe('host-gw', () => {
       expect(daemon!.lines.filter((line) => once.test(line))).toHaveLength(1)
   })
 
-  it("refuses a public address that is not the interface's, with flanneld's line", async () => {
+  it("refuses a public address that is not on the interface, with flanneld's line", async () => {
     lab = await createLab({ hosts: 1 })
     const args = ['--lease-dir', leases({ Backend: { Type: 'host-gw' } }), '--public-ip', '203.0.113.7']
     const daemon = lab.hosts[0]!.startDaemon({ args })
@@ -166,7 +166,7 @@ describe('host-gw', () => {
   })
 })
 
-it('alloc has a lease, and nothing on the host', async () => {
+it('alloc takes a lease and changes nothing on the host', async () => {
   lab = await createLab({ hosts: 2 })
   const folder = leases({ Backend: { Type: 'alloc' } })
   const before = await lab.hosts[0]!.output(['ip', '-br', 'link'])
@@ -200,7 +200,7 @@ describe('vxlan of the kernel', () => {
       .filter((line) => line !== '')
       .toSorted()
   const DEVICE = { ipv4: 'flannel.1', ipv6: 'flannel-v6.1' } as const
-  /** What a host's kernel knows of its peers: neighbours, forwarding entries, routes. */
+  /** Lists the peers that a host's kernel knows: neighbours, forwarding entries, routes. */
   const known = async (host: Host, family: Family = 'ipv4'): Promise<string[][]> => [
     sorted(
       await host.output(
@@ -210,7 +210,7 @@ describe('vxlan of the kernel', () => {
     sorted(await host.output(`bridge fdb show dev ${DEVICE[family]}`.split(' '))),
     (await routes(host, family)).toSorted(),
   ]
-  /** What flanneld v0.28.9 puts there for these peers. */
+  /** The entries that flanneld v0.28.9 adds for these peers. */
   const flannels = async (peers: readonly Host[], family: Family = 'ipv4'): Promise<string[][]> => {
     const each = await Promise.all(
       peers.map(async (peer) => ({
@@ -230,10 +230,10 @@ describe('vxlan of the kernel', () => {
     eventually(async () => expect(await known(host, family)).toEqual(await flannels(peers, family)))
 
   it.each<keyof typeof NETWORKS>(['ipv4', 'both'])(
-    'sets up what flanneld does, puts back what others take, and is there again after a restart: %s',
+    "has flanneld's entries, restores those that others remove, and has them after a restart: %s",
     async (which) => {
       const families = FAMILIES_OF[which]
-      // What is taken is of this one; that of the other stays as it is.
+      // The test removes entries of this family; those of the other family stay.
       const family = families.at(-1) as Family
       const [device, mtu] = [DEVICE[family], family === 'ipv4' ? 1450 : 1430]
       lab = await createLab({ hosts: 3, families })
@@ -301,19 +301,19 @@ describe('vxlan of the kernel', () => {
         })
       }
       await daemons[0]!.line(new RegExp(`Repaired: ${device.replace('.', String.raw`\.`)} was gone`))
-      const told = async (each: Family): Promise<string> =>
+      const dataOf = async (each: Family): Promise<string> =>
         (families as readonly Family[]).includes(each)
           ? `{"VNI":1,"VtepMAC":"${(await deviceOf(b, DEVICE[each])).address}"}`
           : each === 'ipv4'
             ? 'null'
             : '(nil)'
-      const peer = `PublicIP: ${which === 'ipv6' ? '0.0.0.0' : b.address}, PublicIPv6: ${which === 'ipv4' ? '(nil)' : b.ipv6}, BackendData: ${await told('ipv4')}`
-      const received = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: ${await told('ipv6')}`
+      const peer = `PublicIP: ${which === 'ipv6' ? '0.0.0.0' : b.address}, PublicIPv6: ${which === 'ipv4' ? '(nil)' : b.ipv6}, BackendData: ${await dataOf('ipv4')}`
+      const received = `] Received Subnet Event with VxLan: BackendType: vxlan, ${peer}, BackendV6Data: ${await dataOf('ipv6')}`
       expect(daemons[0]!.lines.filter((each) => each.endsWith(received))).toHaveLength(1)
       expect((await deviceOf(a, device)).address).toBe(mac)
       await talk()
 
-      // While the daemon is away the device carries on; of what changed meanwhile the next one finds all.
+      // The device keeps working without a daemon, and the next daemon applies the changes it missed.
       expect(await daemons[0]!.stop()).toBe(0)
       await talk()
       await daemons[2]!.stop()
@@ -325,7 +325,7 @@ describe('vxlan of the kernel', () => {
     },
   )
 
-  it('takes its options, and makes a device of other options again', async () => {
+  it('takes its options, and recreates a device that has other options', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const folder = leases(type())
@@ -345,12 +345,12 @@ describe('vxlan of the kernel', () => {
     await reach(a.namespace, tunAddress(b))
   })
 
-  it('routes without a tunnel to hosts on the same link, with DirectRouting, and by it to the rest', async () => {
+  it('with DirectRouting routes without a tunnel to hosts on the same link, and through the tunnel to the others', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const folder = leases(type({ DirectRouting: true }))
     const [daemon] = await startAll(folder)
-    // Behind the router, and nowhere.
+    // One peer is behind the router, one is unreachable.
     await a.output(['ip', 'route', 'add', 'unreachable', '198.51.100.0/24'])
     const far = {
       PublicIP: '203.0.113.40',
@@ -376,7 +376,7 @@ describe('vxlan of the kernel', () => {
     await reach(pods[0]!.namespace, pods[1]!.address)
   })
 
-  it('passes over what is no peer of it, and says so once', async () => {
+  it('ignores leases that cannot be vxlan peers, and logs each once', async () => {
     lab = await createLab({ hosts: 1 })
     const folder = leases(type())
     const [daemon] = await startAll(folder)
@@ -397,7 +397,7 @@ describe('vxlan of the kernel', () => {
       BackendData: { VNI: 1, VtepMAC: '02:00:00:00:00:46' },
     })
     await daemon!.line(/Lease 10\.6\.0\.0-24 is not used: its subnet is not within the network 10\.5\.0\.0\/16/)
-    // One that was cloned with its device.
+    // A cloned host, whose device has this host's MAC.
     const { address: own } = await deviceOf(lab.hosts[0]!)
     put('10.5.244.0/24', {
       PublicIP: '192.168.77.44',
@@ -415,7 +415,7 @@ describe('vxlan of the kernel', () => {
     await eventually(async () =>
       expect((await known(lab.hosts[0]!))[2]).toEqual(['10.5.243.0/24 via 10.5.243.0 dev flannel.1 onlink']),
     )
-    // A host that has two leases, and then one with another address: the newest is where it is.
+    // A host has two leases, the second with another address. The newest lease counts.
     const mac = '02:00:00:00:00:47'
     const at = (publicIp: string) => ({
       PublicIP: publicIp,
@@ -439,7 +439,7 @@ describe('vxlan of the kernel', () => {
 })
 
 describe('extension', () => {
-  /** A program that notes how it was called, and says `output`. */
+  /** Writes a program that records its calls and prints `output`. */
   function noting(name: string, output: string): string {
     const program = join(lab.folder, name)
     const said = 'SUBNET=$SUBNET PUBLIC_IP=$PUBLIC_IP NETWORK=$NETWORK IPV6SUBNET=$IPV6SUBNET PUBLIC_IPV6=$PUBLIC_IPV6'
@@ -452,7 +452,7 @@ describe('extension', () => {
       .trim()
       .split('\n')
 
-  it('runs a command before the lease, one after it, and one for each peer that comes and goes', async () => {
+  it('runs one command before the lease, one after it, and one per peer that appears or disappears', async () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
     const folder = leases({
@@ -488,7 +488,7 @@ describe('extension', () => {
     expect(await daemon!.stop()).toBe(0)
   })
 
-  it('ends when the first commands fail, and goes on when one for a peer does', async () => {
+  it('ends if one of the first commands fails, and continues if a command for a peer fails', async () => {
     lab = await createLab({ hosts: 1 })
     const add = { Type: 'extension', SubnetAddCommand: '/nonexistent/add' }
     const folder = leases({ Backend: add })
@@ -515,7 +515,7 @@ it.each([
     'nonsense',
     /unknown backend type: nonsense; set .* to udp, vxlan, host-gw, ipip, wireguard, alloc, extension, .* or http$/,
   ],
-])('the backend type %s is refused with what to take', async (type, line) => {
+])('the backend type %s is refused with a suggestion', async (type, line) => {
   lab = await createLab({ hosts: 1 })
   const daemon = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', leases({ Backend: { Type: type } })] })
   await daemon.line(line)

@@ -1,4 +1,4 @@
-// bad-input.test.ts - an operator's mistakes: each ends in one clear line that says what to do, never in a stack.
+// bad-input.test.ts - an operator's mistakes: each ends in one clear error line with a remedy, never in a stack trace.
 
 import { closeSync, existsSync, mkdirSync, openSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -29,13 +29,13 @@ function leaseDirectory(config = '{"Network":"10.5.0.0/16"}'): string {
   return folder
 }
 
-/** Runs weftd to its end in the host; `before` are commands in front of it, such as setpriv. */
+/** Runs weftd to its end on the host; `before` is a command prefix, such as setpriv. */
 const run = (args: readonly string[], before: readonly string[] = []): Promise<Finished> =>
   host.run([...before, process.execPath, weftd, '--subnet-file', host.subnetFile, ...args])
 
 const withLeases = (config?: string): string[] => ['--iface', 'eth0', '--lease-dir', leaseDirectory(config)]
 
-/** The last line, which must be an error that contains all of `parts`; and no stack anywhere. */
+/** Checks that the last line is an error with all of `parts`, and that no stack trace was printed. */
 function expectOneError({ code, stderr }: Finished, exitCode: number, ...parts: string[]): void {
   const lines = stderr.trim().split('\n')
   const errors = lines.filter((line) => line.startsWith('E') || line.includes('weftd: '))
@@ -48,7 +48,7 @@ function expectOneError({ code, stderr }: Finished, exitCode: number, ...parts: 
 describe('an error of one line', () => {
   it('for an unknown flag', async () =>
     expectOneError(await run(['--nonsense']), 2, 'flag provided but not defined: -nonsense', 'see --help'))
-  it('for a public IPv6 address that is none', async () =>
+  it('for an invalid public IPv6 address', async () =>
     expectOneError(
       await run([...withLeases(), '--public-ipv6', '192.0.2.1']),
       1,
@@ -77,7 +77,7 @@ describe('an error of one line', () => {
     )
   })
 
-  it('when the port is taken', async () => {
+  it('when the port is in use', async () => {
     const blocker = host.spawn([
       process.execPath,
       '-e',
@@ -88,7 +88,7 @@ describe('an error of one line', () => {
     expectOneError(await run([...withLeases(), '--engine', 'dgram']), 1, 'UDP port 192.168.77.1:8285 is taken')
   })
 
-  it('when the network is routed elsewhere', async () => {
+  it('when the network has a route already', async () => {
     await host.output(['ip', 'route', 'add', '10.5.0.0/16', 'via', '192.168.77.254'])
     expectOneError(await run(withLeases()), 1, '10.5.0.0/16 is already routed to eth0', 'ip route del')
   })
@@ -101,7 +101,7 @@ describe('an error of one line', () => {
     )
   })
 
-  it('for an interface that there is not', async () => {
+  it('for an interface that does not exist', async () => {
     const result = await run(['--iface', 'eth7', '--iface-wait', '0', '--lease-dir', leaseDirectory()])
     expectOneError(
       result,
@@ -120,7 +120,7 @@ describe('an error of one line', () => {
     expect(result.stderr.split('waiting up to 1 s for one')).toHaveLength(2)
   })
 
-  it('at once for an expression that is none', async () => {
+  it('immediately for an invalid regular expression', async () => {
     const result = await run(['--iface-regex', '(eth', '--lease-dir', leaseDirectory()])
     expectOneError(result, 1, "could not compile the IP address regex '(eth'", 'missing closing )', '--iface-regex')
   })
@@ -146,7 +146,7 @@ describe('an error of one line', () => {
   })
 })
 
-describe('what is waited for', () => {
+describe('weftd waits', () => {
   it.each([
     [
       'a broken configuration',
@@ -154,7 +154,7 @@ describe('what is waited for', () => {
       /Couldn't fetch network config: the network configuration is not valid JSON.*; correct/,
     ],
     ['a configuration without a network', '{}', /please define a correct Network parameter/],
-  ])('%s, until it is mended', async (_title, config, pattern) => {
+  ])('while there is %s', async (_title, config, pattern) => {
     const daemon = host.startDaemon({ args: ['--lease-dir', leaseDirectory(config)] })
     await daemon.line(pattern)
     leaseDirectory()
@@ -162,7 +162,7 @@ describe('what is waited for', () => {
     expect(await daemon.stop()).toBe(0)
   })
 
-  it('a lease directory without a configuration, with its path', async () => {
+  it('for the configuration in a lease directory, and names its path', async () => {
     const folder = join(lab.folder, 'later')
     const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
     const line = await daemon.line(/Couldn't fetch network config: there is no network configuration in .*; write/)
@@ -172,7 +172,7 @@ describe('what is waited for', () => {
     expect(await daemon.stop()).toBe(0)
   })
 
-  it('a configuration that is not under the prefix, with how to put it', async () => {
+  it('for the configuration under the prefix, and explains how to write it', async () => {
     const etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     try {
       await etcd.ctl('put', '/elsewhere/config', '{"Network":"10.5.0.0/16"}')
@@ -189,7 +189,7 @@ describe('what is waited for', () => {
     }
   })
 
-  it('etcd that is down, with where and what to do; SIGTERM ends the wait with 0', async () => {
+  it('for etcd, names the endpoint and a remedy, and ends with 0 on SIGTERM', async () => {
     const daemon = host.startDaemon({ args: ['--etcd-endpoints', 'http://192.168.77.1:2379'] })
     await daemon.line(
       /Couldn't fetch network config: etcd at http:\/\/192\.168\.77\.1:2379 cannot be reached: .*; check --etcd-endpoints/,
@@ -199,8 +199,8 @@ describe('what is waited for', () => {
 })
 
 describe('stopping', () => {
-  it('is cut short by a second signal, and by itself after five seconds', async () => {
-    // Nobody writes into this pipe, from which it wants to know its earlier subnet.
+  it('is cut short by a second signal, and otherwise after five seconds', async () => {
+    // No process writes to this pipe, from which weftd reads its earlier subnet.
     const pipe = join(leaseDirectory(), 'subnet.env')
     await host.output(['mkfifo', pipe])
     for (const signals of [2, 1]) {
@@ -213,13 +213,13 @@ describe('stopping', () => {
       }
       expect(await daemon.stop('SIGTERM')).toBeNull()
       expect(daemon.process.signalCode).toBe(signals === 2 ? 'SIGTERM' : 'SIGKILL')
-      // That it was cut short shows in who killed it: by itself it says so.
+      // The log shows who ended the process: weftd logs a line if its own limit did.
       expect(daemon.lines.some((line) => line.includes('Stopping took longer than 5 s'))).toBe(signals === 1)
       if (signals === 1) expect(performance.now() - began).toBeGreaterThan(5_000)
     }
   })
 
-  it('waits for no lease directory that hangs: with 0, before the lease and as a node', async () => {
+  it('does not wait for a hanging lease directory and exits with 0, both before the lease and as a node', async () => {
     const folder = leaseDirectory()
     const lock = openSync(join(folder, 'lock'), 'w')
     await addon.lockFile(lock)
@@ -230,7 +230,7 @@ describe('stopping', () => {
 
     const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
     await daemon.line(/Running backend/)
-    // As a mount whose server is gone: whoever opens one of these waits.
+    // These pipes hang like files on a dead server: opening one waits.
     await host.output(['sh', '-c', `cd ${folder} && rm -f lock config && mkfifo lock config`])
     for (const name of readdirSync(join(folder, 'subnets'))) rmSync(join(folder, 'subnets', name))
     rmSync(host.subnetFile)
@@ -241,7 +241,7 @@ describe('stopping', () => {
 })
 
 describe('weftd', () => {
-  it('goes on when nobody reads its log any more', async () => {
+  it('continues after the reader of its log has gone', async () => {
     const command = [
       'sh',
       '-c',
@@ -259,7 +259,7 @@ describe('weftd', () => {
     expect(shell.exitCode).toBeNull()
   })
 
-  it('prints its version and its help to stderr and ends with 0', async () => {
+  it('prints its version and its help to stderr and exits with 0', async () => {
     const version = await execute([process.execPath, weftd, '--version'])
     const own = (JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }).version
     expect([version.code, version.stderr.trim()]).toEqual([0, own])

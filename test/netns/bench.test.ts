@@ -1,4 +1,4 @@
-// bench.test.ts - one short run of the benchmark as a whole: every kind of traffic, on a wire, beside a peer program.
+// bench.test.ts - one short run of the whole benchmark: every kind of traffic, over a wire, with a peer program.
 
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -11,10 +11,10 @@ import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'g++', 'iperf3', 'ping', 'ethtool')
 
-/** Of a whole run, however slow. */
+/** The limit for a whole run, which has slow machines in mind. */
 const RUN_MS = 240_000
 
-it('measures all kinds of traffic on native, vxlan and a peer', async ({ skip }) => {
+it('measures all kinds of traffic with native, vxlan and a peer program', async ({ skip }) => {
   const why = await whyNoVxlan()
   skip(why !== undefined, why)
   const folder = mkdtempSync(join(tmpdir(), 'bench-'))

@@ -1,5 +1,5 @@
-// capture.test.ts - weft capture on a real host: what was dropped, as lines, as JSON, and as a file that tcpdump reads. That all
-// engines keep the same is in test/native/engines.test.ts.
+// capture.test.ts - weft capture on a real host: dropped packets as lines, as JSON, and as a file that tcpdump reads.
+// test/native/engines.test.ts checks that all engines keep the same packets.
 
 import { statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -28,7 +28,7 @@ afterEach(() => lab.close())
 
 const leases = (): string => join(lab.folder, 'leases')
 async function start(backend: object, ...more: string[]) {
-  // The kernel's own solicitations of IPv6 would be dropped too.
+  // Otherwise the kernel's own IPv6 solicitations would be dropped packets too.
   await host.output(['sh', '-c', 'echo 1 | tee /proc/sys/net/ipv6/conf/*/disable_ipv6'])
   await host.output(['mkdir', '-p', join(leases(), 'subnets')])
   writeFileSync(
@@ -49,7 +49,7 @@ const weft = (...words: string[]): string[] => [
 ]
 const report = async (...words: string[]): Promise<DropsReport> =>
   JSON.parse(await host.output(weft('--json', ...words))) as DropsReport
-/** Sends datagrams from the other host, one after another. */
+/** Sends datagrams from the other host, one after the other. */
 async function send(port: number, ...datagrams: readonly Buffer[]): Promise<void> {
   const script = `
     const socket = require('node:dgram').createSocket('udp4')
@@ -60,7 +60,7 @@ async function send(port: number, ...datagrams: readonly Buffer[]): Promise<void
 }
 const ping = (to: string, ...more: string[]) => host.run(['ping', '-n', '-c', '1', '-W', '1', ...more, to])
 
-it('shows what was dropped, and why', async () => {
+it('shows the dropped packets and the reasons', async () => {
   const daemon = await start({ Type: 'udp' }, '--workers', '1', '--healthz-port', '8080')
   const own = tunAddress(host)
   expect(await report()).toMatchObject({ schema: 1, device: 'flannel0', engine: 'native', packets: [] })
@@ -74,9 +74,9 @@ it('shows what was dropped, and why', async () => {
   await send(8285, forged, Buffer.from('hello'))
 
   const all = await eventually(async () => {
-    const told = await report()
-    expect(told.packets).toHaveLength(4)
-    return told
+    const reported = await report()
+    expect(reported.packets).toHaveLength(4)
+    return reported
   })
   const about = (reason: string, direction: string, peer: string | null, length: number) => ({
     reason,
@@ -94,8 +94,8 @@ it('shows what was dropped, and why', async () => {
   ])
   expect(all.packets[2]!.headers).toBe(forged.subarray(0, 128).toString('hex'))
   expect(Math.abs(all.packets[0]!.atUs / 1000 - Date.now())).toBeLessThan(60_000)
-  expect(all.reasons['tx_drop_ttl']).toEqual({ packets: 1, means: 'TTL or hop limit ran out here' })
-  // What packets say is not for who reaches the port.
+  expect(all.reasons['tx_drop_ttl']).toEqual({ packets: 1, means: 'the TTL or hop limit expired here' })
+  // The health port must not serve the content of packets.
   expect(await host.output(['curl', '-sS', 'http://127.0.0.1:8080/drops.json'])).toBe('404 page not found\n')
 
   expect((await report('--reason', 'ttl')).packets).toHaveLength(1)
@@ -106,7 +106,7 @@ it('shows what was dropped, and why', async () => {
       new RegExp(`${when} out ${own} > ${NOBODYS} icmp echo request, 84 bytes: no peer has the destination`),
     ),
     expect.stringContaining(
-      `> ${NOBODYS} icmp echo request, 84 bytes, to ${other.address}: TTL or hop limit ran out here`,
+      `> ${NOBODYS} icmp echo request, 84 bytes, to ${other.address}: the TTL or hop limit expired here`,
     ),
     expect.stringMatching(
       new RegExp(
@@ -131,38 +131,38 @@ it('shows what was dropped, and why', async () => {
   expect(shown[2]).toMatch(/ IP 10\.5\.1\.254\.1234 > .*\.80: UDP, length 200/)
   expect(shown).toHaveLength(5)
 
-  // Whoever reads no more has seen enough.
+  // The command ends successfully if its reader closes the pipe.
   const unread = await host.run(['sh', '-c', '{ "$@"; echo $? >&2; } | true', 'sh', ...weft()])
   expect(unread).toMatchObject({ stderr: '0\n' })
 
-  // Whoever follows is told of those to come, and of nothing twice.
+  // --follow prints later drops, and none twice.
   const following = host.spawn(weft('--follow'))
-  let heard = ''
-  following.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
-  await eventually(() => expect(heard.match(/\n/g)).toHaveLength(4))
+  let received = ''
+  following.stdout!.on('data', (text: Buffer) => (received += text.toString()))
+  await eventually(() => expect(received.match(/\n/g)).toHaveLength(4))
   await send(8285, Buffer.from('again'))
-  await eventually(() => expect(heard).toContain('616761696e'))
-  expect(heard.match(/\n/g)).toHaveLength(5)
-  // Also of a daemon that comes after the one that is told of.
+  await eventually(() => expect(received).toContain('616761696e'))
+  expect(received.match(/\n/g)).toHaveLength(5)
+  // It also prints the drops of the next daemon.
   await daemon.stop('SIGKILL')
   await start({ Type: 'udp' }, '--workers', '1', '--healthz-port', '8080')
   await send(8285, Buffer.from('later'))
-  await eventually(() => expect(heard).toContain('6c61746572'))
+  await eventually(() => expect(received).toContain('6c61746572'))
   const ended = new Promise((resolve) => following.once('exit', resolve))
   following.kill('SIGINT')
   expect(await ended).toBe(0)
 })
 
-it('shows of VXLAN what was no frame for this host as it came', async () => {
+it('shows VXLAN datagrams without a frame for this host as they arrived', async () => {
   await start({ Type: 'vxlan', DataPath: 'userspace' })
   const frame = Buffer.concat([Buffer.from('0800000000000700', 'hex'), Buffer.alloc(14, 2), Buffer.alloc(40, 3)])
   await send(8472, frame)
-  const told = await eventually(async () => {
+  const reported = await eventually(async () => {
     const drops = await report()
     expect(drops.packets).toHaveLength(1)
     return drops
   })
-  expect(told.packets[0]).toMatchObject({
+  expect(reported.packets[0]).toMatchObject({
     reason: 'rx_drop_not_ours',
     encap: '0800000000000700' + '02'.repeat(14),
     headers: Buffer.alloc(40, 3).toString('hex'),

@@ -1,4 +1,4 @@
-// clamp-mss.test.ts - "ClampMSS": containers with a larger MTU than the tunnel's begin their connections with segments that fit.
+// clamp-mss.test.ts - "ClampMSS": connections of containers whose MTU is larger than the tunnel's start with segments that fit.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -16,10 +16,10 @@ afterEach(() => lab?.close())
 
 const LISTEN = `require('node:net').createServer((socket) => socket.resume()).listen(7000, () => console.log('listening'))`
 const CONNECT = (address: string): string => `require('node:net').connect(7000, '${address}').resume()`
-/** Of a connection, with time stamps: what its sender puts in a segment. */
+/** The bytes of TCP time stamps in each segment. */
 const TIME_STAMPS = 12
 
-/** What the kernel of a container that talks to port 7000 puts in a segment. */
+/** Returns the size of the segments that the kernel of a container sends to port 7000. */
 async function segmentOf(pod: Pod): Promise<number> {
   let mss = 0
   await eventually(async () => {
@@ -35,13 +35,13 @@ it.each([
   { engine: 'native', backend: { Type: 'udp', ClampMSS: true }, mtu: 1472 },
   { engine: 'dgram', backend: { Type: 'udp', ClampMSS: true }, mtu: 1472 },
   { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace', ClampMSS: true }, mtu: 1450 },
-])('$engine, $backend', async ({ engine, backend, mtu }) => {
+])('segments fit the tunnel only with ClampMSS: $engine, $backend', async ({ engine, backend, mtu }) => {
   lab = await createLab({ hosts: 2 })
   const hosts = lab.hosts as [Host, Host]
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
-  // One side alone is enough, for both directions.
+  // Setting it on one host suffices for both directions.
   const daemons = [
     hosts[0].startDaemon({ args: ['--lease-dir', leases, '--engine', engine] }),
     hosts[1].startDaemon({ args: ['--lease-dir', leases, '--engine', backend.Type === 'vxlan' ? 'native' : 'dgram'] }),

@@ -1,4 +1,4 @@
-// cleanup.test.ts - `weft cleanup` removes what weft and every flannel left, to the last rule, and nothing of others.
+// cleanup.test.ts - `weft cleanup` removes everything that weft and every version of flannel left, and nothing else.
 
 import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
@@ -39,7 +39,7 @@ const here = (...command: string[]): Promise<string> => output(inside(...command
 const feed = (input: string, ...command: string[]): Promise<string> => output(inside(...command), { input })
 const cleanup = (...args: string[]): Promise<Finished> =>
   execute(inside(process.execPath, weft, 'cleanup', '-f', subnetFile, ...args))
-/** On a host that has these programs only: weft finds programs in /usr/sbin whatever PATH says, so an empty folder hides it. */
+/** Runs it on a host with only these programs. weft finds programs in /usr/sbin whatever PATH is, so an empty folder hides that one. */
 function cleanupWith(programs: readonly string[], ...args: string[]): Promise<Finished> {
   const path = mkdtempSync(join(folder, 'bin-'))
   for (const name of programs)
@@ -49,7 +49,7 @@ function cleanupWith(programs: readonly string[], ...args: string[]): Promise<Fi
   return execute(inside('unshare', '--mount', 'sh', '-c', hiding, 'sh', ...command))
 }
 
-/** All that a program could have changed, without counters and dates. */
+/** Returns everything that a program could have changed, without counters and dates. */
 async function state(): Promise<string> {
   const commands = [
     ['iptables-nft-save'],
@@ -68,7 +68,7 @@ async function state(): Promise<string> {
     .replaceAll(/\[\d+:\d+\]/g, '')
 }
 
-/** Rules in the same chains that are not flannel's, though some look like it. */
+/** Rules in the same chains that are not flannel's, although some look similar. */
 const FOREIGN = `*nat
 -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE
 -A POSTROUTING -s 10.9.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE
@@ -123,7 +123,7 @@ async function addForeign(): Promise<void> {
   )
   await feed('add table inet other', 'nft', '-f', '-')
   await here('ip', 'link', 'set', 'lo', 'up')
-  // By its kind or its number none of these is flannel's.
+  // The kind or the number of each of these devices shows that it is not flannel's.
   await here('ip', 'link', 'add', 'flannel.7', 'type', 'bridge')
   await here('ip', 'link', 'add', 'flannel.8', 'type', 'vxlan', 'id', '9', 'dstport', '8472', 'dev', 'lo')
   await here('ip', 'tuntap', 'add', 'flannel9', 'mode', 'tap')
@@ -135,14 +135,14 @@ describe('weft cleanup', () => {
     for (const path of ['/usr/sbin/iptables-legacy', '/usr/sbin/iptables-nft']) skip(!existsSync(path), `no ${path}`)
   })
 
-  it('says that there is nothing where there is nothing', async () => {
+  it('reports that there is nothing to remove', async () => {
     expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING, stderr: '' })
-    // Looking makes nothing: no table of the legacy kind, which would track connections, and none of nft.
+    // A dry run creates nothing: no table of iptables-legacy, which would start connection tracking, and none of nft.
     expect(await here('cat', '/proc/net/ip_tables_names')).toBe('')
     expect(await here('nft', 'list', 'tables')).toBe('')
   })
 
-  it('removes everything of every version, a line for each, and nothing else', async () => {
+  it('removes everything that any version left, with a line for each, and nothing else', async () => {
     await addForeign()
     const before = await state()
     await feed(CURRENT + COMMENTED, 'iptables-nft-restore', '--noflush')
@@ -197,7 +197,7 @@ describe('weft cleanup', () => {
     expect(await state()).toBe(before)
   })
 
-  it('removes what a daemon of both families left, by either kind, and nothing else', async () => {
+  it('removes everything that a dual-stack daemon left with either firewall, and nothing else', async () => {
     await addForeign()
     await feed(asIpv6(FOREIGN), 'ip6tables-legacy-restore', '--noflush')
     const before = await state()
@@ -210,7 +210,7 @@ describe('weft cleanup', () => {
     await here('ip', 'link', 'set', 'flannel-v6.1', 'up')
     await here('ip', '-6', 'address', 'add', 'fd00:5:0:1::/128', 'dev', 'flannel-v6.1')
     await here('ip', '-6', 'route', 'add', 'fd00:5:0:2::/64', 'via', 'fd00:5:0:2::', 'dev', 'flannel-v6.1', 'onlink')
-    await here('ip', 'tuntap', 'add', 'flannel-v6.7', 'mode', 'tun') // of one that carried vxlan itself
+    await here('ip', 'tuntap', 'add', 'flannel-v6.7', 'mode', 'tun') // a device of a daemon that carried vxlan itself
     await here('ip', 'link', 'set', 'flannel-v6.7', 'up')
     await here('ip', '-6', 'route', 'add', 'fd00:7::/48', 'dev', 'flannel-v6.7')
     await here('ip', '-6', 'route', 'add', 'blackhole', 'fd00:5:0:1::/64', 'metric', '4294967295')
@@ -240,12 +240,12 @@ describe('weft cleanup', () => {
     expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING, stderr: '' })
   })
 
-  it("leaves rules without a comment when nothing tells that their network was flannel's", async () => {
+  it("keeps rules without a comment if nothing shows that their network was flannel's", async () => {
     await feed(UNCOMMENTED.slice(UNCOMMENTED.indexOf('*filter')), 'iptables-nft-restore', '--noflush')
     expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING })
   })
 
-  it('removes what iptables-nft made without iptables, and names what it cannot see', async () => {
+  it('removes rules of iptables-nft without iptables, and names what it cannot see', async () => {
     await feed(FOREIGN, 'iptables-nft-restore', '--noflush')
     await feed(asIpv6(FOREIGN), 'ip6tables-nft-restore', '--noflush')
     const before = await state()
@@ -277,7 +277,7 @@ describe('weft cleanup', () => {
     })
   })
 
-  it('leaves a chain, empty, that another rule jumps to, and says so', async () => {
+  it('empties but keeps a chain that another rule jumps to, and says so', async () => {
     await feed(CURRENT, 'iptables-nft-restore', '--noflush')
     await here('iptables-nft', '-t', 'nat', '-A', 'POSTROUTING', '-o', 'eth1', '-j', 'FLANNEL-POSTRTG')
     const done = await cleanup()
@@ -290,7 +290,7 @@ describe('weft cleanup', () => {
     ])
   })
 
-  it("leaves a file that is not flannel's, and refuses what it does not know", async () => {
+  it("keeps a file that is not flannel's, and refuses unknown arguments", async () => {
     writeFileSync(subnetFile, 'PATH=/bin\n')
     expect(await cleanup()).toMatchObject({ code: 0, stdout: NOTHING })
     expect(existsSync(subnetFile)).toBe(true)
@@ -299,7 +299,7 @@ describe('weft cleanup', () => {
     expect(bad.stderr).toMatch(/^weft cleanup: .*--force.*; see weft cleanup -h\n$/)
   })
 
-  it('refuses while flanneld runs in this network namespace, and only then', async () => {
+  it('refuses while flanneld runs in this network namespace, but not in another', async () => {
     await feed(CURRENT, 'iptables-nft-restore', '--noflush')
     const before = await state()
     const start = async (command: readonly string[]): Promise<ChildProcess> => {
@@ -309,7 +309,7 @@ describe('weft cleanup', () => {
       return child
     }
     const named = ['-c', 'echo up; exec -a /opt/bin/flanneld sleep 600']
-    await start(['bash', ...named]) // on the host of this test, where it is none of ours
+    await start(['bash', ...named]) // a process on the host of this test, in another network namespace
     expect(await cleanup('--dry-run')).toMatchObject({ code: 0, stderr: '' })
 
     const child = await start(inside('bash', ...named))
@@ -320,7 +320,7 @@ describe('weft cleanup', () => {
   })
 })
 
-/** The lines that are printed for what was restored. */
+/** Returns the lines that are printed for the restored rules. */
 function rulesOf(restore: string, tool: string): string[] {
   let table = ''
   return restore.split('\n').flatMap((line) => {
@@ -330,7 +330,7 @@ function rulesOf(restore: string, tool: string): string[] {
 }
 
 describe('while weftd runs', () => {
-  it('nothing is removed; afterwards everything is', async () => {
+  it('removes nothing, and everything after weftd has ended', async () => {
     const lab = await createLab({ hosts: 1 })
     try {
       const [host] = lab.hosts
@@ -344,7 +344,7 @@ describe('while weftd runs', () => {
       const refused = `weft cleanup: weftd still runs (pid ${daemon.process.pid}); stop it first, and then clean up\n`
       expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: refused })
 
-      // One that cannot be told by its name, as in a container, is told by the device that it holds.
+      // A process whose name is hidden, as in a container, is found because it holds the device.
       expect(await daemon.stop()).toBe(0)
       const other = join(lab.folder, 'overlay')
       copyFileSync(join(packageRoot, 'bin/weftd'), other)
@@ -379,7 +379,7 @@ describe('while weftd runs', () => {
   })
 })
 
-it('removes the routes to other nodes by their hosts, of either family, and none that looks otherwise', async () => {
+it('removes the routes of both families to other nodes, and no other routes', async () => {
   const IPV6 = 'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:1::1/64\n'
   writeFileSync(subnetFile, `FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\n${IPV6}`)
   const ip = (text: string): Promise<string> => here('ip', ...text.split(' '))

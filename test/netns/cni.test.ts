@@ -1,7 +1,7 @@
-// cni.test.ts - CNI's plugins attach containers by our subnet.env, and these reach each other by each family.
+// cni.test.ts - the CNI plugins attach containers with our subnet.env, and the containers reach each other over each family.
 //
-// bridge and host-local are those of a host. The plugin named flannel, which makes their configuration out of subnet.env, is taken where
-// a host has it; elsewhere, as on Debian since version 12, its part is played here.
+// The plugins bridge and host-local are the host's. The plugin named flannel turns subnet.env into their configuration. If the host lacks
+// it, as Debian does since version 12, the test does this itself.
 
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -25,10 +25,13 @@ interface CniResult {
 }
 
 type Env = Readonly<Record<string, string>>
-/** The delegate of a network of the plugin flannel, in the form of its documentation. */
+/** The delegate in a network configuration of the plugin flannel, as in its documentation. */
 const DELEGATE = { isDefaultGateway: true, hairpinMode: true }
 
-/** What flannel's plugin hands to bridge (cni-plugin v1.9.1-flannel1, flannel.go, flannel_linux.go: getDelegateIPAM, doCmdAdd). */
+/**
+ * Returns the configuration that flannel's plugin passes to bridge (cni-plugin v1.9.1-flannel1, flannel.go, flannel_linux.go:
+ * getDelegateIPAM, doCmdAdd).
+ */
 function delegated(env: Env): object {
   const list = (name: string): string[] => (env[name] ?? '').split(',').filter(Boolean)
   const subnets = [...list('FLANNEL_SUBNET'), ...list('FLANNEL_IPV6_SUBNET')]
@@ -56,7 +59,7 @@ afterEach(async () => {
   await lab.close()
 })
 
-/** Attaches a new container to a host's network as a container runtime does. */
+/** Attaches a new container to a host's network, as a container runtime does. */
 async function attach(host: Host): Promise<CniResult & { readonly pod: string }> {
   const pod = `${lab.id}-cni-${pods.length}`
   await output(['ip', 'netns', 'add', pod])
@@ -72,7 +75,7 @@ async function attach(host: Host): Promise<CniResult & { readonly pod: string }>
     CNI_NETNS: `/run/netns/${pod}`,
     CNI_PATH: CNI_FOLDERS.join(':'),
   }
-  // What the plugins remember of a host is kept in its folder.
+  // The folder in which the plugins keep their state of a host.
   const kept = join(dirname(host.subnetFile), 'cni')
   mkdirSync(kept, { recursive: true })
   const hidden = 'mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/cni && mount --bind "$0" /var/lib/cni && exec "$@"'
@@ -101,7 +104,7 @@ const NETWORKS: readonly (readonly [what: string, config: object, families: read
   ['IPv6 alone', { EnableIPv4: false, ...IPV6, Backend: { Type: 'host-gw' } }, ['ipv6']],
 ]
 
-/** Makes the leases' folder for this network, and returns it. */
+/** Creates the lease directory with this configuration, and returns its path. */
 function configured(config: object): string {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases, { recursive: true })
@@ -110,12 +113,12 @@ function configured(config: object): string {
 }
 
 it.each(NETWORKS)(
-  "flannel's CNI plugin attaches containers by our subnet.env, and they reach each other: %s",
+  "flannel's CNI plugin attaches containers with our subnet.env, and they reach each other: %s",
   async (_what, config, families) => {
     lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
     const leases = configured(config)
     const daemons = lab.hosts.map((host, index) =>
-      // The plugin masquerades itself where the daemon does not.
+      // The plugin masquerades if the daemon does not.
       host.startDaemon({ args: ['--lease-dir', leases, ...(index === 0 ? ['--ip-masq'] : [])] }),
     )
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
@@ -127,7 +130,7 @@ it.each(NETWORKS)(
       const gateways = families.map(
         (family) => (family === 'ipv4' ? env['FLANNEL_SUBNET'] : env['FLANNEL_IPV6_SUBNET']) ?? '',
       )
-      // The bridge has the address that subnet.env names, and the first container the next one.
+      // The bridge has the address in subnet.env, and the first container has the next address.
       expect(ips.map(({ gateway }) => gateway)).toEqual(gateways.map((each) => each.split('/')[0]))
       expect(ips.map(({ address }) => address)).toEqual(gateways.map((each) => each.replace('1/', '2/')))
       expect(routes.map(({ dst }) => dst)).toEqual(
@@ -145,7 +148,7 @@ it.each(NETWORKS)(
   },
 )
 
-it('a host whose network gets IPv6 gives it to the next container, on the bridge that is there', async () => {
+it('a host whose network gets IPv6 passes it to the next container on the existing bridge', async () => {
   lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
   const [host] = lab.hosts as [Host]
   const run = async (config: object): Promise<Daemon> => {

@@ -1,4 +1,4 @@
-// contract.test.ts - what scripts and service managers see of flanneld: its lines, in its order, and its exit codes.
+// contract.test.ts - the interface that scripts and service managers know of flanneld: its log lines, in its order, and its exit codes.
 
 import { readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -29,7 +29,7 @@ const start = (on: Host, args: readonly string[] = [], env: Readonly<Record<stri
 
 const HEADER = /^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} [ \d]{6}\d [\w.-]+\/[\w.-]+:\d+\] /
 
-/** The log as letters and messages, with what differs from run to run replaced. */
+/** Returns the log as level letters and messages; parts that differ between runs are replaced. */
 function messages({ lines }: Daemon): string[] {
   return lines.map((line) => {
     expect(line).toMatch(HEADER)
@@ -54,7 +54,7 @@ const BEFORE_THE_LEASE = [
   'I Defaulting external address to interface address (192.168.77.1)',
 ]
 const AFTER_THE_LEASE = [
-  'I Forwarding between flannel0 and UDP 192.168.77.1:8285 with the native engine: ...', // ours
+  'I Forwarding between flannel0 and UDP 192.168.77.1:8285 with the native engine: ...', // a line of weft, not of flanneld
   'I Cleaning-up unused traffic manager rules',
   'I Cleaning-up nftables rules...',
   'I Starting flannel in iptables mode...',
@@ -76,9 +76,9 @@ const AT_THE_END = [
 ]
 
 describe("flanneld's lines, in its order", () => {
-  it('from the first start to the end, and when it comes back by its address, then by its subnet.env', async () => {
+  it('from the first start to the end, and at later starts that find the lease by the address and by subnet.env', async () => {
     const life = async (signal: NodeJS.Signals): Promise<string[]> => {
-      // With --persist the next one opens its data path first, as the last one did.
+      // With --persist the next daemon would open the data path of the last one first.
       const daemon = start(host, ['--ip-masq', '--persist=false'])
       await daemon.line(/Waiting for .* to renew lease/)
       expect(await daemon.stop(signal)).toBe(0)
@@ -113,13 +113,13 @@ describe("flanneld's lines, in its order", () => {
     ])
   })
 
-  it('of peers that come and go, and of the time until the lease is renewed', async () => {
+  it('of peers that appear and disappear, and of the time until the lease is renewed', async () => {
     const daemon = start(host, ['--subnet-lease-renew-margin', '1380']) // 23 of the 24 hours
     await daemon.line(/^I.*\] Running backend\.$/)
-    // No node draws it, being below SubnetMin.
+    // No node draws this subnet, because it is below SubnetMin.
     const peer = '/coreos.com/network/subnets/10.5.0.0-24'
     await daemon.line(/^I.*\] Waiting for .* to renew lease$/)
-    // Another, which the first listing may show; what comes after it is told by the watch.
+    // The first listing may show this peer already. The watch reports the next change.
     const other = subnetOf(host) === '10.5.1.0/24' ? '10.5.2.0' : '10.5.1.0'
     await etcd.ctl('put', `/coreos.com/network/subnets/${other}-24`, '{"PublicIP":"192.168.77.251","PublicIPv6":null}')
     await daemon.line(new RegExp(`^I.*\\] Subnet added: ${other}/24$`))
@@ -129,10 +129,10 @@ describe("flanneld's lines, in its order", () => {
     await etcd.ctl('put', peer, '{"PublicIP":"192.168.77.249","PublicIPv6":null}')
     await etcd.ctl('del', peer)
     await daemon.line(/^I.*\] Subnet removed: 10\.5\.0\.0\/24$/)
-    const told = messages(daemon)
+    const logged = messages(daemon)
       .slice(before)
       .filter((line) => /^I (watchSubnets: |Subnet )/.test(line))
-    expect(told.map((line) => line.replace(/revision \d+$/, 'revision N'))).toEqual([
+    expect(logged.map((line) => line.replace(/revision \d+$/, 'revision N'))).toEqual([
       'I watchSubnets: got valid subnet event with revision N',
       'I Subnet added: SUBNET',
       'I watchSubnets: got valid subnet event with revision N',
@@ -140,11 +140,11 @@ describe("flanneld's lines, in its order", () => {
       'I watchSubnets: got valid subnet event with revision N',
       'I Subnet removed: SUBNET',
     ])
-    // An hour, less up to a tenth of it at random and what the start took.
+    // One hour, less a random part of up to a tenth and the duration of the start.
     await daemon.line(/^I.*\] Waiting for (1h0m0|5\dm\d+)s to renew lease$/)
   })
 
-  it('and one more on a host that forwards nothing', async () => {
+  it('and one more line on a host that does not forward packets', async () => {
     const setting = '/proc/sys/net/ipv4/ip_forward'
     await host.output(['sh', '-c', `echo 0 > ${setting}`])
     const filters = (): Promise<string> =>
@@ -157,7 +157,7 @@ describe("flanneld's lines, in its order", () => {
     const daemon = start(host)
     await daemon.line(/^W.*\] net\.ipv4\.ip_forward is 0: no packet of a container leaves this host/)
     await daemon.line(/flannel is ready/)
-    // By these pidof and pgrep find it.
+    // pidof and pgrep use these two names.
     const named = (file: string): string => readFileSync(`/proc/${daemon.process.pid}/${file}`, 'utf8')
     expect([named('comm'), named('cmdline').replaceAll('\0', '')]).toEqual(['weftd\n', 'weftd'])
     expect(await filters()).toBe(before)
@@ -165,10 +165,10 @@ describe("flanneld's lines, in its order", () => {
       await host.output(['sh', '-c', 'cd /proc/sys/net/ipv4/conf && cat flannel0/rp_filter default/rp_filter'])
     ).split('\n')
     expect(of0).toBe(ofNew)
-    expect(await host.output(['cat', setting])).toBe('0\n') // whoever wants it sets it
+    expect(await host.output(['cat', setting])).toBe('0\n') // weftd does not change the setting
   })
 
-  it('of a public IP that is given, and of the wait for a configuration', async () => {
+  it('of a given public IP, and of the wait for a configuration', async () => {
     await etcd.ctl('del', '/coreos.com/network/config')
     const daemon = start(host, ['--iface', '192.168.77.1', '--public-ip', '203.0.113.7'])
     let stdout = ''
@@ -181,7 +181,7 @@ describe("flanneld's lines, in its order", () => {
     expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toBe(
       '{"PublicIP":"203.0.113.7","PublicIPv6":null}\n',
     )
-    expect(stdout).toBe('') // flanneld prints `timed out` there, once a second
+    expect(stdout).toBe('') // flanneld prints `timed out` here once a second
   })
 })
 
@@ -223,7 +223,7 @@ describe('exit codes', () => {
       1,
       /^E.*\] Invalid subnet-lease-renew-margin option, out of acceptable range/,
     ],
-    // The version is wanted by the flag alone, and a variable that cannot be read is named and passed over.
+    // Only the flag asks for the version. A variable with an invalid value is named and ignored.
     [
       '--subnet-lease-renew-margin=0',
       [],
@@ -233,7 +233,7 @@ describe('exit codes', () => {
     ],
     ['--etcd-cafile=/nowhere', [], {}, 1, /\nE.*\] Failed to create SubnetManager: cannot read \/nowhere/],
     ['--iface=eth7', ['--iface-wait=0'], {}, 1, /\nE.*\] Failed to find interface to use that matches the interfaces/],
-    // After the first argument that is no flag nothing is read: neither 'false' nor the bad flag behind it.
+    // After the first argument that is not a flag nothing is parsed: neither 'false' nor the bad flag after it.
     ['--version', ['false', '--unknown'], {}, 0, /^\d+\.\d+\.\d+\n$/],
   ] as const)('%s %j with %j: %d', async (flag, more, env, code, stderr) => {
     const result = await run([flag, ...more], env)
@@ -241,7 +241,7 @@ describe('exit codes', () => {
     expect([result.code, result.stdout]).toEqual([code, ''])
   })
 
-  it('1 without a word of the password', async () => {
+  it('1 without the password', async () => {
     const { code, stderr } = await run(['--etcd-cafile=/nowhere', '--etcd-username=u', '--etcd-password=hush'])
     expect(code).toBe(1)
     expect(stderr).toContain('etcd-username:u etcd-password:<hidden>')
@@ -267,7 +267,7 @@ describe('exit codes', () => {
     async (persist) => {
       const daemon = start(host, ['--ip-masq', `--persist=${persist}`])
       await daemon.line(/flannel is ready/)
-      expect(await host.output(['ss', '-Hltn'])).toBe('') // no --healthz-port
+      expect(await host.output(['ss', '-Hltn'])).toBe('') // without --healthz-port weftd listens on no TCP port
       expect(await daemon.stop()).toBe(0)
       expect(await etcd.ctl('get', '--prefix', '--print-value-only', '/coreos.com/network/subnets/')).toContain('77.1')
       expect(host.subnetEnv()['FLANNEL_IPMASQ']).toBe('true')
@@ -279,7 +279,7 @@ describe('exit codes', () => {
 })
 
 describe('variables', () => {
-  it('set what the command line does not, and a flag comes first', async () => {
+  it('set the flags that are missing on the command line', async () => {
     const file = join(lab.folder, 'by-variable.env')
     await etcd.ctl('put', '/elsewhere/config', '{"Network":"10.6.0.0/16"}')
     const env = {
@@ -290,7 +290,7 @@ describe('variables', () => {
       FLANNELD_HEALTHZ_PORT: '0x2117',
       FLANNELD_HEALTHZ_IP: '127.0.0.1',
       FLANNELD_SUBNET_FILE: '/nowhere/at/all',
-      FLANNELD_KUBE_API_URL: '', // empty is unset
+      FLANNELD_KUBE_API_URL: '', // an empty variable counts as unset
     }
     rmSync(host.subnetFile, { force: true })
     writeFileSync(file, '')
@@ -303,7 +303,7 @@ describe('variables', () => {
       host.statusSocket,
       '--etcd-endpoints',
       etcd.endpoint,
-      // A word that is no flag ends the flags; it and all behind it are passed over.
+      // A word that is not a flag ends the flags. weftd ignores it and all later words.
       '-public-ip',
       '203.0.113.9',
       `-subnet-file=${file}`,
@@ -371,13 +371,13 @@ describe("etcd's protection", () => {
     }
     const flags = (names: readonly string[]): string[] =>
       Object.entries(given).flatMap(([name, value]) => (names.includes(name) ? [`--${name}=${value}`] : []))
-    // A later daemon that goes on as last known would survive a refused login.
+    // A later daemon that starts from the last known state would survive a refused login.
     const daemon = start(host, [...flags(Object.keys(given)), '--persist=false'])
     await daemon.line(/flannel is ready/)
     expect(daemon.lines.filter((line) => line.startsWith('E'))).toEqual([])
     expect(await daemon.stop()).toBe(0)
 
-    // Without the certificate it is as if etcd were away; without the user it is a mistake.
+    // Without the certificate etcd counts as unavailable; without the user the start fails as a mistake.
     const unknown = start(host, flags(['etcd-cafile', 'etcd-username', 'etcd-password']))
     await unknown.line(/^E.*Couldn't fetch network config: /)
     expect(await unknown.stop()).toBe(0)

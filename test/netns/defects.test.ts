@@ -1,5 +1,5 @@
-// defects.test.ts - what nobody caught, wherever it was thrown, ends weftd as a signal does: the reason in the log, packets on their
-// way, the lease kept. Its exit code alone is another.
+// defects.test.ts - an uncaught error anywhere ends weftd like a signal: it logs the reason, packets continue, and the lease stays. Only
+// the exit code differs.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { get } from 'node:http'
@@ -36,7 +36,7 @@ afterEach(async () => {
   etcd = undefined
 })
 
-/** A daemon in which what `kind` names throws, once it is ready and has written what it knows. */
+/** Starts a daemon in which the callback named by `kind` throws once it is ready and has saved its state. */
 async function startThrowing(kind: string): Promise<Daemon> {
   const preload = join(packageRoot, 'dist/test/support/throwing.js')
   const env = { NODE_OPTIONS: `--import ${preload}`, WEFT_THROW: kind }
@@ -52,7 +52,7 @@ async function arm(daemon: Daemon): Promise<void> {
 const said = ({ lines }: Daemon, kind: string): string[] =>
   lines.filter((line) => line.includes(`Stopping for an error that nobody caught: Error: thrown by a test: ${kind}`))
 
-/** As a stop leaves it: the next daemon forwards before it has asked anybody, by the same lease. */
+/** Checks that the end left everything a stop leaves: the next daemon forwards with the same lease before it queries the store. */
 async function expectLeft(before: string): Promise<void> {
   expect(await host.output(['ip', '-br', 'link', 'show', 'dev', 'flannel0'])).toContain('UP')
   expect(await host.output(['ip', 'route', 'show', '10.5.0.0/16'])).toContain('flannel0')
@@ -66,10 +66,10 @@ async function expectLeft(before: string): Promise<void> {
 const changeAddresses = () => host.output(['ip', 'address', 'add', '198.51.100.7/32', 'dev', 'lo'])
 const nothing = async (): Promise<void> => {}
 
-describe('what nobody caught', () => {
+describe('an uncaught error', () => {
   it.each<[kind: string, provoke: (daemon: Daemon) => unknown]>([
     ['promise that nobody waits for', nothing],
-    ['error that nobody hears', nothing],
+    ['error without a listener', nothing],
     ['timer', nothing],
     ['health port', () => void host.spawn([process.execPath, '-e', `fetch('http://127.0.0.1:${PORT}/healthz')`])],
     ['status socket', () => get({ socketPath: host.statusSocket, path: '/healthz' }).on('error', () => {})],
@@ -105,7 +105,7 @@ describe('what nobody caught', () => {
     await expectLeft(subnet)
   })
 
-  it('in a fault of the engine, whose device is gone', async () => {
+  it('in a fault of an engine whose device is gone', async () => {
     await open()
     const daemon = await startThrowing('fault of the engine')
     await arm(daemon)
@@ -115,7 +115,7 @@ describe('what nobody caught', () => {
     expect(readdirSync(join(leases(), 'subnets'))).toHaveLength(1)
   })
 
-  it('a thousand times a second, also while it stops: it ends all the same, and says a few of them', async () => {
+  it('a thousand times a second, also during the stop: weftd still ends, and logs a few of them', async () => {
     await open()
     const daemon = await startThrowing('thousand errors')
     const subnet = host.subnetEnv()['FLANNEL_SUBNET']!

@@ -1,5 +1,5 @@
-// demo.test.ts - `npm run demo` shows for each host what it has of either family, and who reaches whom; what is broken, when it was
-// asked to break something; and what can be read on the cable, when it was asked to encrypt.
+// demo.test.ts - `npm run demo` shows each host's subnets and addresses, and which hosts reach each other. With options it also makes and
+// names a fault, or encrypts and shows the packets on the underlay.
 
 import { spawn } from 'node:child_process'
 import { join } from 'node:path'
@@ -12,7 +12,7 @@ import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'ping', 'iperf3', 'iptables', 'unshare', 'tcpdump')
 
-it('has a line of each network for each host, with the times by each family, and ends by itself', async () => {
+it('has a line of each network for each host, with the round-trip times per family, and ends by itself', async () => {
   const { code, stdout } = await execute([
     process.execPath,
     join(packageRoot, 'dist/lab/demo.js'),
@@ -67,7 +67,7 @@ it.each([
   })
 })
 
-it('encrypts, and finds nothing on the cable of what it finds in the container', async () => {
+it('encrypts, so the text in the container does not appear on the underlay', async () => {
   const { code, stdout } = await execute([
     process.execPath,
     join(packageRoot, 'dist/lab/demo.js'),

@@ -1,5 +1,5 @@
-// doctor-direct.test.ts - `weft doctor` on hosts that are well, where packets of peers come past the tunnel: by DirectRouting and host-gw,
-// with the strict filter of sources that many distributions set.
+// doctor-direct.test.ts - `weft doctor` on healthy hosts whose peers' packets bypass the tunnel (DirectRouting and host-gw), with the
+// strict rp_filter of many distributions.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

@@ -1,5 +1,5 @@
-// doctor.test.ts - `weft doctor` on hosts that are broken in one way each: it names that and nothing else, and accuses no host that is
-// well; what `weft` says of a real daemon, by the way.
+// doctor.test.ts - `weft doctor` on hosts with one fault each: it names this fault and nothing else, and blames no healthy host. The tests
+// also cover what `weft` prints about a real daemon.
 
 import { once } from 'node:events'
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs'
@@ -24,7 +24,7 @@ const leases = (): string => join(lab.folder, 'leases')
 const args = (): string[] => ['--lease-dir', leases(), '--probe-interval', '1']
 
 const inShell = (host: Host, script: string): Promise<string> => host.output(['sh', '-c', script])
-/** Resolves when each knows the other, and has heard of it. */
+/** Resolves when each host has the other as a peer and has received its answers. */
 async function areWell(): Promise<void> {
   for (const host of [first, second])
     await eventually(async () => expect((await statusOf(host)).peers).toMatchObject({ stored: 1, answering: 1 }))
@@ -43,17 +43,17 @@ beforeAll(async () => {
 })
 afterAll(() => lab?.close())
 
-it('finds nothing wrong with hosts that are well', async () => {
+it('finds nothing wrong with healthy hosts', async () => {
   for (const host of [first, second]) {
     const { code, checks, names } = await doctor(host)
     expect([code, names]).toEqual([0, []])
-    // A namespace may hide the limits of the table of neighbours.
+    // In a namespace the limits of the neighbour table may be hidden.
     const unknown = checks.filter(({ state, check }) => state === 'unknown' && check !== 'neighbours')
     expect(unknown).toEqual([])
   }
 })
 
-it('asks a peer by any of its names, and says how soon it answers', async () => {
+it('probes a peer given by any of its names, and prints the round-trip time', async () => {
   const subnet = subnetOf(second)
   for (const name of [subnet, subnet.replace('.0/24', '.77'), second.address]) {
     const { code, stdout } = await weft(first, ['ping', name, '--count', '1', '--size', '1472'])
@@ -69,7 +69,7 @@ it('asks a peer by any of its names, and says how soon it answers', async () => 
   })
 })
 
-it('explains what would happen to a packet, out and in', async () => {
+it('explains the path of a packet, outgoing and incoming', async () => {
   const [here, there] = [subnetOf(first), subnetOf(second)].map((subnet) => subnet.replace('.0/24', '.2')) as [
     string,
     string,
@@ -96,7 +96,7 @@ it('explains what would happen to a packet, out and in', async () => {
     failed: [],
     steps: ['source', 'destination', 'firewall', 'data path', 'forwarding', 'firewall', 'route'],
   })
-  // A firewall of nftables, and a table that is asked before the main one, are in its way.
+  // An nftables firewall, and a routing table that precedes the main one, affect the packet.
   await inShell(first, `nft '${FIREWALLD}'`)
   expect(await explain(here, there)).toMatchObject({ code: 3, failed: ['firewall'] })
   await inShell(first, 'nft delete table inet firewalld')
@@ -110,7 +110,7 @@ it('explains what would happen to a packet, out and in', async () => {
   })
   await inShell(first, 'ip rule del pref 5270; ip route flush table 52')
   expect(await explain(here, '10.5.254.9')).toMatchObject({ code: 3, failed: ['data path'] })
-  // Nothing masquerades it: nobody can say that an answer comes.
+  // Without masquerading an answer may not arrive.
   const away = await explain(here, '192.0.2.5')
   expect([away.code, away.passes ?? 'not known', away.failed]).toEqual([0, 'not known', []])
   await inShell(first, `ip route add ${there}/32 via 192.168.77.254; echo 0 > /proc/sys/net/ipv4/ip_forward`)
@@ -118,7 +118,7 @@ it('explains what would happen to a packet, out and in', async () => {
   await inShell(first, `ip route del ${there}/32; echo 1 > /proc/sys/net/ipv4/ip_forward`)
 })
 
-it('measures to a peer outside and inside the tunnel, names what is in the way, and lets no stranger in', async () => {
+it('measures outside and inside the tunnel, names what blocks a measurement, and accepts no unknown sender', async () => {
   const words = ['bench', second.address, '--seconds', '0.05', '--pairs', '1', '--streams', '2']
   expect(await weft(first, words)).toMatchObject({
     code: 1,
@@ -168,7 +168,7 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
   })
   await inShell(second, `iptables -D ${rule('flannel0')}`)
 
-  // The second host comes with what the first one's daemon tells, and is no peer of its own.
+  // The second host uses the first one's status, so it is not a peer of its own.
   expect(await second.run(weftOf(first, words))).toMatchObject({
     code: 1,
     stderr: expect.stringContaining('refuses: no peer of this node has the public IP 192.168.77.2'),
@@ -187,7 +187,7 @@ it('measures to a peer outside and inside the tunnel, names what is in the way, 
   ])
 })
 
-/** As firewalld makes it, on RHEL, Alma and Fedora. */
+/** The rules that firewalld creates on RHEL, Alma and Fedora. */
 const FIREWALLD = `table inet firewalld {
   chain filter_FORWARD {
     type filter hook forward priority filter + 10; policy accept;
@@ -198,26 +198,26 @@ const FIREWALLD = `table inet firewalld {
   chain filter_FWD_public { reject with icmpx admin-prohibited; }
 }`
 
-/** Each breaks the first host, and mends it; `find` is all that may be found there. */
+/** Each entry breaks the first host and repairs it; `find` lists the only findings there. */
 const BROKEN: readonly {
   readonly what: string
   readonly find: readonly FindingName[]
   readonly detail?: RegExp
   readonly break: () => Promise<unknown>
-  readonly mend: () => Promise<unknown>
+  readonly repair: () => Promise<unknown>
 }[] = [
   {
     what: 'no ip_forward',
     find: ['forwarding-off'],
     break: () => inShell(first, 'echo 0 > /proc/sys/net/ipv4/ip_forward'),
-    mend: () => inShell(first, 'echo 1 > /proc/sys/net/ipv4/ip_forward'),
+    repair: () => inShell(first, 'echo 1 > /proc/sys/net/ipv4/ip_forward'),
   },
   {
     what: 'a port that is closed',
     find: ['port-dropped', 'peer-silent'],
     detail: /^-A INPUT -p udp .*--dport 8285 -j DROP$/,
     break: () => inShell(first, 'iptables -A INPUT -p udp --dport 8285 -j DROP'),
-    mend: () => inShell(first, 'iptables -F INPUT'),
+    repair: () => inShell(first, 'iptables -F INPUT'),
   },
   {
     what: 'a firewall of nftables that drops what it does not know',
@@ -225,14 +225,14 @@ const BROKEN: readonly {
     detail: /^nft: inet mine in: policy drop$/,
     break: () =>
       inShell(first, "nft 'table inet mine { chain in { type filter hook input priority 0; policy drop; }; }'"),
-    mend: () => inShell(first, 'nft delete table inet mine'),
+    repair: () => inShell(first, 'nft delete table inet mine'),
   },
   {
     what: "firewalld's last rule of FORWARD, which rejects",
     find: ['forward-dropped'],
     detail: /^nft: inet firewalld filter_FWD_public: reject with icmpx admin-prohibited$/,
     break: () => inShell(first, `nft '${FIREWALLD}'`),
-    mend: () => inShell(first, 'nft delete table inet firewalld'),
+    repair: () => inShell(first, 'nft delete table inet firewalld'),
   },
   {
     what: "a VPN's table that is asked before the main one",
@@ -241,7 +241,7 @@ const BROKEN: readonly {
       /^10\.5\.\S+ \(from cni0\) goes to eth0 via 192\.168\.77\.254, by the table 52 and the rule "5270: from all lookup 52"$/,
     break: () =>
       inShell(first, 'ip route add 10.5.0.0/16 via 192.168.77.254 table 52; ip rule add pref 5270 lookup 52'),
-    mend: async () => {
+    repair: async () => {
       await inShell(first, 'ip rule del pref 5270; ip route flush table 52')
       await areWell()
     },
@@ -256,14 +256,14 @@ const BROKEN: readonly {
         first,
         'ip route add default via 192.168.77.254 table 30400; ip rule add pref 30400 iif cni0 lookup 30400',
       ),
-    mend: () => inShell(first, 'ip rule del pref 30400; ip route flush table 30400'),
+    repair: () => inShell(first, 'ip rule del pref 30400; ip route flush table 30400'),
   },
   {
     what: 'a rule that prohibits the way',
     find: ['route-refused', 'peer-silent'],
     detail: /: Permission denied, by the rule "100: from all to 10\.5\.\S+\/24 prohibit"$/,
     break: () => inShell(first, `ip rule add pref 100 to ${subnetOf(second)} prohibit`),
-    mend: async () => {
+    repair: async () => {
       await inShell(first, 'ip rule del pref 100')
       await areWell()
     },
@@ -273,14 +273,14 @@ const BROKEN: readonly {
     find: ['foreign-route', 'peer-silent'],
     detail: /^10\.5\..* goes via 192\.168\.77\.254 to eth0$/,
     break: () => inShell(first, `ip route add ${subnetOf(second)} via 192.168.77.254`),
-    mend: () => inShell(first, `ip route del ${subnetOf(second)}`),
+    repair: () => inShell(first, `ip route del ${subnetOf(second)}`),
   },
   {
     what: 'an external interface that has lost its address',
     find: ['address-gone', 'peer-silent'],
     detail: /^IPv4: eth0 has lost its address 192\.168\.77\.1$/,
     break: () => inShell(first, 'ip address del 192.168.77.1/24 dev eth0'),
-    mend: async () => {
+    repair: async () => {
       await inShell(first, 'ip address add 192.168.77.1/24 dev eth0; ip route add default via 192.168.77.254')
       await areWell()
       await daemons[0]!.line(/The external interface has an address of IPv4 again$/)
@@ -290,23 +290,23 @@ const BROKEN: readonly {
     what: 'a path that takes less than the interface',
     find: ['path-mtu'],
     detail:
-      /packets of 1472 bytes get no answer( since \S+)?, packets of up to 1372 do;  check the external interfaces of both/,
+      /packets of 1472 bytes get no answer( since \S+)?, packets of up to 1372 do; check the external interfaces of both/,
     break: () => inShell(second, 'ip link set eth0 mtu 1400'),
-    mend: () => inShell(second, 'ip link set eth0 mtu 1500'),
+    repair: () => inShell(second, 'ip link set eth0 mtu 1500'),
   },
   {
     what: 'containers with a larger MTU',
     find: ['bridge-mtu'],
     detail: /^cni0 has MTU 1500, the data path 1472$/,
     break: () => inShell(first, 'ip link add spare mtu 1500 type veth peer name spare2; ip link set cni0 mtu 1500'),
-    mend: () => inShell(first, 'ip link set cni0 mtu 1472; ip link del spare'),
+    repair: () => inShell(first, 'ip link set cni0 mtu 1472; ip link del spare'),
   },
   {
     what: "Docker's bridge by a stale subnet.env",
     find: ['bridge-elsewhere'],
     detail: /^docker0 has 10\.5\.253\.1, but this node has 10\.5\./,
     break: () => inShell(first, 'ip link add docker0 type bridge && ip address add 10.5.253.1/32 dev docker0'),
-    mend: () => inShell(first, 'ip link del docker0'),
+    repair: () => inShell(first, 'ip link del docker0'),
   },
   {
     what: 'subnets of two nodes across each other',
@@ -316,7 +316,7 @@ const BROKEN: readonly {
       writeFileSync(join(leases(), 'subnets', part), '{"PublicIP":"192.168.77.9","PublicIPv6":null}')
       await eventually(async () => expect((await statusOf(first)).peers!.programmed).toBe(2))
     },
-    mend: async () => {
+    repair: async () => {
       rmSync(join(leases(), 'subnets', subnetOf(second).replace('.0/24', '.128-25')))
       await areWell()
     },
@@ -329,7 +329,7 @@ const BROKEN: readonly {
       writeFileSync(join(leases(), 'subnets', '10.5.254.0-24'), '{"PublicIP":"192.168.77.1","PublicIPv6":null}')
       await eventually(async () => expect((await statusOf(first)).peers!.stored).toBe(2))
     },
-    mend: async () => {
+    repair: async () => {
       rmSync(join(leases(), 'subnets', '10.5.254.0-24'))
       await areWell()
     },
@@ -342,7 +342,7 @@ const BROKEN: readonly {
       writeFileSync(join(leases(), 'subnets', '10.9.0.0-24'), '{"PublicIP":"192.168.77.8","PublicIPv6":null}')
       await eventually(async () => expect((await statusOf(first)).peers!.stored).toBe(2))
     },
-    mend: async () => {
+    repair: async () => {
       rmSync(join(leases(), 'subnets', '10.9.0.0-24'))
       await areWell()
     },
@@ -355,7 +355,7 @@ const BROKEN: readonly {
       writeFileSync(leases(), 'no directory')
       await eventually(async () => expect((await statusOf(first)).store.reachable).toBe(false))
     },
-    mend: async () => {
+    repair: async () => {
       rmSync(leases())
       renameSync(`${leases()}-gone`, leases())
       await eventually(async () => expect((await statusOf(first)).store.reachable).toBe(true))
@@ -368,7 +368,7 @@ const BROKEN: readonly {
       rmSync(first.subnetFile)
       mkdirSync(first.subnetFile)
     },
-    mend: async () => {
+    repair: async () => {
       rmSync(first.subnetFile, { recursive: true })
       await eventually(() => expect(subnetOf(first)).toMatch(/^10\.5\./))
     },
@@ -381,7 +381,7 @@ const BROKEN: readonly {
       writeFileSync(join(leases(), 'config.new'), '{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}')
       renameSync(join(leases(), 'config.new'), join(leases(), 'config'))
     },
-    mend: async () => {
+    repair: async () => {
       writeFileSync(join(leases(), 'config.new'), '{"Network":"10.5.0.0/16"}')
       renameSync(join(leases(), 'config.new'), join(leases(), 'config'))
     },
@@ -408,7 +408,7 @@ const BROKEN: readonly {
     detail,
     find: ['peer-silent'] as const,
     break: () => inShell(second, rules.map((rule) => `iptables -A ${rule}`).join('; ')),
-    mend: async () => {
+    repair: async () => {
       await inShell(second, 'iptables -F INPUT; iptables -F OUTPUT')
       await areWell()
     },
@@ -417,12 +417,12 @@ const BROKEN: readonly {
     what: 'a peer whose host is off',
     find: ['peer-silent'],
     detail: /; no host on the link answers for its address: the host is off, cut off, or has another address now$/,
-    // What the kernel believes of its address ends at once, and not half a minute after the last packet.
+    // The kernel's neighbour entry expires immediately, and not half a minute after the last packet.
     break: async () => {
       await inShell(second, 'ip link set eth0 down')
       await inShell(first, 'ip neigh flush dev eth0')
     },
-    mend: async () => {
+    repair: async () => {
       await inShell(second, 'ip link set eth0 up')
       await areWell()
     },
@@ -432,7 +432,7 @@ const BROKEN: readonly {
     find: ['peer-silent'],
     detail: /: its last packet came \d+ s ago; its host is up and refuses UDP port 8285: weftd does not run there/,
     break: () => daemons[1]!.stop('SIGKILL'),
-    mend: async () => {
+    repair: async () => {
       daemons[1] = second.startDaemon({ args: args() })
       await daemons[1].line(/flannel is ready/)
       await areWell()
@@ -440,8 +440,8 @@ const BROKEN: readonly {
   },
 ]
 
-describe.sequential('of a host with', () => {
-  it.each(BROKEN)('$what', async ({ find, detail, break: break_, mend }) => {
+describe.sequential('weft doctor on a broken host', () => {
+  it.each(BROKEN)('reports $what', async ({ find, detail, break: break_, repair }) => {
     await break_()
     try {
       await eventually(async () => {
@@ -451,21 +451,21 @@ describe.sequential('of a host with', () => {
         if (detail) expect(details).toEqual(expect.arrayContaining([expect.stringMatching(detail)]))
       })
     } finally {
-      await mend()
+      await repair()
     }
   })
 
-  it('nothing any more, when all is mended', async () => {
+  it('reports nothing after all faults are repaired', async () => {
     await eventually(async () => expect((await doctor(first)).names).toEqual([]))
   })
 
-  it('no TUN device', async () => {
+  it('reports a missing TUN device', async () => {
     const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/net && exec "$@"', 'sh']
     const { code, names } = await doctor(first, hidden)
     expect([code, names]).toEqual([3, ['tun-missing']])
   })
 
-  it('a FORWARD chain that drops, and rules that nobody may make', async () => {
+  it('reports a FORWARD chain that drops, and rules that an unprivileged user cannot read', async () => {
     await daemons[0]!.stop()
     await inShell(first, 'iptables -F FORWARD; iptables -P FORWARD DROP')
     daemons[0] = first.startDaemon({ args: [...args(), '--iptables-forward-rules=false'] })
@@ -475,7 +475,7 @@ describe.sequential('of a host with', () => {
     expect([code, names, details[0]]).toEqual([3, ['forward-dropped'], '-P FORWARD DROP'])
   })
 
-  it('something for others to look at: one file with all of it, which is nobody else’s and replaces none', async () => {
+  it('packs all outputs into one file, which only its owner can read and which replaces no other', async () => {
     const file = join(lab.folder, 'bundle.tar.gz')
     const bundle = (before: readonly string[] = []) =>
       weft(first, ['doctor', '--subnet-file', first.subnetFile, '--bundle', file], before)
@@ -512,7 +512,7 @@ describe.sequential('of a host with', () => {
     })
     expect(readFileSync(file)).toEqual(old)
     rmSync(file)
-    // Half of one is none.
+    // An incomplete bundle is removed.
     const hidden = ['unshare', '--mount', 'sh', '-c', 'mount --bind /dev/null "$(command -v tar)" && exec "$@"', 'sh']
     expect(await bundle(hidden)).toMatchObject({
       code: 1,
@@ -521,7 +521,7 @@ describe.sequential('of a host with', () => {
     expect(existsSync(file)).toBe(false)
   })
 
-  it('no daemon: what it left is looked at all the same', async () => {
+  it('reports a missing daemon, and still checks everything that the daemon left', async () => {
     await daemons[0]!.stop('SIGKILL')
     const { code, checks, names, details } = await doctor(first)
     expect([code, names]).toEqual([3, ['daemon-silent', 'forward-dropped']])
@@ -534,7 +534,7 @@ describe.sequential('of a host with', () => {
     )
     rmSync(`${first.subnetFile}.last-known`)
     renameSync(leases(), `${leases()}-gone`)
-    // By subnet.env and the device alone: who the others are is not known, and nobody is accused.
+    // Only subnet.env and the device are known. The peers are unknown, so none is blamed.
     const alone = await doctor(first)
     expect(alone.names).toEqual(['daemon-silent', 'forward-dropped', 'foreign-route', 'no-route'])
     expect(alone.checks.filter(({ state }) => state === 'unknown').map(({ check }) => check)).toEqual([
@@ -552,7 +552,7 @@ describe.sequential('of a host with', () => {
     renameSync(`${leases()}-gone`, leases())
   })
 
-  it('a reader that goes: it ends as it would have', async () => {
+  it('exits as usual if the reader of its output goes away', async () => {
     const words = weftOf(first, ['doctor', '--subnet-file', first.subnetFile]).join(' ')
     expect(await first.output(['bash', '-c', `${words} | true; echo \${PIPESTATUS[0]}`])).toBe('3\n')
   })

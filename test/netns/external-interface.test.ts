@@ -1,4 +1,4 @@
-// external-interface.test.ts - the choice of addresses where a real kernel says which are tentative, temporary, deprecated.
+// external-interface.test.ts - choosing the external address while a real kernel marks addresses as tentative, temporary or deprecated.
 
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
@@ -37,11 +37,11 @@ const choose = (families: readonly Family[] = FAMILIES) =>
 const chosen = async (): Promise<string> => addressText({ ipv6: (await choose()).address.ipv6 })
 const entries = async () => (await findLink(run, 'eth0'))!.addresses.ipv6
 
-it('goes by what the kernel says of each', async () => {
-  await eventually(async () => expect(await entries()).toMatchObject([{ tentative: false }])) // the link-local one
+it("follows the kernel's flags of each address", async () => {
+  await eventually(async () => expect(await entries()).toMatchObject([{ tentative: false }])) // the link-local address
   expect(await chosen()).toMatch(/^fe80::/)
 
-  // Long enough to be seen: the kernel asks a hundred times, once a second, whether somebody has the address.
+  // The kernel checks for a duplicate a hundred times, once a second, so the tentative state lasts long enough to be observed.
   await set('dad_transmits', 100)
   await add('fd00:7::1')
   await expect(choose()).rejects.toMatchObject({
@@ -70,7 +70,7 @@ it('goes by what the kernel says of each', async () => {
   expect(await chosen()).toBe('fd00:7::5')
 })
 
-it('follows the IPv6 address, and no link-local one while the link comes up', async () => {
+it('follows a change of the IPv6 address, and uses no link-local address while the link comes up', async () => {
   await add('fd00:7::1', 'nodad')
   const before = await choose()
   await add('fd00:7::2', 'nodad')
@@ -80,10 +80,10 @@ it('follows the IPv6 address, and no link-local one while the link comes up', as
   const address = async (): Promise<string> => addressText({ ipv6: (await currentExternal(run, before)).address.ipv6 })
   expect(await address()).toBe('fd00:7::2')
   await remove('fd00:7::1')
-  expect(await address()).toBe('fd00:7::1') // it may come back in a moment
+  expect(await address()).toBe('fd00:7::1') // the address may return in a moment
   await eventually(async () => expect(await address()).toBe('fd00:7::2'))
 
-  // The kernel takes all IPv6 addresses from a link that goes down, and gives it the link-local one when it comes up.
+  // The kernel removes all IPv6 addresses from a link that goes down, and adds the link-local one when it comes up.
   await ip('link', 'set', 'dev', 'eth0', 'down')
   expect(await entries()).toEqual([])
   await ip('link', 'set', 'dev', 'eth0', 'up')
@@ -91,7 +91,7 @@ it('follows the IPv6 address, and no link-local one while the link comes up', as
   expect(await currentExternal(run, before)).toEqual(before)
 })
 
-it('names the setting that takes IPv6 from the interface', async () => {
+it('names the setting that disables IPv6 on the interface', async () => {
   await set('disable_ipv6', 1)
   await expect(choose()).rejects.toMatchObject({
     code: 'INTERFACE',

@@ -52,7 +52,12 @@ beforeEach(async () => {
   hosts = lab.hosts as unknown as [Host, Host]
   folder = join(lab.folder, 'leases')
   mkdirSync(folder)
-  writeFileSync(join(lab.folder, 'credential'), `${CREDENTIAL}\n`)
+  // The program writes the file too; daemons that start before it need it.
+  writeFileSync(
+    join(lab.folder, 'credential'),
+    `http://${SWITCH_ADDRESS}:${PORT} ${CREDENTIAL}
+`,
+  )
   const Backend = switchBackend(`http://${SWITCH_ADDRESS}:${PORT}`, join(lab.folder, 'credential'))
   writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
   const settings = ['ipv4/ip_forward=1', 'ipv4/conf/all/send_redirects=0', 'ipv4/conf/br0/send_redirects=0']

@@ -1,5 +1,5 @@
-// families.test.ts - networks of both families, and of IPv6 alone, with real daemons: containers reach each other by each, what is on the
-// host is flanneld's, and what befalls one family does not keep the other from going on.
+// families.test.ts - dual-stack and IPv6-only networks with real daemons: containers reach each other over each family, the host has
+// flanneld's settings, and a fault of one family does not stop the other.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -30,7 +30,7 @@ let lab: Lab
 afterEach(() => lab?.close())
 
 const BOTH = ['ipv4', 'ipv6'] as const
-/** The network configuration for these families. */
+/** Returns the network configuration for these families. */
 const network = (families: readonly Family[], backend: object): object => ({
   ...(families.includes('ipv4') ? { Network: '10.5.0.0/16' } : { EnableIPv4: false }),
   ...(families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}),
@@ -45,7 +45,7 @@ function start(host: Host): Daemon {
   })
 }
 
-/** A lab whose hosts all run a daemon for this configuration. */
+/** Creates a lab whose hosts all run a daemon with this configuration. */
 async function running(families: readonly Family[], backend: object, hosts = 2): Promise<Daemon[]> {
   lab = await createLab({ hosts, families: BOTH })
   mkdirSync(join(lab.folder, 'leases'))
@@ -60,7 +60,7 @@ async function reachBy(families: readonly Family[], from: Pod, to: Pod): Promise
   for (const family of families) await reach(from.namespace, addressIn(to, family))
 }
 
-/** What is told on a host of its only peer, which all of these families reach, and none besides. */
+/** Checks that a host reports its only peer as reached over exactly these families. */
 async function isSeenBy(families: readonly Family[], host: Host, from: Pod, to: Pod): Promise<void> {
   await eventually(async () => {
     const { peers, dataPath } = await statusOf(host)
@@ -91,7 +91,7 @@ async function explained(host: Host, family: Family, from: Pod, to: Pod) {
 const KINDS: readonly (readonly [
   name: string,
   backend: object,
-  /** Of the families that it carries in the lab. */
+  /** The MTU per set of families that the backend carries in the lab. */
   mtu: Readonly<Partial<Record<'both' | 'ipv6', number>>>,
 ])[] = [
   ['udp', { Type: 'udp' }, { both: 1452, ipv6: 1452 }],
@@ -113,7 +113,7 @@ const KINDS: readonly (readonly [
 ]
 const FAMILIES_OF = { both: BOTH, ipv6: ['ipv6'] } as const
 
-/** The children of a daemon that hear of the host's links, addresses and routes. */
+/** Lists the child processes of a daemon that monitor the host's links, addresses and routes. */
 function listeners({ process: { pid } }: Daemon): string[] {
   const pids = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean)
   const commands = pids.map((each) => readFileSync(`/proc/${each}/cmdline`, 'utf8').replaceAll('\0', ' ').trim())
@@ -125,7 +125,7 @@ const LISTENS = {
 }
 
 describe.each(KINDS)('%s', (_name, backend, mtus) => {
-  // IPv4 alone is what all the other files have.
+  // All other test files cover IPv4 alone.
   const known = (['both', 'ipv6'] as const).filter((which) => mtus[which])
   it.each(known)('carries %s between containers', async (which) => {
     const families = FAMILIES_OF[which]
@@ -144,7 +144,7 @@ describe.each(KINDS)('%s', (_name, backend, mtus) => {
     const [from, to] = [await a.startPod(), await b.startPod()]
     await reachBy(families, from, to)
     await reachBy(families, to, from)
-    // A family that the network does not have is left as it is.
+    // The settings of a disabled family stay as they are.
     for (const [flag, router] of [
       ['-4', '192.168.77.254'],
       ['-6', 'fd77::fe'],
@@ -152,7 +152,7 @@ describe.each(KINDS)('%s', (_name, backend, mtus) => {
       expect(await a.output(['ip', flag, 'route', 'show', 'default'])).toMatch(
         new RegExp(`^default via ${router} dev eth0 `),
       )
-    // Packets of the size that containers are told pass whole.
+    // Packets of the size that subnet.env names pass unfragmented.
     for (const family of families) {
       const [headers, address] = family === 'ipv4' ? [28, to.address] : [48, to.ipv6 ?? '']
       const size = String((mtus[which] ?? 0) - headers)
@@ -193,8 +193,8 @@ it("has flanneld's devices, entries and routes for both families", async () => {
   })
 })
 
-/** The answer of /readyz, and what the status says is wrong. */
-async function told({ namespace, statusSocket }: Host): Promise<readonly [ready: number, trouble: string | null]> {
+/** Returns the answer of /readyz, and the trouble in the status. */
+async function readiness({ namespace, statusSocket }: Host): Promise<readonly [ready: number, trouble: string | null]> {
   const ask = async (path: string, ...how: string[]): Promise<string> =>
     output([
       'ip',
@@ -223,7 +223,7 @@ const KINDS_WITH_A_FAULT: readonly (readonly [name: string, backend: object, dev
   ['wireguard by the kernel, one device', { Type: 'wireguard', DataPath: 'kernel', Mode: 'auto' }, ['flannel-wg']],
 ]
 describe.each(KINDS_WITH_A_FAULT)('%s, a fault of IPv6', (_name, backend, [device4, device6]) => {
-  it('leaves IPv4 as it is, and is mended: no packet of IPv4 is lost, and peers know a new address', async () => {
+  it('leaves IPv4 intact and is repaired: no IPv4 packet is lost, and peers learn the new address', async () => {
     const daemons = await running(BOTH, backend)
     const [a, b] = lab.hosts as [Host, Host]
     const [from, to] = [await a.startPod(), await b.startPod()]
@@ -245,11 +245,11 @@ describe.each(KINDS_WITH_A_FAULT)('%s, a fault of IPv6', (_name, backend, [devic
     expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
     expect(await number()).toBe(before)
     expect(daemons.flatMap(({ lines }) => lines).filter((line) => line.includes('The data path stopped'))).toEqual([])
-    await eventually(async () => expect(await told(a)).toEqual([200, null]))
+    await eventually(async () => expect(await readiness(a)).toEqual([200, null]))
   })
 })
 
-/** Those of each lease. */
+/** Returns the public addresses in each lease. */
 function publicAddresses(): (string | null)[][] {
   const folder = join(lab.folder, 'leases', 'subnets')
   return readdirSync(folder).map((name) => {
@@ -258,7 +258,7 @@ function publicAddresses(): (string | null)[][] {
   })
 }
 
-it('publishes another IPv4 address by udp over IPv6, and loses nothing', async () => {
+it('publishes another IPv4 address with udp over IPv6, and loses no packet', async () => {
   const [daemon] = await running(BOTH, { Type: 'udp', Underlay: 'ipv6' })
   const [a, b] = lab.hosts as [Host, Host]
   const [from, to] = [await a.startPod(), await b.startPod()]
@@ -268,14 +268,16 @@ it('publishes another IPv4 address by udp over IPv6, and loses nothing', async (
   await a.output(['ip', 'address', 'add', '192.168.77.99/24', 'dev', 'eth0'])
   await a.output(['ip', 'address', 'del', `${a.address}/24`, 'dev', 'eth0'])
   await a.output(['ip', 'route', 'replace', 'default', 'via', '192.168.77.254'])
-  await daemon!.line(/Peers are told that the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.99$/)
+  await daemon!.line(
+    /Publishing a change to the peers: the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.99$/,
+  )
   await eventually(() => expect(publicAddresses()).toContainEqual(['192.168.77.99', 'fd77::1']))
   expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
   expect(daemon!.lines.filter((line) => line.includes('The data path stopped'))).toEqual([])
   await reachBy(BOTH, to, from)
 })
 
-/** What keeps one family from being had, and its end. */
+/** Reasons why a family cannot be used: one command creates the obstacle, one removes it. */
 const IN_THE_WAY: readonly (readonly [family: string, backend: object, begin: string, end: string, why: RegExp])[] = [
   [
     'IPv6',
@@ -307,7 +309,7 @@ const IN_THE_WAY: readonly (readonly [family: string, backend: object, begin: st
   ],
 ]
 it.each(IN_THE_WAY)(
-  'carries the other while %s cannot be had, says so, and has both as soon as they can be',
+  'carries the other family while %s is unusable, logs that, and carries both as soon as it is usable',
   async (family, backend, begin, end, why) => {
     const [carried, lacking] = family === 'IPv4' ? (['ipv6', 'ipv4'] as const) : (['ipv4', 'ipv6'] as const)
     lab = await createLab({ hosts: 2, families: BOTH })
@@ -319,20 +321,20 @@ it.each(IN_THE_WAY)(
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
     const to = await b.startPod()
     await reach(a.namespace, (carried === 'ipv4' ? to.address : to.ipv6) ?? '')
-    expect(await told(a)).toEqual([503, expect.stringMatching(why)])
-    expect((await told(b))[0]).toBe(200)
+    expect(await readiness(a)).toEqual([503, expect.stringMatching(why)])
+    expect((await readiness(b))[0]).toBe(200)
     expect(await doctor(a)).toMatchObject({ code: 3, names: expect.arrayContaining(['family-down']) })
     const { code, stdout } = await weft(a, ['ping', (await statusOf(a)).peers!.list[0]!.subnet, '--count', '1'])
     expect([code, stdout.match(/(IPv\d): 1 of 1 answered/)?.[1]]).toEqual([3, family === 'IPv4' ? 'IPv6' : 'IPv4'])
     await a.output(['sh', '-c', end])
     await daemons[0]!.line(new RegExp(`${family} is carried again`))
     await reach(a.namespace, (lacking === 'ipv4' ? to.address : to.ipv6) ?? '')
-    await eventually(async () => expect(await told(a)).toEqual([200, null]))
+    await eventually(async () => expect(await readiness(a)).toEqual([200, null]))
     expect(daemons[0]!.lines.filter((line) => line.includes('The data path stopped'))).toEqual([])
   },
 )
 
-it('is switched to both families node by node, and each keeps its IPv4 subnet and its peers', async () => {
+it('is switched to both families node by node, and each node keeps its IPv4 subnet and its peers', async () => {
   const backend = { Type: 'udp' }
   const daemons = await running(['ipv4'], backend, 3)
   const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
@@ -342,7 +344,7 @@ it('is switched to both families node by node, and each keeps its IPv4 subnet an
     for (const from of pods) for (const to of pods) if (from !== to) await reachBy(['ipv4'], from, to)
   }
   for (const [at, host] of lab.hosts.entries()) {
-    // The first one is stopped before, the others are taken over from while they run.
+    // The first daemon is stopped first; the others hand over while they run.
     const before = daemons[at]!
     if (at === 0) await before.stop()
     const again = start(host)
@@ -354,12 +356,12 @@ it('is switched to both families node by node, and each keeps its IPv4 subnet an
   }
   expect(lab.hosts.map((host) => host.subnetEnv()['FLANNEL_SUBNET'])).toEqual(subnets)
   for (const from of pods) {
-    // A container of before has IPv4 alone; its host has both.
+    // A container that started before the switch has IPv4 only; its host has both families.
     const host = lab.hosts[pods.indexOf(from)]!
     for (const other of lab.hosts)
       if (other !== host) await reach(host.namespace, other.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::'))
   }
-  // And back: the device that was taken over has nothing of IPv6 any more.
+  // And back: the device that was handed over has no IPv6 configuration any more.
   configure(network(['ipv4'], backend))
   const [before, last] = [daemons[2]!, lab.hosts[2]!]
   await start(last).line(/flannel is ready/)
@@ -370,11 +372,11 @@ it('is switched to both families node by node, and each keeps its IPv4 subnet an
   await all()
 })
 
-describe('of two families', () => {
+describe('on dual-stack hosts', () => {
   let pods: readonly [Pod, Pod]
-  /** The first one's. */
+  /** The daemon of the first host. */
   let daemon: Daemon
-  /** Two hosts of both families, of which the first knows that the other answers by both. */
+  /** Starts two dual-stack hosts, and waits until the first knows that the other answers over both families. */
   async function both(dataPath = 'kernel'): Promise<readonly [Host, Host]> {
     ;[daemon] = (await running(BOTH, { Type: 'vxlan', DataPath: dataPath })) as [Daemon]
     const [a, b] = lab.hosts as [Host, Host]
@@ -391,7 +393,7 @@ describe('of two families', () => {
     ['ipv6', 'userspace', 'IPv6', 'ip6tables'],
     ['ipv4', 'userspace', 'IPv4', 'iptables'],
   ] as const
-  it.each(BROKEN)('the broken one is told: %s by the %s', async (family, dataPath, name, tool) => {
+  it.each(BROKEN)('weft reports the broken family: %s with the %s data path', async (family, dataPath, name, tool) => {
     const [a, b] = await both(dataPath)
     const other = BOTH.find((each) => each !== family)
     const rule = ['INPUT', '-p', 'udp', '--dport', '8472', '-j', 'DROP']
@@ -427,11 +429,11 @@ describe('of two families', () => {
     expect((await doctor(b)).names).toEqual(['port-dropped', 'family-broken'])
     await b.output([tool, '-D', ...rule])
     for (const host of [a, b]) await isWell(host)
-    // That probes were lost a moment ago is still told.
+    // Probes that were lost a moment ago are still reported.
     expect((await doctor(a)).names.filter((found) => found !== 'peer-lossy')).toEqual([])
   })
 
-  it('each is measured, outside and inside', async () => {
+  it('weft bench measures each family, outside and inside the tunnel', async () => {
     const [a, b] = await both()
     b.spawn(weftOf(b, ['bench', '--listen']))
     const words = ['bench', b.address, '--seconds', '0.05', '--pairs', '1', '--streams', '2']
@@ -463,7 +465,7 @@ describe('of two families', () => {
         expect(Math.min(tcp[path]!, roundTripMs[path]!)).toBeGreaterThan(0)
         expect(udp[path].lost).toBeLessThan(udp[path].sent)
       }
-    // What breaks one leaves the other's figures.
+    // A fault of one family does not change the measurements of the other.
     const rule = ['INPUT', '-i', 'flannel-v6.1', '-p', 'tcp', '--dport', '8286', '-j', 'REJECT']
     await b.output(['ip6tables', '-I', ...rule])
     const half = await measured()
@@ -481,33 +483,36 @@ describe('of two families', () => {
     expect(outside.stderr).toMatch(/^weft bench: IPv6: TCP port 8286 of fd77::2 is reached inside but not outside/)
   })
 
-  it.each(['kernel', 'userspace'])('what this host lacks of one is named, by the %s', async (dataPath) => {
-    const [a] = await both(dataPath)
-    await a.output(['ip', '-6', 'route', 'del', 'default'])
-    expect(await doctor(a)).toMatchObject({ code: 0, names: ['no-default-route'], details: ['IPv6'] })
-    await a.output(['ip', '-6', 'route', 'add', 'default', 'via', 'fd77::fe'])
-    await a.output(['sysctl', '-qw', 'net.ipv6.conf.all.forwarding=0'])
-    expect(await doctor(a)).toMatchObject({ code: 3, names: ['forwarding-off-ipv6'] })
-    expect((await explained(a, 'ipv6', ...pods)).stopped).toEqual(['forwarding'])
-    expect((await explained(a, 'ipv4', ...pods)).stopped).toEqual([])
-    await a.output(['sysctl', '-qw', 'net.ipv6.conf.all.forwarding=1'])
-    expect((await doctor(a)).names).toEqual([])
-    // The address alone: the data path of the family stays as it is, and is good again with it.
-    await a.output(['ip', 'address', 'del', 'fd77::1/64', 'dev', 'eth0'])
-    await daemon.line(/eth0 has lost its address fd77::1: by IPv6 nothing passes/)
-    const { state, trouble } = await statusOf(a)
-    expect([state, trouble]).toEqual(['impaired', expect.stringContaining('eth0 has lost its address fd77::1')])
-    const { code, names, details } = await doctor(a)
-    expect([code, names[0], details[0]]).toEqual([3, 'address-gone', 'IPv6: eth0 has lost its address fd77::1'])
-    await a.output(['ip', 'address', 'add', 'fd77::1/64', 'dev', 'eth0', 'nodad'])
-    await daemon.line(/The external interface has an address of IPv6 again/)
-    await reachBy(BOTH, ...pods)
-    // The peer that was not heard meanwhile is asked again by then.
-    await eventually(async () => expect((await statusOf(a)).trouble).toBe(null))
-    expect(daemon.lines.filter((line) => /is not carried|The data path stopped/.test(line))).toEqual([])
-  })
+  it.each(['kernel', 'userspace'])(
+    'weft names what this host lacks in one family, with the %s data path',
+    async (dataPath) => {
+      const [a] = await both(dataPath)
+      await a.output(['ip', '-6', 'route', 'del', 'default'])
+      expect(await doctor(a)).toMatchObject({ code: 0, names: ['no-default-route'], details: ['IPv6'] })
+      await a.output(['ip', '-6', 'route', 'add', 'default', 'via', 'fd77::fe'])
+      await a.output(['sysctl', '-qw', 'net.ipv6.conf.all.forwarding=0'])
+      expect(await doctor(a)).toMatchObject({ code: 3, names: ['forwarding-off-ipv6'] })
+      expect((await explained(a, 'ipv6', ...pods)).stopped).toEqual(['forwarding'])
+      expect((await explained(a, 'ipv4', ...pods)).stopped).toEqual([])
+      await a.output(['sysctl', '-qw', 'net.ipv6.conf.all.forwarding=1'])
+      expect((await doctor(a)).names).toEqual([])
+      // Only the address is removed. The data path of the family stays, and works again as soon as the address is back.
+      await a.output(['ip', 'address', 'del', 'fd77::1/64', 'dev', 'eth0'])
+      await daemon.line(/eth0 has lost its address fd77::1: by IPv6 nothing passes/)
+      const { state, trouble } = await statusOf(a)
+      expect([state, trouble]).toEqual(['impaired', expect.stringContaining('eth0 has lost its address fd77::1')])
+      const { code, names, details } = await doctor(a)
+      expect([code, names[0], details[0]]).toEqual([3, 'address-gone', 'IPv6: eth0 has lost its address fd77::1'])
+      await a.output(['ip', 'address', 'add', 'fd77::1/64', 'dev', 'eth0', 'nodad'])
+      await daemon.line(/The external interface has an address of IPv6 again/)
+      await reachBy(BOTH, ...pods)
+      // By then weftd has probed the silent peer again.
+      await eventually(async () => expect((await statusOf(a)).trouble).toBe(null))
+      expect(daemon.lines.filter((line) => /is not carried|The data path stopped/.test(line))).toEqual([])
+    },
+  )
 
-  it('the one that ipip does not carry is none that is broken', async ({ skip }) => {
+  it('weft does not report the family that ipip never carries', async ({ skip }) => {
     const { code: refused, stderr } = await execute(
       'unshare --net ip link add probe type ipip local 127.0.0.1'.split(' '),
     )

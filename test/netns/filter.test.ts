@@ -1,5 +1,5 @@
-// filter.test.ts - who is let in: a host on the underlay that has no lease sends whatever it can think of, and nothing of it
-// reaches the TUN, while peers talk on; who is turned away is named once.
+// filter.test.ts - the source filter: a host without a lease sends all kinds of packets from the underlay. None reaches the TUN, peers keep
+// talking, and each refused sender is logged once.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -37,19 +37,19 @@ async function start(host: Host, ...more: string[]): Promise<Daemon> {
 }
 
 const LONG = process.env['WEFT_LONG'] === '1'
-/** Of an attacker, to each engine: in all a million, or 50,000. */
+/** The number of an attacker's datagrams to each engine: a million in total, or 50,000. */
 const FORGED = LONG ? 250_000 : 12_500
-/** At once, of which a socket's buffer holds most. */
+/** The datagrams of a burst, most of which fit into a socket's buffer. */
 const BURST = 2_500
 
-/** What a socket had no room for, by the kernel's count. */
+/** Returns the kernel's count of datagrams that did not fit into the socket's buffer. */
 async function overflow(host: Host, port: number): Promise<number> {
   const text = await host.output(['cat', '/proc/net/udp'])
   const own = text.split('\n').filter((line) => line.includes(`:${port.toString(16).toUpperCase()} 00000000:`))
   return own.reduce((sum, line) => sum + Number(line.trim().split(/\s+/).at(-1)), 0)
 }
 
-/** A datagram as it may be after something happened to it: each damage can be told from the header. */
+/** Yields damaged copies of a datagram; the header reveals each damage. */
 function* mangled(datagram: Buffer, header: number): Generator<Buffer> {
   for (let bit = 0; bit < 20 * 8; bit++) {
     const copy = Buffer.from(datagram)
@@ -65,9 +65,9 @@ function packet(from: string, to: string): Buffer {
   return ipv4Packet({ source, destination, payload: udpDatagram(source, destination, 1, MARK, Buffer.from(from)) })
 }
 
-/** Leased to nobody. */
+/** An address in a subnet without a lease. */
 const NOBODYS = '10.5.0.7'
-/** What an attacker may send to a container of the first host by IPv4, or in the name of one of the second. */
+/** Returns packets that an attacker may send to a container of the first host over IPv4, also with source addresses of the second. */
 function packetsOf([victim, peer, attacker]: readonly [Host, Host, Host], ours: string, peers: string): Buffer[] {
   return [
     ...[peers, tunAddress(peer), NOBODYS, ours, tunAddress(victim)].map((source) => packet(source, ours)),
@@ -79,21 +79,21 @@ function packetsOf([victim, peer, attacker]: readonly [Host, Host, Host], ours: 
   ]
 }
 
-/** What a VXLAN header and a frame for a host look like to it: VNI 1. */
+/** Returns a VXLAN header and an Ethernet header that are right for a host, with VNI 1. */
 async function vxlanHeader(host: Host): Promise<Buffer> {
   const lease = await host.output(['cat', join(leases(), 'subnets', subnetOf(host).replace('/', '-'))])
   const mac = /"VtepMAC":"([^"]+)"/.exec(lease)![1]!.replaceAll(':', '')
   return Buffer.from(`0800000000000100${mac}020000000099`, 'hex')
 }
 
-/** The MACs that a host publishes of its vxlan devices, that of IPv4 first, in hex; none by another backend. */
+/** Returns the MACs that a host publishes for its vxlan devices, IPv4 first, in hex; none for another backend. */
 async function macsOf(host: Host): Promise<string[]> {
   const subnet = networkOf(host.subnetEnv()['FLANNEL_IPV6_SUBNET']!).replace('/', '-')
   const lease = await host.output(['sh', '-c', `cat ${join(leases(), 'subnets')}/*'&${subnet}'`])
   return [...lease.matchAll(/"VtepMAC":"([^"]+)"/g)].map(([, mac]) => mac!.replaceAll(':', ''))
 }
 
-/** Packets that came out of the TUN, by the kernel's count. */
+/** Returns the kernel's count of packets that weftd wrote to the TUN. */
 async function written(host: Host, device: string): Promise<number> {
   const text = await host.output(['ip', '-s', '-j', 'link', 'show', device])
   return (JSON.parse(text) as [{ stats64: { rx: { packets: number } } }])[0].stats64.rx.packets
@@ -106,12 +106,12 @@ const CASES = [
 ] as const
 
 it.each(CASES)(
-  'nothing of an attacker reaches $backend.Type with the $engine engine',
+  'no packet of an attacker reaches $backend.Type with the $engine engine',
   async ({ engine, backend, port, device }) => {
     lab = await createLab({ hosts: 3 })
     const [victim, peer, attacker] = lab.hosts as [Host, Host, Host]
     configure(backend)
-    // One lane: whatever is in its socket before another packet is done with when that has come.
+    // With one lane the earlier packets in its socket have been handled when a later packet arrives.
     const daemon = await start(victim, '--engine', engine, '--workers', '1')
     await start(peer, '--engine', engine)
     const [inside, other] = (await Promise.all([victim, peer].map((host) => host.startPod()))) as [Pod, Pod]
@@ -131,7 +131,7 @@ it.each(CASES)(
     ]
     const forged = [...whole, enclose(0x86dd, version6), ...damaged]
 
-    // With nothing else on the way; what is damaged comes from the peer too.
+    // Without other traffic. The peer sends damaged datagrams too.
     const PINGS = 5
     const before = await written(victim, device)
     const lost = await overflow(victim, port)
@@ -141,16 +141,16 @@ it.each(CASES)(
     await answers(other.namespace, ours, PINGS)
     expect((await written(victim, device)) - before).toBe(PINGS)
     const unseen = (await overflow(victim, port)) - lost
-    expect(unseen).toBeLessThan(taken / 2) // or next to nothing was tried
+    expect(unseen).toBeLessThan(taken / 2) // otherwise almost nothing was tested
     if (LONG) console.log(`${engine} ${backend.Type}: ${taken} forged, ${unseen} beyond the buffer, 0 in`)
 
-    // While there is a stream, which goes on.
+    // A stream runs meanwhile, and must continue.
     const listen = `const socket = require('node:dgram').createSocket('udp4')
   socket.on('message', (text, { address }) => console.log(address)).bind(${MARK}, () => console.log('listening'))`
     const listeners = [inside, victim].map((place) => place.spawn([process.execPath, '-e', listen]))
-    let heard = ''
-    for (const { stdout } of listeners) stdout!.on('data', (text: Buffer) => (heard += text.toString()))
-    await eventually(() => expect(heard).toBe('listening\nlistening\n'))
+    let received = ''
+    for (const { stdout } of listeners) stdout!.on('data', (text: Buffer) => (received += text.toString()))
+    await eventually(() => expect(received).toBe('listening\nlistening\n'))
     const server = await iperfServer((command) => inside.spawn(command))
     const alone = LONG ? (await server.run(other.namespace, ours, 3)).bitsPerSecond : 0
     const stream = { isOver: false }
@@ -167,11 +167,11 @@ it.each(CASES)(
       '-e',
       `require('node:dgram').createSocket('udp4').send('x', ${MARK}, '${ours}', () => process.exit())`,
     ])
-    await eventually(() => expect(heard).toContain(peers))
-    expect(heard).toBe(`listening\nlistening\n${peers}\n`)
+    await eventually(() => expect(received).toContain(peers))
+    expect(received).toBe(`listening\nlistening\n${peers}\n`)
 
-    // What there is to say is said, and once.
-    await daemon.line(/Packets from 192\.168\.77\.3 are not let in: no lease says that /)
+    // Each refused sender is logged once.
+    await daemon.line(/Packets from 192\.168\.77\.3 are not let in: no lease assigns /)
     await daemon.line(
       new RegExp(
         `Packets from 192\\.168\\.77\\.3 are not let in: (they claim to be from |${peers}|${tunAddress(peer)} belongs to the node at 192\\.168\\.77\\.2)`,
@@ -183,7 +183,7 @@ it.each(CASES)(
   },
 )
 
-/** Of an attacker, of both families, to each. */
+/** The number of an attacker's datagrams of both families to each engine. */
 const FORGED_OF_BOTH = LONG ? 1_000_000 : 20_000
 
 const OF_BOTH: readonly (readonly [name: string, engine: string, backend: object, devices: readonly string[]])[] = [
@@ -193,7 +193,7 @@ const OF_BOTH: readonly (readonly [name: string, engine: string, backend: object
 ]
 
 it.each(OF_BOTH)(
-  'nothing forged of either family reaches the TUN of %s by the %s engine, and each is counted',
+  'no forged packet of either family reaches the TUN of %s by the %s engine, and each is counted',
   async (name, engine, backend, devices) => {
     lab = await createLab({ hosts: 4, families: ['ipv4', 'ipv6'] })
     const [victim, peer, old, attacker] = lab.hosts as [Host, Host, Host, Host]
@@ -204,7 +204,7 @@ it.each(OF_BOTH)(
       IPv6Network: 'fd00:5::/48',
       IPv6SubnetMin: 'fd00:5:0:10::',
     })
-    // As flanneld's: a node without an IPv6 subnet.
+    // A node without an IPv6 subnet, like a node of flanneld.
     const isUdp = name !== 'vxlan'
     mkdirSync(join(leases(), 'subnets'))
     if (isUdp)
@@ -218,12 +218,12 @@ it.each(OF_BOTH)(
     const [inside, other] = (await Promise.all([victim, peer].map((host) => host.startPod()))) as [Pod, Pod]
     const [ours, peers] = [inside.ipv6 ?? '', other.ipv6 ?? '']
     for (const address of [inside.address, ours]) await reach(other.namespace, address)
-    // The kernel may send requests of its own device there; it answers them.
+    // The kernel answers requests to its own device, and may send some itself.
     const six = (from: string, to = ours, payload: Buffer = Buffer.alloc(16), protocol = 17, hopLimit = 64): Buffer =>
       ipv6Packet(parseIpv6(from)!, parseIpv6(to)!, payload, { protocol, hopLimit })
     const bytes = (hex: string): Buffer => Buffer.from(hex.replaceAll(' ', ''), 'hex')
     const tunOf = (host: Host): string => host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::')
-    /** Of nobody who sends them. */
+    /** Packets whose source is not an address of the sender. */
     const forged = [
       peers,
       tunOf(peer),
@@ -242,17 +242,18 @@ it.each(OF_BOTH)(
       '::10.5.1.2',
     ].map((source) => six(source))
     const redirect = Buffer.concat([bytes('89 00 0000 00000000'), Buffer.alloc(32, 0xfd)])
-    /** Which nobody may send, the peer neither. */
+    /** Invalid packets, which are dropped even from the peer. */
     const unsound = [
       ...[tunOf(victim), 'fe80::1', '::', '::1', 'ff02::1', '::ffff:10.5.1.2'].map((source) => six(source)),
       ...['fd00:5:0:1::7', 'ff02::1', 'fe80::1', '::1', victim.ipv6, peers].map((to) => six(peers, to)),
-      // A router's advertisement and solicitation, a neighbour's and a redirect (RFC 4861), each as its link would take it.
+      // Router solicitation and advertisement, neighbour solicitation and advertisement, and redirect (RFC 4861), each in a form that a
+      // link would accept.
       ...[133, 134, 135, 136, 137].map((type) =>
         six(peers, ours, Buffer.concat([Buffer.from([type, 0]), Buffer.alloc(38)]), 58, 255),
       ),
       six(peers, ours, redirect, 58, 255),
       six(peers, ours, bytes('11 02 00 01 00000000 00000000000000000000000000000000'), 43), // source route, type 0
-      six(peers, ours, bytes('11 02 04 01 00000000 00000000000000000000000000000000'), 43), // one that leads on
+      six(peers, ours, bytes('11 02 04 01 00000000 00000000000000000000000000000000'), 43), // a header that leads to another one
       six(
         peers,
         ours,
@@ -264,16 +265,16 @@ it.each(OF_BOTH)(
       ),
       six(peers, ours, bytes('11 ff 01 04 00000000'), 60), // longer than the packet
       six(peers, ours, bytes('06 00 00 01 00000001 0001020304050607'), 44), // a first fragment that hides the TCP header
-      six(peers, ours, bytes('06 00 00 08 00000001 0001020304050607'), 44), // one that overlaps it
+      six(peers, ours, bytes('06 00 00 08 00000001 0001020304050607'), 44), // a fragment that overlaps the first one
       six(peers, ours, bytes('3b 00 c2 04 00010000'), 0), // a jumbogram
-      // Extension headers that end before they are whole.
+      // Extension headers that are cut off.
       ...[0, 43, 44, 60].flatMap((protocol) =>
         [0, 1, 2, 7].map((size) => six(peers, ours, bytes('11 00 01 04 00000000').subarray(0, size), protocol)),
       ),
     ]
     const ipv4 = packetsOf([victim, peer, attacker], inside.address, other.address)
     const macs = await macsOf(victim)
-    /** The datagrams in which a sender has them, by the address that they go to: each by IPv4 and by IPv6. */
+    /** Returns the datagrams with their destinations, over IPv4 and over IPv6. */
     const sent = (four: readonly Buffer[], ipv6: readonly Buffer[]): [to: string, datagrams: Buffer[]][] => {
       if (name !== 'vxlan') return [victim.address, victim.ipv6].map((to) => [to, [...four, ...ipv6]])
       const frame = (mac: string, type: string, inner: Buffer): Buffer =>
@@ -282,7 +283,7 @@ it.each(OF_BOTH)(
         ...four.map((inner) => frame(mac, '0800', inner)),
         ...ipv6.map((inner) => frame(mac, '86dd', inner)),
       ]
-      // Each family by the other's tunnel too.
+      // Each family also arrives in the tunnel of the other.
       return [
         [victim.address, framed(macs[0])],
         [victim.ipv6, framed(macs[1])],
@@ -296,7 +297,7 @@ it.each(OF_BOTH)(
         ([reason, count]) => reason.startsWith('rx_drop') && count > 0,
       )
     let taken = 0
-    /** Sends so many, at once as many as a socket's buffer holds most of; each is dropped, for one reason or another. */
+    /** Sends `count` datagrams in bursts that mostly fit a socket's buffer. Each is dropped for some reason. */
     async function send(
       from: Host,
       all: readonly (readonly [string, readonly Buffer[]])[],
@@ -317,7 +318,7 @@ it.each(OF_BOTH)(
     if (isUdp) {
       await send(old, sent([], whole), 10 * whole.length)
       await daemon.line(
-        /Packets from 192\.168\.77\.3 are not let in: no lease says that 2001:db8::7 is there|Packets from 192\.168\.77\.3 are not let in: fd00:5:/,
+        /Packets from 192\.168\.77\.3 are not let in: no lease assigns 2001:db8::7 to this sender|Packets from 192\.168\.77\.3 are not let in: fd00:5:/,
       )
     }
     await send(attacker, sent([...ipv4, ...damaged4], [...whole, ...damaged6]), FORGED_OF_BOTH)
@@ -342,20 +343,20 @@ it.each(OF_BOTH)(
     for (const address of [inside.address, ours]) await answers(other.namespace, address, PINGS)
     expect((await writtenToAll()) - before).toBe(2 * PINGS)
     if (isUdp) {
-      // What it is let in by IPv4 it is not by IPv6, and nothing of IPv6 goes to it.
+      // A peer that is accepted over IPv4 is not accepted over IPv6, and receives no IPv6 packets.
       expect(await victim.run(['ping', '-c', '1', '-W', '1', 'fd00:5:0:fa00::1'])).toMatchObject({ code: 1 })
       const seen = (await statusOf(victim)).peers!.list.find(({ subnet }) => subnet === '10.5.250.0/24')
       expect(seen!.families).toMatchObject({ ipv6: null })
     }
     const unseen = new Map(await drops()).get('rx_drop_socket_full') ?? 0
-    expect(unseen).toBeLessThan(taken / 2) // or next to nothing was tried
+    expect(unseen).toBeLessThan(taken / 2) // otherwise almost nothing was tested
     if (LONG) console.log(`${engine} ${name}: ${taken} forged, ${unseen} beyond the buffer, 0 in`)
     expect(await daemon.stop()).toBe(0)
   },
   LONG ? 20 * EVENT_MS : undefined,
 )
 
-it('a peer that sends from another address than it publishes is named once, and let in by "inner"', async () => {
+it('a peer that sends from another address than it publishes is logged once, and accepted with "inner"', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   configure({ Type: 'udp' })
@@ -377,7 +378,7 @@ it('a peer that sends from another address than it publishes is named once, and 
   ping.kill()
 })
 
-it('a wrong value is an error that says what may stand there', async () => {
+it('a wrong value is an error that lists the valid ones', async () => {
   lab = await createLab({ hosts: 1 })
   configure({ Type: 'udp', VerifySource: 'yes' })
   const daemon = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', leases()] })

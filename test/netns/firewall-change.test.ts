@@ -1,5 +1,5 @@
-// firewall-change.test.ts - flags and configuration of the firewall change from each to each: afterwards a host has the rules of the last
-// one, as if there had been no other before.
+// firewall-change.test.ts - changes the firewall's flags and configuration from each combination to each other. Afterwards a host has the
+// rules of the last combination only.
 
 import { randomBytes } from 'node:crypto'
 import { afterEach, beforeEach, expect, it } from 'vitest'
@@ -20,7 +20,7 @@ interface Wish {
   readonly forward: boolean
   readonly families: readonly Family[]
 }
-/** Each tool with what it may be asked for, of one family and of both; that forwarding is not wanted is tried with nothing at all. */
+/** The combinations of each tool, for one family and for both. Without forwarding rules only the case without any rules is tested. */
 const WISHES: readonly Wish[] = (['iptables', 'nftables'] as const).flatMap((tool) => [
   ...[true, false].flatMap((masq) =>
     [['ipv4'] as const, FAMILIES].map((families) => ({ tool, masq, forward: true, families })),
@@ -36,7 +36,7 @@ afterEach(async () => {
   for (const name of namespaces) await output(['ip', 'netns', 'del', name])
 })
 
-/** A host without rules. */
+/** Creates a host without rules. */
 async function makeHost(): Promise<Run> {
   const name = `weft-fw-${process.pid}-${randomBytes(3).toString('hex')}`
   await output(['ip', 'netns', 'add', name])
@@ -45,7 +45,7 @@ async function makeHost(): Promise<Run> {
 }
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
-/** What a daemon does from its start to the first look after the one before has ended. */
+/** Does what a daemon does from its start to its first check after the previous daemon has ended. */
 async function raise(
   run: Run,
   { tool, masq, forward, families }: Wish,
@@ -59,7 +59,7 @@ async function raise(
   expect((await firewall.ensure(subnet)).failures).toEqual([])
 }
 
-/** All rules of both kinds, without counters, dates and the chains that are always there. */
+/** Lists all rules of both tools, without counters, dates and the built-in chains. */
 async function rulesOf(run: Run): Promise<readonly string[]> {
   const listings = [
     await run('iptables-save', []),
@@ -70,12 +70,12 @@ async function rulesOf(run: Run): Promise<readonly string[]> {
   const rules = lines
     .filter((line) => /flannel|10\.5\.|fd00:5/i.test(line))
     .map((line) => line.replace(/ \[\d+:\d+\]/, '').trim())
-  // Tables and chains are listed in the order in which they were made. Of iptables the order within a chain is kept.
+  // Tables and chains are listed in the order of their creation, so they are sorted. The order within an iptables chain is kept.
   const keyOf = (line: string): string => /^-A \S+/.exec(line)?.[0] ?? line
   return rules.toSorted((one, other) => (keyOf(one) < keyOf(other) ? -1 : keyOf(one) > keyOf(other) ? 1 : 0))
 }
 
-/** Each ordered pair once, as one walk (Hierholzer's algorithm). */
+/** Returns a path that uses each ordered pair once (Hierholzer's algorithm). */
 function walkOver(count: number): number[] {
   const left = Array.from({ length: count }, (_, from) =>
     Array.from({ length: count }, (_each, to) => to).filter((to) => to !== from),
@@ -89,7 +89,7 @@ function walkOver(count: number): number[] {
   return walk.toReversed()
 }
 
-/** So many of the walk, so that each test has some. */
+/** The number of parts into which the tests divide this path. */
 const PARTS = 3
 const steps = walkOver(WISHES.length).map((at) => WISHES[at]!)
 const size = Math.ceil(steps.length / PARTS)

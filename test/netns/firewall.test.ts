@@ -1,4 +1,4 @@
-// firewall.test.ts - the rules with real iptables, of both kinds, and real nft, in a namespace of the test.
+// firewall.test.ts - the firewall rules with real iptables of both kinds and with real nft, in a namespace of the test.
 
 import { execFileSync, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
@@ -29,10 +29,10 @@ const net = (ipv4: string, ipv6?: string): Nets => ({
   ipv6: ipv6 === undefined ? undefined : parseIpv6Net(ipv6)!,
 })
 const SUBNET = net('10.5.1.0/24')
-/** Of both families. */
+/** Networks of both families. */
 const NETWORKS = net('10.5.0.0/16', 'fd00:5::/48')
 const SUBNETS = net('10.5.1.0/24', 'fd00:5:0:1::/64')
-/** What was repaired; nothing may be left undone. */
+/** Returns the repairs; fails if a repair failed. */
 async function ensured(firewall: Firewall, subnet = SUBNET): Promise<readonly string[]> {
   const { repaired, failures } = await firewall.ensure(subnet)
   expect(failures).toEqual([])
@@ -49,7 +49,7 @@ const common = {
 }
 
 let namespace = ''
-/** Runs inside the namespace; `suffix` chooses iptables' kind. */
+/** Runs commands inside the namespace; `suffix` chooses iptables-legacy or iptables-nft. */
 const inside =
   (suffix = ''): Run =>
   (file, args, options) => {
@@ -65,7 +65,7 @@ afterEach(async () => {
   await runHere('ip', ['netns', 'del', namespace])
 })
 
-/** What `look` returns again and again while `work` is done again and again, both at least 20 times. */
+/** Returns the results of `look`, which repeats while `work` repeats, both at least 20 times. */
 async function seenDuring<T>(look: () => Promise<T>, work: () => Promise<unknown>): Promise<T[]> {
   const seen: T[] = []
   let works = 0
@@ -87,7 +87,7 @@ const GOLDEN = `-A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --com
 -A FLANNEL-POSTRTG -s 10.5.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
 -A FLANNEL-POSTRTG ! -s 10.5.0.0/16 -d 10.5.0.0/16 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully`
 
-/** The two families: what is written for IPv4, the network and the subnets, 10.5.N.0/24 and the like. */
+/** Per family: the words for IPv4, the network, and the subnets 10.5.N.0/24 and their IPv6 counterparts. */
 const FAMILIES = {
   ipv4: { of: (text: string) => text, network: net('10.5.0.0/16'), subnet: (n: number) => net(`10.5.${n}.0/24`) },
   ipv6: {
@@ -97,7 +97,7 @@ const FAMILIES = {
   },
 } as const
 
-/** Why a test of this kind of iptables cannot be run, if so, for `skip`. */
+/** Returns arguments for `skip`: whether this kind of iptables is missing, and the reason. */
 const lacks = (kind: string): [boolean, string] => {
   const file = `/usr/sbin/iptables-${kind}`
   return [!existsSync(file), `no ${file}`]
@@ -108,7 +108,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
     (await run(`${program}-save`, ['-t', table])).split('\n').filter((line) => line.startsWith('-A'))
 
   test.for(['ipv4', 'ipv6'] as const)(
-    "of %s has flanneld's rules, after those of others, and mends what was flushed, deleted or reordered",
+    "of %s has flanneld's rules, after foreign ones, and repairs rules that were flushed, deleted or reordered",
     async (family, { skip }) => {
       skip(...lacks(kind))
       const { of, network, subnet } = FAMILIES[family]
@@ -152,13 +152,13 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
       expect(await look(firewall, 9)).toEqual([])
       expect(await rules('nat')).toContain(of(GOLDEN.split('\n')[1]!.replace('10.5.1.0', '10.5.9.0')))
 
-      // A start moves the jump to the end again, as flanneld's.
+      // A start moves the jump to the end again, as flanneld's does.
       await run(program, ['-t', 'nat', '-A', 'POSTROUTING', '-s', of('198.51.100.0/24'), '-j', 'ACCEPT'])
       await createIptables(options).raise(subnet(1))
       const order = (await rules('nat')).filter((line) => line.startsWith('-A POSTROUTING'))
       expect(order).toEqual([of('-A POSTROUTING -s 198.51.100.0/24 -j ACCEPT'), jump])
 
-      // While they are set again and again nobody sees a chain that is empty or that nothing jumps to.
+      // While the rules are set again, no reader sees an empty chain or a chain without a jump.
       const seen = await seenDuring(
         () => rules('nat'),
         () => look(createIptables(options)),
@@ -173,14 +173,14 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
     },
   )
 
-  test("of both families keeps others' rules, follows the configuration, and leaves nothing of a family that is off", async ({
+  test('of both families keeps foreign rules, follows the configuration, and leaves no rule of a disabled family', async ({
     skip,
   }) => {
     skip(...lacks(kind))
     const run = inside(kind)
     const options = { ...common, run, network: NETWORKS }
     const previous = { network: NETWORKS, subnet: SUBNETS }
-    /** Another daemon's, in the chains that all share, and an operator's. */
+    /** Rules of another daemon in the shared chains, and rules of an operator. */
     const others = ['-A FLANNEL-FWD -s 10.9.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT']
     const foreign = '-A FORWARD -s 192.0.2.0/24 -j DROP'
     const input = `*filter\n:FLANNEL-FWD - [0:0]\n${[...others, foreign].join('\n')}\nCOMMIT\n`
@@ -193,7 +193,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
       ...(await rulesBy(run, program, 'nat')),
       ...(await rulesBy(run, program, 'filter')),
     ]
-    /** What was there before, and the jump that the other daemon needs too. */
+    /** The earlier rules, and the jump that the other daemon also needs. */
     const left = before.map((lines) =>
       ['-A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD', ...lines].toSorted(),
     )
@@ -201,7 +201,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
     expect(four).toEqual(expect.arrayContaining([...GOLDEN.split('\n'), ...others, foreign]))
     expect(await all('ip6tables')).toEqual(four.map(asIpv6))
 
-    // IPv6 is off from now on: all of it goes, and IPv4's stays.
+    // After IPv6 is disabled all its rules are removed, and the IPv4 rules stay.
     await createIptables({ ...common, run, previous }).raise(SUBNET)
     expect(await all('iptables')).toEqual(four)
     expect((await all('ip6tables')).toSorted()).toEqual(left[1])
@@ -213,7 +213,7 @@ describe.each(['nft', 'legacy'])('iptables of the kind %s', (kind) => {
   })
 })
 
-test('what kube-proxy has in the tables of nf_tables is not read to look after our own', async ({ skip }) => {
+test('the rules of kube-proxy in nf_tables are not read when weftd checks its own', async ({ skip }) => {
   skip(...lacks('nft'))
   const chains = Array.from({ length: 500 }, (_, at) => `KUBE-SVC-${at}`)
   const input = `*nat\n${chains.map((chain) => `:${chain} - [0:0]\n-A ${chain} -d 10.96.0.1 -p tcp -j RETURN\n`).join('')}COMMIT\n`
@@ -234,7 +234,7 @@ test('what kube-proxy has in the tables of nf_tables is not read to look after o
   expect(await run('iptables-save', ['-t', 'nat'])).toContain(':KUBE-SVC-499 ')
 })
 
-/** What flanneld's nftables mode shows (its e2e test, expectedNftPostrouting), but for the fourth rule of postrtg. */
+/** The output of flanneld's nftables mode (its e2e test, expectedNftPostrouting), without the fourth rule of postrtg. */
 const NFT_TABLE = `table ip flannel-ipv4 {
 	comment "rules for flannel-ipv4"
 	chain postrtg {
@@ -286,14 +286,14 @@ test.each([
     expect(await ensured(firewall, subnet)).toEqual(repaired)
     expect(await list()).toBe(first + second)
 
-    // Of two tables nft's listing is not one of a single moment: it may show chains before and after a transaction.
+    // nft does not list two tables atomically: it may show one before and one after a transaction.
     if (repaired.length > 1) return
     const seen = await seenDuring(list, () => ensured(createNftables(options), subnet))
     expect(new Set(seen)).toEqual(new Set([first + second]))
   },
 )
 
-test('nft empties the table of a family that is off now, but for the rules of another daemon', async () => {
+test('nft empties the table of a family that is disabled, except for the rules of another daemon', async () => {
   const run = inside()
   const previous = { network: NETWORKS, subnet: SUBNETS }
   const other = { network: net('10.9.0.0/16', 'fd00:9::/48'), subnet: net('10.9.1.0/24', 'fd00:9:0:1::/64') }
@@ -339,12 +339,12 @@ test.each([
   ])
 })
 
-test('the blackhole route of each family is the last: a bridge that comes later has its containers', async () => {
+test('the blackhole route of each family has the lowest priority, so a later bridge still reaches its containers', async () => {
   const run = inside('nft')
   const ip = (args: string) => run('ip', args.split(' '))
   const options = { ...common, network: NETWORKS, masq: false, forward: false, blackhole: true, run }
   const firewall = createFirewall('iptables', options)
-  // Earlier ones: of the subnet before, which goes, and of somebody else.
+  // Earlier routes: one for the previous subnet, which is removed, and one of another program.
   await ip('-6 route add blackhole fd00:5:0:7::/64 metric 4294967295')
   await ip('-6 route add blackhole fd00:5:0:8::/64')
   await firewall.raise(SUBNETS)
@@ -361,7 +361,7 @@ test('the blackhole route of each family is the last: a bridge that comes later 
   await ip('-6 address add fd00:5:0:1::1/64 dev cni0 nodad')
   expect(await ip('-6 route get fd00:5:0:1::99')).toContain(' dev cni0 ')
   await ip('-6 address del fd00:5:0:1::1/64 dev cni0')
-  // A route that an operator adds, which has the usual metric.
+  // A route that an operator adds, with the usual metric.
   await ip('-6 route add fd00:5:0:1::/64 dev cni0')
   expect(await ip('-6 route get fd00:5:0:1::99')).toContain(' dev cni0 ')
   await ip('-6 route del blackhole fd00:5:0:1::/64 metric 4294967295')
@@ -369,7 +369,7 @@ test('the blackhole route of each family is the last: a bridge that comes later 
   expect(await ip('-4 route show type blackhole')).toContain('10.5.1.0/24 metric 4294967295')
 })
 
-/** A DROP of iptables is overruled by an accept in the same table, never by one in a table of nft's own. */
+/** In one table an accept overrides a DROP rule of iptables. An accept in a separate nft table does not. */
 test.each([
   ['iptables', 'ipv4', createIptables, ['iptables', '-P', 'FORWARD', 'DROP']],
   ['nft', 'ipv4', createNftables, []],
@@ -403,7 +403,7 @@ test.each([
       await host('sysctl', ['-qw', isSix ? 'net.ipv6.conf.all.forwarding=1' : 'net.ipv4.ip_forward=1'])
       const [program, ...args] = before
       if (program) await host(program, args)
-      // The containers refuse what comes from the host's address beside them, as a masqueraded packet seems to.
+      // The containers refuse packets from the address of their own host, which is the source of masqueraded packets.
       const requests = isSix ? '-p ipv6-icmp --icmpv6-type echo-request' : '-p icmp --icmp-type echo-request'
       await ip(`netns exec ${names.far} ${iptables} -A INPUT ${requests} -s ${of('10.5.2.1')} -j DROP`)
       await ip(`netns exec ${names.pod} ${iptables} -A INPUT ${requests} -s ${of('10.5.1.1')} -j DROP`)
@@ -411,10 +411,10 @@ test.each([
       const answered = (address: string) => output(['ip', 'netns', 'exec', names.pod, ...ping, of(address)])
       const byHost = ['ip', 'netns', 'exec', namespace, ...ping, '-I', of('198.51.100.1')]
       const answeredByHost = (address: string) => output([...byHost, of(address)])
-      /** How many packets a rule that drops them has met, in a container. */
+      /** Returns the number of packets that a DROP rule in a container has matched. */
       const dropped = async (name: string) =>
         Number(/^ *(\d+) .* DROP /m.exec(await ip(`netns exec ${name} ${iptables} -nvL INPUT`))![1])
-      /** How many echo requests have come to a container; one that came and was not answered never will be. */
+      /** Returns the number of echo requests that a container has received. A request without an answer stays unanswered. */
       const asked = async (name: string) =>
         isSix
           ? Number(/^Icmp6InEchos\s+(\d+)/m.exec(await ip(`netns exec ${name} cat /proc/net/snmp6`))![1])
@@ -425,18 +425,18 @@ test.each([
         let said = ''
         child.stdout.on('data', (text: Buffer) => (said += text.toString()))
         await expect.poll(arrives).toBe(earlier + 1)
-        child.kill('SIGINT') // prints what it knows, and ends
+        child.kill('SIGINT') // tcpdump prints its packets and exits
         await ended(child)
         expect(said).toContain('1 packets transmitted, 0 received')
       }
 
-      /** A policy of iptables drops it on the host; else it comes to where no answer comes from. */
+      /** A policy of iptables drops the packet on the host; otherwise it reaches a place that never answers. */
       const gone = async () =>
         program ? Number(/policy DROP (\d+)/.exec(await host(iptables, ['-nvL', 'FORWARD']))![1]) : asked(names.out)
       await unanswered(['ip', 'netns', 'exec', names.pod, ...ping, of('198.51.100.2')], gone)
       await answeredByHost('10.5.2.2')
       await ensured(create({ ...common, network, run: host }), subnet(1))
-      // The outside knows no way to the network: only a masqueraded packet is answered.
+      // The outside has no route to the network, so only a masqueraded packet is answered.
       await answered('198.51.100.2')
       await answered('10.5.2.2')
       await unanswered([...byHost, of('10.5.2.2')], () => dropped(names.far))
@@ -447,7 +447,7 @@ test.each([
   },
 )
 
-test('the lock of the legacy kind is waited for', async ({ skip }) => {
+test('weftd waits for the lock of iptables-legacy', async ({ skip }) => {
   skip(...lacks('legacy'))
   const lock = `/tmp/${namespace}.lock`
   process.env['XTABLES_LOCKFILE'] = lock
@@ -458,7 +458,7 @@ test('the lock of the legacy kind is waited for', async ({ skip }) => {
     let done = false
     const ensuring = ensured(createIptables({ ...common, run }))
     const settled = ensuring.finally(() => (done = true))
-    // proc_locks(5): a waiter's line has an arrow, and its inode at the end of the fifth column.
+    // In proc_locks(5) a waiting process has an arrow, and the inode is at the end of the fifth column.
     const waits = new RegExp(`-> FLOCK .*:${statSync(lock).ino} `)
     await expect.poll(() => waits.test(readFileSync('/proc/locks', 'utf8'))).toBe(true)
     expect(done).toBe(false)
@@ -493,13 +493,13 @@ describe('weftd', () => {
     await daemon.line(/flannel is ready/)
     return daemon
   }
-  /** The rules, without counters and dates. */
+  /** Returns the rules without counters and dates. */
   const rules = async (...command: string[]): Promise<string> =>
     (await host.output(command)).replaceAll(/^#.*\n/gm, '').replaceAll(/\[\d+:\d+\]/g, '')
   const lines = (daemon: Daemon, text: string): number => daemon.lines.filter((line) => line.includes(text)).length
 
-  /** Breaks the rules by `command` and waits until they are as before and the log says so. */
-  async function mends(
+  /** Breaks the rules with `command`, and waits until they are restored and the log says so. */
+  async function repairsAfter(
     daemon: Daemon,
     list: readonly string[],
     repaired: string,
@@ -510,25 +510,25 @@ describe('weftd', () => {
     const times = lines(daemon, repaired)
     await host.output(command, { input })
     await expect.poll(() => lines(daemon, repaired)).toBe(times + 1)
-    await expect.poll(() => rules(...list)).toBe(before) // other chains too, each of which has a line of its own
+    await expect.poll(() => rules(...list)).toBe(before) // other chains too, each with a log line of its own
   }
 
-  test('mends what was deleted, flushed or swapped, logs it and counts it', async () => {
+  test('repairs rules that were deleted, flushed or swapped, logs and counts it', async () => {
     const daemon = await start({})
     const list = ['iptables-save']
     const first = (await rules(...list)).split('\n').find((line) => line.startsWith('-A FLANNEL-POSTRTG '))!
     const repaired = 'Repaired: rules of FLANNEL-POSTRTG'
-    await mends(daemon, list, repaired, ['iptables', '-t', 'nat', '-D', 'FLANNEL-POSTRTG', '6'])
-    await mends(daemon, list, repaired, ['iptables', '-t', 'nat', '-F', 'POSTROUTING'])
+    await repairsAfter(daemon, list, repaired, ['iptables', '-t', 'nat', '-D', 'FLANNEL-POSTRTG', '6'])
+    await repairsAfter(daemon, list, repaired, ['iptables', '-t', 'nat', '-F', 'POSTROUTING'])
     const second = first.replace('-A FLANNEL-POSTRTG', '-I FLANNEL-POSTRTG 2')
     const swap = `*nat\n-D${first.slice(2)}\n${second}\nCOMMIT\n`
-    await mends(daemon, list, repaired, ['iptables-restore', '--noflush'], swap)
-    await mends(daemon, list, 'Repaired: rules of FLANNEL-FWD', ['iptables', '-D', 'FORWARD', '1'])
+    await repairsAfter(daemon, list, repaired, ['iptables-restore', '--noflush'], swap)
+    await repairsAfter(daemon, list, 'Repaired: rules of FLANNEL-FWD', ['iptables', '-D', 'FORWARD', '1'])
     expect(lines(daemon, 'Some iptables rules are missing; deleting and recreating rules')).toBe(4)
-    // Two repairs at once, the fifth and the sixth; the seventh is the last that is told in a minute.
-    await mends(daemon, list, 'Repaired: rules of FLANNEL-FWD', ['nft', 'flush', 'ruleset'])
+    // Two repairs in one check are the fifth and the sixth. The seventh is the last one that is logged in a minute.
+    await repairsAfter(daemon, list, 'Repaired: rules of FLANNEL-FWD', ['nft', 'flush', 'ruleset'])
     await expect.poll(() => lines(daemon, repaired)).toBe(4)
-    await mends(daemon, list, repaired, ['iptables', '-t', 'nat', '-F', 'FLANNEL-POSTRTG'])
+    await repairsAfter(daemon, list, repaired, ['iptables', '-t', 'nat', '-F', 'FLANNEL-POSTRTG'])
     expect(daemon.lines.filter((line) => /That is 7 repairs in a minute|repair 7 since/.test(line))).toHaveLength(1)
     expect(daemon.lines.filter((line) => /^[EF]/.test(line))).toEqual([])
     expect(await daemon.stop()).toBe(0)
@@ -556,8 +556,8 @@ describe('weftd', () => {
     expect(await seen([])).toEqual([0, false, true])
   })
 
-  test('looks at the rules no sooner than --iptables-resync says', async () => {
-    // Of either kind: of nf_tables chains are looked at one by one.
+  test('checks the rules no more often than --iptables-resync says', async () => {
+    // For either kind: with nf_tables each chain is listed separately.
     const [program, ofLook]: readonly [string, RegExp] = isNfTables(await host.output(['iptables', '--version']))
       ? ['iptables', /^-t filter -S FLANNEL-FWD$/]
       : ['iptables-save', /^/]
@@ -567,7 +567,7 @@ describe('weftd', () => {
     const other = await start({}, { on: lab.hosts[1]!, args: ['--iptables-resync=1'], env: calls[1]!.env })
     const atStart = calls.map(({ seen }) => seen().length)
     await host.output(['iptables', '-F', 'FLANNEL-FWD'])
-    // subnet.env is looked at every 5 s, as often as rules when nothing is said: twice in the time that this takes.
+    // subnet.env is checked every 5 s, like the rules by default: twice in the time that this takes.
     for (const number of [1, 2]) {
       rmSync(host.subnetFile)
       await daemon.line(new RegExp(`Repaired: .*subnet\\.env was gone or changed \\(repair ${number} `))
@@ -582,16 +582,16 @@ describe('weftd', () => {
     expect(await rules('iptables-save')).not.toContain('-A FLANNEL-FWD')
   })
 
-  test('mends the table of the nftables mode', async () => {
+  test('repairs the table of the nftables mode', async () => {
     const daemon = await start({ EnableNFTables: true })
     const list = ['nft', '-s', 'list', 'ruleset']
     const repaired = 'Repaired: the table flannel-ipv4'
-    await mends(daemon, list, repaired, ['nft', 'flush', 'ruleset'])
-    await mends(daemon, list, repaired, ['nft', 'flush', 'chain', 'ip', 'flannel-ipv4', 'postrtg'])
-    await mends(daemon, list, repaired, ['nft', 'insert', 'rule', 'ip', 'flannel-ipv4', 'postrtg', 'accept'])
+    await repairsAfter(daemon, list, repaired, ['nft', 'flush', 'ruleset'])
+    await repairsAfter(daemon, list, repaired, ['nft', 'flush', 'chain', 'ip', 'flannel-ipv4', 'postrtg'])
+    await repairsAfter(daemon, list, repaired, ['nft', 'insert', 'rule', 'ip', 'flannel-ipv4', 'postrtg', 'accept'])
   })
 
-  test('leaves what others put into its table where it is, and is not busy with it', async () => {
+  test('keeps rules that others add to its table, without a repair each time', async () => {
     const daemon = await start({ EnableNFTables: true })
     const repairs = (): number => lines(daemon, 'Repaired: the table flannel-ipv4')
     const nft = (...args: string[]): Promise<string> => host.output(['nft', ...args])
@@ -607,8 +607,8 @@ describe('weftd', () => {
   })
 
   /**
-   * A folder of programs that lacks iptables, a way to bring it there, and how a daemon is started that has no other: weftd finds
-   * programs in /usr/sbin whatever PATH says, so an empty folder hides it.
+   * Returns a folder of programs without iptables, a function that adds iptables, and the arguments of a daemon with this folder. weftd
+   * finds programs in /usr/sbin whatever PATH is, so an empty folder hides that one.
    */
   function binWithout(programs = ['ip', 'nft', 'setpriv']) {
     const bin = join(lab.folder, 'bin')
@@ -621,11 +621,11 @@ describe('weftd', () => {
     return { bin, provide, options: { env: { PATH: bin }, before: [...before, hiding, 'sh'] } }
   }
 
-  test("starts without iptables, with flanneld's words, and sets the rules up once it is there", async () => {
+  test("starts without iptables, logs flanneld's lines, and sets the rules once iptables appears", async () => {
     const { provide, options } = binWithout()
     const daemon = await start({}, options)
     const said = daemon.lines.filter((line) => line.startsWith('E'))
-    expect(said).toHaveLength(2) // as flanneld: for masquerading, and for forwarding
+    expect(said).toHaveLength(2) // flanneld also has two: for masquerading and for forwarding
     for (const line of said)
       expect(line).toMatch(
         /\] Failed to setup IPTables\. iptables binary was not found: iptables is not installed; install the package iptables$/,
@@ -635,7 +635,7 @@ describe('weftd', () => {
     await expect.poll(() => rules('iptables-save')).toContain('-j FLANNEL-POSTRTG')
   })
 
-  test("nft mode needs no iptables to remove iptables mode's rules, and names those of the legacy kind, which it cannot", async ({
+  test('nft mode removes the rules of iptables mode without iptables, and names those of iptables-legacy, which it cannot remove', async ({
     skip,
   }) => {
     skip(...lacks('legacy'))
@@ -658,7 +658,7 @@ describe('weftd', () => {
     ])
   })
 
-  test("says from -v 2 on that the nftables mode's tables could not be removed", async () => {
+  test('logs from -v 2 on that the tables of the nftables mode could not be removed', async () => {
     const { options } = binWithout(['ip', 'setpriv'])
     for (const level of [1, 2]) {
       const args = [`-v=${level}`, '--iptables-forward-rules=false']
@@ -668,7 +668,7 @@ describe('weftd', () => {
     }
   })
 
-  test("starts without br_netfilter, with flanneld's words as a warning; not so where no rule needs it", async () => {
+  test("starts without br_netfilter with flanneld's line as a warning, but without the line if no rule needs it", async () => {
     const hidden = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /proc/sys/net/bridge && exec "$@"', 'sh']
     const warned = (daemon: Daemon): string[] => daemon.lines.filter((line) => line.includes('br_netfilter'))
     const daemon = await start({}, { before: hidden })
@@ -685,7 +685,7 @@ describe('weftd', () => {
     expect(warned(nft)).toEqual([])
   })
 
-  test('removes at the start what an older version and other flags left', async () => {
+  test('removes at the start the rules of an older version and of other flags', async () => {
     const old = [
       '-A POSTROUTING -s 10.5.0.0/16 -d 10.5.0.0/16 -j RETURN',
       '-A POSTROUTING -s 10.5.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE',
@@ -704,7 +704,7 @@ describe('weftd', () => {
       ),
     ])
     expect(await masq.stop()).toBe(0)
-    expect(await rules('iptables-save')).toBe(save) // as flanneld's, they outlive it
+    expect(await rules('iptables-save')).toBe(save) // the rules outlive the daemon, like those of flanneld
     const none = await start({}, { args: ['--iptables-forward-rules=false'] })
     expect(await rules('iptables-save')).not.toMatch(/flannel/i)
     expect(await none.stop()).toBe(0)

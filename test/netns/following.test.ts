@@ -1,7 +1,7 @@
-// following.test.ts - what others do to the host's links, addresses and routes is noticed and mended.
+// following.test.ts - weftd notices and repairs changes to the host's links, addresses and routes.
 //
-// How soon is printed. What makes it soon is pinned where no machine is too slow for it: that the kernel's report wakes
-// the daemon, in host-events.test.ts; that the daemon, woken, looks within a quarter of a second, in unit/daemon.test.ts.
+// The test only prints how fast that is. Other tests check the speed independently of the machine: host-events.test.ts that the kernel's
+// report wakes the daemon, unit/daemon.test.ts that the daemon then checks within a quarter of a second.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -25,7 +25,7 @@ let daemon: Daemon
 let a: Host
 let b: Host
 let leases: string
-/** The commands of a's daemon. */
+/** The commands that a's daemon runs. */
 let calls: Calls
 
 beforeEach(async () => {
@@ -44,11 +44,11 @@ beforeEach(async () => {
 })
 afterEach(() => lab.close())
 
-/** Resolves when a ping that is sent from now on is answered; from a's overlay address, so that nothing else can carry it. */
+/** Resolves when a ping sent after the call is answered. Its source is a's overlay address, so only the tunnel can carry it. */
 const traffic = (): Promise<string> =>
   eventually(() => a.output(['ping', '-n', '-c', '1', '-W', '1', '-I', tunAddress(a), tunAddress(b)]), { everyMs: 20 })
 
-describe('again and again, traffic goes on after', () => {
+describe('each time traffic recovers after', () => {
   const FAULTS = [
     ['the device was deleted', 'ip link del flannel0'],
     ['the device was set down', 'ip link set flannel0 down'],
@@ -79,7 +79,7 @@ describe('a repair', () => {
     await daemon.line(/Repaired: /)
     await a.output(['ip', 'link', 'set', 'flannel0', 'mtu', '1300'])
     await daemon.line(/\(repair 2 since the start\)/)
-    // What would be repaired twice is found twice by the next two looks.
+    // Something that needs two repairs would be found by the next two checks.
     await calls.more(2, /address show dev flannel0/)
     await a.output(['ip', 'link', 'set', 'flannel0', 'down'])
     await daemon.line(/flannel0 was down/)
@@ -90,7 +90,7 @@ describe('a repair', () => {
     expect(repairs()[0]).toBe('the route to 10.5.0.0/16 was gone (repair 1 since the start)')
   })
 
-  it('is not made of a route to a part of the network: that is named, and traffic goes on when it is gone', async () => {
+  it('does not remove a route to a part of the network: it names the route, and traffic recovers when the route is gone', async () => {
     const part = tunAddress(b).replace(/\.0$/, '.0/24')
     await a.output(['ip', 'route', 'add', part, 'via', '192.168.77.254'])
     await daemon.line(/^W.*Packets bypass the tunnel by routes that others made: [\d./]+ to eth0; remove them/)
@@ -103,7 +103,7 @@ describe('a repair', () => {
 })
 
 describe('the external interface', () => {
-  it('goes down and up again and again: each time traffic goes on, and nothing had to be mended', async () => {
+  it('goes down and up again and again: traffic recovers each time without a repair', async () => {
     const descriptors = (): number => readdirSync(`/proc/${daemon.process.pid}/fd`).length
     const before = descriptors()
     const took: number[] = []
@@ -117,11 +117,12 @@ describe('the external interface', () => {
     const sorted = took.toSorted((x, y) => x - y)
     console.log(`eth0 down and up: traffic again after ${sorted[FLAPS >> 1]} ms, at most ${sorted.at(-1)} ms`)
     await expect.poll(descriptors).toBeLessThanOrEqual(before + 2) // a command may be running
-    expect(daemon.lines.filter((line) => /^[WE]/.test(line)).slice(1)).toEqual([]) // the first: no earlier subnet
+    // the first warning, about the missing earlier subnet, is expected
+    expect(daemon.lines.filter((line) => /^[WE]/.test(line)).slice(1)).toEqual([])
     expect(daemon.lines.filter((line) => line.includes('Forwarding between'))).toHaveLength(1)
   })
 
-  it('loses its address and gets it back: traffic goes on, and the lease is the same', async () => {
+  it('loses its address and gets it back: traffic recovers, and the lease is the same', async () => {
     const subnet = tunAddress(a)
     for (const seen of [false, true]) {
       await a.output(['ip', 'address', 'flush', 'dev', 'eth0'])
@@ -133,13 +134,13 @@ describe('the external interface', () => {
     expect(readdirSync(join(leases, 'subnets'))).toHaveLength(2)
   })
 
-  it('gets another address by DHCP: the lease says it, and traffic goes on', async () => {
+  it('gets another address from DHCP: the lease has it, and traffic recovers', async () => {
     const subnets = join(leases, 'subnets')
     const before = readdirSync(subnets).toSorted()
     const own = before.find((key) => key.startsWith(tunAddress(a)))!
     const dhcp = ['dev', 'eth0', 'valid_lft', '3600', 'preferred_lft', '3600']
     await a.output(['ip', 'address', 'add', '192.168.77.50/24', ...dhcp])
-    await a.output(['ip', 'address', 'del', '192.168.77.1/24', 'dev', 'eth0']) // takes the secondary one with it
+    await a.output(['ip', 'address', 'del', '192.168.77.1/24', 'dev', 'eth0']) // this deletes the secondary address too
     await a.output(['ip', 'address', 'replace', '192.168.77.50/24', ...dhcp])
     const from = performance.now()
     await expect
@@ -151,7 +152,7 @@ describe('the external interface', () => {
     await daemon.line(/the address of eth0 changed from 192\.168\.77\.1 to 192\.168\.77\.50/)
   })
 
-  it('changes its MTU from 1500 to 9000 and back: the overlay and subnet.env follow, large packets pass whole', async () => {
+  it('changes its MTU from 1500 to 9000 and back: the overlay and subnet.env follow, and large packets pass', async () => {
     const largest = (mtu: number): Promise<unknown> =>
       a.output(['ping', '-c', '1', '-W', String(EVENT_MS / 1000), '-M', 'do', '-s', String(mtu - 56), tunAddress(b)])
     for (const mtu of [9000, 1500]) {

@@ -1,4 +1,4 @@
-// host-events.test.ts - what happens to a host around the daemon: a boot that is not done, a full disk, a killed child.
+// host-events.test.ts - events on the host around the daemon: an unfinished boot, a full disk, a killed child process.
 
 import { existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -35,7 +35,7 @@ const start = (
 ): Daemon => host.startDaemon({ args: ['--lease-dir', leases, ...args], iface, env })
 const count = ({ lines }: Daemon, pattern: RegExp): number => lines.filter((line) => pattern.test(line)).length
 
-describe('a boot that is not done when the daemon starts', () => {
+describe('a daemon that starts before the boot has finished', () => {
   const WAITING = /^W.*; waiting up to 120 s for one$/
 
   it.each([
@@ -72,34 +72,37 @@ describe('a boot that is not done when the daemon starts', () => {
       ],
     ],
     [
-      'no route to what is to be reached',
+      'no route to the address to reach',
       ['route', 'del', 'default'],
       ['--iface-can-reach', '203.0.113.7'],
       /couldn't lookup route to 203\.0\.113\.7: network is unreachable/,
       [['route', 'add', 'default', 'via', '192.168.77.254']],
     ],
-  ])('%s: it says so once, and goes on when it comes', async (_title, spoil, iface, why, mend) => {
-    await ip(...spoil)
-    const calls = countCalls(lab, 'ip')
-    const daemon = start(iface, [], calls.env)
-    await daemon.line(WAITING)
-    await daemon.line(why)
-    // Changes that do not help are looked at and not spoken of.
-    for (const state of ['down', 'up', 'down']) {
-      const looked = calls.more(1, /^-j address show$/)
-      await ip('link', 'set', 'lo', state)
-      await looked
-    }
-    expect(count(daemon, WAITING)).toBe(1)
-    expect(count(daemon, why)).toBeLessThanOrEqual(2) // its own line, and as the reason of the wait
-    const lines = daemon.lines.length
-    for (const args of mend) await ip(...args)
-    await daemon.line(/flannel is ready/)
-    expect(daemon.lines.slice(lines).filter((line) => /^[WE]/.test(line))).toEqual([])
-    expect(await daemon.stop()).toBe(0)
-  })
+  ])(
+    'logs the reason once if there is %s, and continues when that changes',
+    async (_title, spoil, iface, why, repair) => {
+      await ip(...spoil)
+      const calls = countCalls(lab, 'ip')
+      const daemon = start(iface, [], calls.env)
+      await daemon.line(WAITING)
+      await daemon.line(why)
+      // Changes that do not help cause a check but no log line.
+      for (const state of ['down', 'up', 'down']) {
+        const looked = calls.more(1, /^-j address show$/)
+        await ip('link', 'set', 'lo', state)
+        await looked
+      }
+      expect(count(daemon, WAITING)).toBe(1)
+      expect(count(daemon, why)).toBeLessThanOrEqual(2) // in the line itself and as the reason of the wait
+      const lines = daemon.lines.length
+      for (const args of repair) await ip(...args)
+      await daemon.line(/flannel is ready/)
+      expect(daemon.lines.slice(lines).filter((line) => /^[WE]/.test(line))).toEqual([])
+      expect(await daemon.stop()).toBe(0)
+    },
+  )
 
-  it('nothing that comes: SIGTERM ends the wait with 0', async () => {
+  it('ends with 0 on SIGTERM if nothing appears', async () => {
     const daemon = start(['--iface', 'eth7'])
     await daemon.line(WAITING)
     expect(await daemon.stop()).toBe(0)
@@ -107,8 +110,8 @@ describe('a boot that is not done when the daemon starts', () => {
 })
 
 describe('--ip-blackhole-route', () => {
-  it('ends what is for no container, not what is for one, comes back, and follows the subnet', async () => {
-    // An earlier run's, on a subnet that no node draws since it is below SubnetMin.
+  it('drops packets to unused addresses but not to containers, is repaired, and follows the subnet', async () => {
+    // A route of an earlier run for a subnet below SubnetMin, which no node draws.
     await ip('route', 'add', 'blackhole', '10.5.0.0/24', 'metric', '4294967295')
     const args = ['--ip-blackhole-route', '--iptables-resync', '1']
     const daemon = start(undefined, args)
@@ -121,21 +124,21 @@ describe('--ip-blackhole-route', () => {
     const nobody = subnet.replace('.0/24', '.99')
     expect((await host.run(['ip', 'route', 'get', nobody])).code).not.toBe(0)
 
-    const pod = await host.startPod() // brings the bridge and its route
+    const pod = await host.startPod() // this creates the bridge and its route
     await answers(host.namespace, pod.address, 1)
 
     await ip('route', 'del', 'blackhole', subnet, 'metric', '4294967295')
     await daemon.line(/^W.*Repaired: the blackhole route of .* was gone/)
     expect(await blackholes()).toEqual([ours])
     expect(await daemon.stop()).toBe(0)
-    expect(await blackholes()).toEqual([ours]) // as flanneld leaves it
+    expect(await blackholes()).toEqual([ours]) // flanneld leaves it too
   })
 })
 
-/** The families of a network that has IPv6. */
+/** The families of networks with IPv6. */
 const BOTH: Family[][] = [['ipv4', 'ipv6'], ['ipv6']]
 
-describe('the child that listens to the kernel', () => {
+describe('the child process that monitors the kernel', () => {
   const children = ({ process: { pid } }: Daemon): number[] =>
     readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number)
   const isMonitor = (pid: number): boolean =>
@@ -150,7 +153,7 @@ describe('the child that listens to the kernel', () => {
     return found!
   }
 
-  it('is started again when it was killed, less and less often, and the daemon goes on', async () => {
+  it('is restarted with growing pauses after it was killed, and the daemon continues', async () => {
     const daemon = start()
     await daemon.line(/flannel is ready/)
     const pauses: number[] = []
@@ -161,7 +164,7 @@ describe('the child that listens to the kernel', () => {
       pid = await monitorOf(daemon, pid)
       pauses.push(performance.now() - from)
     }
-    // That it is no later is unit/host/events.test.ts's to say.
+    // unit/host/events.test.ts checks that it is not later than this.
     for (const [index, atLeastMs] of [200, 400, 800, 1600].entries())
       expect(pauses[index]).toBeGreaterThan(atLeastMs - 20)
     expect(count(daemon, /^W.*`ip monitor` ended: SIGKILL\. Starting it again/)).toBe(1)
@@ -171,7 +174,7 @@ describe('the child that listens to the kernel', () => {
     expect(isMonitor(pid)).toBe(false)
   })
 
-  /** `watchHost` by itself, without the daemon's looks every five seconds: a count for each report, and who it listens by. */
+  /** Runs `watchHost` without the daemon's check every five seconds. The result counts the reports and names the child process. */
   async function watching(families: readonly Family[] = ['ipv4']) {
     const child = host.spawn([
       process.execPath,
@@ -186,9 +189,8 @@ describe('the child that listens to the kernel', () => {
     child.stdout!.on('data', (dots: Buffer) => (reports += dots.length))
     return {
       /**
-       * Resolves with the process that listens to the kernel now, once it waits for a message. Before, it asks for all links
-       * by the same socket, and passes over what is reported meanwhile (iproute2, ll_init_map): then nothing is
-       * queued or asked for and yet it runs.
+       * Resolves with the monitoring process once it waits for a message. Before that it requests all links over the same socket, and skips
+       * reports that arrive meanwhile (iproute2, ll_init_map). Only then no message is queued or requested although it runs.
        */
       listener: (notThis?: number): Promise<number> =>
         eventually(async () => {
@@ -228,7 +230,7 @@ describe('the child that listens to the kernel', () => {
     'address del 192.168.77.1/24 dev eth0',
     'address add 192.168.77.50/24 dev eth0',
     'route del default',
-  ])('hears at once of: ip %s', async (change) => {
+  ])('reports immediately: ip %s', async (change) => {
     for (const args of [
       'tuntap add dev flannel0 mode tun',
       'address add 10.5.1.0/32 dev flannel0',
@@ -242,15 +244,15 @@ describe('the child that listens to the kernel', () => {
     await watch.stop()
   })
 
-  it.each(BOTH)('hears at once with %s of what changes by IPv6, and nothing of lifetimes', async (...families) => {
+  it.each(BOTH)('reports changes of IPv6 immediately with %s, but not those of lifetimes', async (...families) => {
     await ip('address', 'add', 'fd77::1/64', 'dev', 'eth0', 'nodad', 'valid_lft', '9000', 'preferred_lft', '9000')
-    // The end of the link-local address's detection is a change, too.
+    // The end of duplicate address detection for the link-local address is a change, too.
     await eventually(async () => expect(await ip('-6', 'address', 'show', 'tentative')).toBe(''))
     const watch = await watching(families)
     await watch.listener()
     const renew = (): Promise<unknown> =>
       ip('address', 'change', 'fd77::1/64', 'dev', 'eth0', 'valid_lft', '9999', 'preferred_lft', '9999')
-    await watch.reported(renew) // the first that is heard of it
+    await watch.reported(renew) // the first report
     const before = watch.count()
     for (let times = 0; times < 20; times++) await renew()
     await watch.reported(() => ip('-6', 'route', 'add', 'fd00:5::/48', 'dev', 'eth0'))
@@ -264,12 +266,12 @@ describe('the child that listens to the kernel', () => {
     await watch.stop()
   })
 
-  it('has the daemon look at each change, and not only at its next round', async () => {
+  it('makes the daemon check at each change, and not only in its next round', async () => {
     const calls = countCalls(lab, 'ip')
     const daemon = start(undefined, [], calls.env)
     await daemon.line(/flannel is ready/)
-    // subnet.env is written again every 5 s, as often as the device is looked at when nothing is reported: of such looks two are
-    // begun in between, of those that a change causes as many as the machine can make.
+    // subnet.env is rewritten every 5 s, as often as the device is checked without a report. Between two such checks, changes can cause as
+    // many checks as the machine can do.
     const rounds = (): number => count(daemon, /Wrote subnet file/)
     const looksInOneRound = async (): Promise<number> => {
       const round = rounds()
@@ -284,7 +286,7 @@ describe('the child that listens to the kernel', () => {
     await eventually(async () => expect(await looksInOneRound()).toBeGreaterThan(3))
   })
 
-  it('hears what changes again after it was killed, and that something may have changed meanwhile', async () => {
+  it('reports changes again after it was killed, and that it may have missed some', async () => {
     const watch = await watching()
     const first = await watch.listener()
     await watch.reported(async () => process.kill(first, 'SIGKILL'))
@@ -293,7 +295,7 @@ describe('the child that listens to the kernel', () => {
     await watch.stop()
   })
 
-  it('does not outlive a daemon that was killed, though nothing changes that it could report', async () => {
+  it('ends with a killed daemon, although no change occurs that it could report', async () => {
     const daemon = start(['--iface', 'eth7'])
     await daemon.line(/waiting up to 120 s/)
     const pid = await monitorOf(daemon)
@@ -301,7 +303,7 @@ describe('the child that listens to the kernel', () => {
     await expect.poll(() => isMonitor(pid)).toBe(false)
   })
 
-  it('is started also where there is no setpriv', async () => {
+  it('is started without setpriv too', async () => {
     const bin = join(lab.folder, 'bin')
     mkdirSync(bin)
     symlinkSync((await host.output(['sh', '-c', 'command -v ip'])).trim(), join(bin, 'ip'))
@@ -317,7 +319,7 @@ describe('the child that listens to the kernel', () => {
   })
 })
 
-describe('rules that others touch', () => {
+describe('rules that others delete', () => {
   it.each([
     [
       'iptables',
@@ -333,13 +335,13 @@ describe('rules that others touch', () => {
       'nft flush ruleset',
       /the table flannel-ipv4/,
     ],
-  ])('of %s are back, logged once each time', async (_title, config, list, flush, repaired) => {
+  ])('of %s are restored, and each repair is logged once', async (_title, config, list, flush, repaired) => {
     writeFileSync(join(leases, 'config'), config)
     const daemon = start(undefined, ['--ip-masq', '--iptables-resync', '1'])
     await daemon.line(/flannel is ready/)
     const rules = (): Promise<string> => host.output(['sh', '-c', list])
     const before = await rules()
-    // The second repair comes of a later look, which shows that the first was enough.
+    // The second repair belongs to a later check, which shows that the first repair was complete.
     for (const times of [1, 2]) {
       await host.output(['sh', '-c', flush])
       await expect.poll(() => count(daemon, repaired)).toBe(times)
@@ -361,8 +363,8 @@ describe('subnet.env that cannot be written', () => {
     ['another thing has its name', 'mkdir -p "$0/subnet.env/x"', 'EISDIR', 'rm -r "$0/subnet.env"'],
   ] as const
   it.each(SPOILT)(
-    '%s: a warning says so, the node is not ready, packets pass, until it is mended',
-    async (_title, spoil, code, mend) => {
+    '%s: weftd logs a warning, is not ready, and carries packets until it is corrected',
+    async (_title, spoil, code, repair) => {
       const other = lab.hosts[1]!.startDaemon({ args: ['--lease-dir', leases] })
       await other.line(/flannel is ready/)
       const daemon = host.startDaemon({
@@ -378,7 +380,7 @@ describe('subnet.env that cannot be written', () => {
       expect(count(daemon, /flannel is ready/)).toBe(0)
       const subnet = /Allocated lease \(ip: ([\d.]+)\.0\/24/.exec(await daemon.line(/Allocated lease/))![1]!
       await reach(lab.hosts[1]!.namespace, `${subnet}.0`)
-      await host.output(['nsenter', '-t', String(daemon.process.pid), '-m', 'sh', '-c', mend, folder()])
+      await host.output(['nsenter', '-t', String(daemon.process.pid), '-m', 'sh', '-c', repair, folder()])
       await daemon.line(/flannel is ready/)
       expect(await ask()).toBe('200\n200\n200\n')
       expect(await daemon.stop()).toBe(0)
@@ -387,7 +389,7 @@ describe('subnet.env that cannot be written', () => {
 })
 
 describe('subnet.env', () => {
-  it('is never read in part, 10,000 times while it is rewritten, as the CNI plugin and as a shell read it', async () => {
+  it('is never read half-written, in 10,000 reads during rewrites, neither by the CNI plugin nor by a shell', async () => {
     const file = join(lab.folder, 'subnet.env')
     const writer = host.spawn([
       process.execPath,
@@ -404,7 +406,7 @@ describe('subnet.env', () => {
     ])
     await new Promise((resolve) => writer.stdout!.once('data', resolve))
 
-    // flannel-io/cni-plugin, flannel.go loadFlannelSubnetEnv: line by line, split at the first \`=\`.
+    // flannel-io/cni-plugin, flannel.go loadFlannelSubnetEnv: reads line by line and splits at the first \`=\`.
     const mtus = new Set<string>()
     for (let reads = 0; reads < 10_000 || mtus.size < 100; reads++) {
       const lines = readFileSync(file, 'utf8').split('\n')
@@ -434,9 +436,9 @@ describe('subnet.env', () => {
   })
 })
 
-describe('rules that others write beside ours', () => {
-  it('before, after and the same ones again: ours are put right once, theirs stay where they are', async () => {
-    // The first that a look at the rules asks for, of either kind of iptables.
+describe('rules that others add next to ours', () => {
+  it('before, after, or as duplicates: ours are repaired once, theirs stay', async () => {
+    // The first command of a check of the rules, for either kind of iptables.
     const [program, look]: readonly [string, RegExp] = isNfTables(await host.output(['iptables', '--version']))
       ? ['iptables', /^-t nat -S POSTROUTING$/]
       : ['iptables-save', /^$/]
@@ -450,12 +452,12 @@ describe('rules that others write beside ours', () => {
     const iptables = (...args: string[]): Promise<string> => host.output(['iptables', '-w', '-t', 'nat', ...args])
     await iptables('-I', 'POSTROUTING', '-s', '198.51.100.1/32', '-j', 'ACCEPT')
     await iptables('-A', 'POSTROUTING', '-s', '198.51.100.2/32', '-j', 'ACCEPT')
-    await calls.more(2, look) // when the second look begins, the first is over
+    await calls.more(2, look) // when the second check starts, the first has ended
     const beside = ['-A POSTROUTING -s 198.51.100.1/32 -j ACCEPT', '-A POSTROUTING -s 198.51.100.2/32 -j ACCEPT']
     expect(await nat()).toEqual([beside[0], jump, beside[1], ...ours.filter((line) => line !== jump)])
     expect(count(daemon, /Repaired/)).toBe(0)
 
-    // Both at once: a look between them would make two repairs of it.
+    // Both rules are added in one command; a check in between would make two repairs.
     const input = `*nat\n${jump}\n-I FLANNEL-POSTRTG -s 198.51.100.3/32 -j RETURN\nCOMMIT\n`
     await host.output(['iptables-restore', '--noflush'], { input })
     await daemon.line(/Repaired: rules of FLANNEL-POSTRTG/)

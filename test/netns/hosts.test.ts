@@ -1,4 +1,4 @@
-// hosts.test.ts - real daemons on hosts made of namespaces: packets cross, nodes come and go, all start at once.
+// hosts.test.ts - real daemons on hosts made of namespaces: packets arrive, nodes join and leave, and all start simultaneously.
 
 import { once } from 'node:events'
 import { closeSync, mkdirSync, openSync, readdirSync, readFileSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
@@ -22,10 +22,10 @@ needs(HOSTS, ...ETCD, 'iperf3', 'ping')
 const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const LONG = process.env['WEFT_LONG'] === '1'
 const FROZEN_MS = LONG ? 60_000 : 2_000
-/** Answered pings, however long each answer takes; no ICMP error, no deadline of a second. */
+/** Pings that must be answered, however long each answer takes; without ICMP errors and without a deadline of a second. */
 const PING = ['ping', '-n', '-i', '0.1', '-w', '60']
 const FLOOD_PINGS = LONG ? 10_000 : 500
-/** How many daemons, how often. */
+/** The number of daemons, and the number of rounds. */
 const START_RACES: readonly (readonly [number, number])[] = LONG
   ? [
       [2, 300],
@@ -45,14 +45,14 @@ afterEach(async () => {
   lab = etcd = undefined
 })
 
-/** Where the daemons of a test keep their leases, and how a lease is made to end there. */
+/** The store of the leases in a test, and a way to make a lease expire there. */
 interface Leases {
   readonly args: readonly string[]
   expire(subnet: string): Promise<void>
-  /** As an operator does. */
+  /** Deletes a lease, as an operator does. */
   remove(subnet: string): Promise<void>
   values(): Promise<string[]>
-  /** Each case of a lease written over another node's, in the store's whole history. */
+  /** Lists the leases that another node overwrote, in the whole history of the store. */
   overwritten(): Promise<string[]>
 }
 
@@ -103,7 +103,7 @@ async function directoryLeases(on: Lab): Promise<Leases> {
     expire: async (subnet) => utimesSync(join(subnets, subnet.replace('/', '-')), 0, Date.now() / 1000 - 25 * 3600),
     remove: async (subnet) => rmSync(join(subnets, subnet.replace('/', '-'))),
     values: async () => readdirSync(subnets).map((key) => readFileSync(join(subnets, key), 'utf8')),
-    overwritten: async () => [], // it keeps no history
+    overwritten: async () => [], // a directory keeps no history
   }
 }
 
@@ -121,7 +121,7 @@ const KINDS = [
   ['directory', 'dgram'],
 ] as const
 describe.each(KINDS)('three hosts on the %s store with the %s engine', (store, engine) => {
-  it('ping and carry TCP between containers', async () => {
+  it("reach each other's containers with ping and TCP", async () => {
     lab = await createLab({ hosts: 3 })
     const leases = await STORES[store](lab)
     await startAll(lab, [...leases.args, '--engine', engine])
@@ -138,14 +138,14 @@ describe.each(KINDS)('three hosts on the %s store with the %s engine', (store, e
     const server = await iperfServer((command) =>
       lab!.hosts[1]!.spawn(['ip', 'netns', 'exec', pods[1]!.namespace, ...command]),
     )
-    // How fast is the benchmark's: at full speed this alone would keep two cores from all other tests.
+    // Speed is the benchmark's subject. At full speed this test would use two cores that all other tests need.
     for (const args of [[], ['--reverse'], ['--parallel', '4']]) {
       expect(
         (await server.run(pods[0]!.namespace, pods[1]!.address, 1, ['--bitrate', '100M', ...args])).bitsPerSecond,
       ).toBeGreaterThan(0)
     }
     await server.stop()
-    // As fast as they are answered, up to the largest that fits; then fragments of larger ones.
+    // As fast as the answers arrive, up to the largest packet that fits; then larger ones in fragments.
     for (const size of ['0', '64', '1372', '1444']) {
       const count = ['-f', '-c', String(FLOOD_PINGS), '-W', String(EVENT_MS / 1000)]
       const { stdout } = await pods[0]!.run(['ping', '-n', '-q', ...count, '-s', size, pods[2]!.address])
@@ -159,7 +159,7 @@ describe.each(KINDS)('three hosts on the %s store with the %s engine', (store, e
 })
 
 describe('health', () => {
-  it('is told over HTTP, and a port that is taken is an error at start', async () => {
+  it('is served over HTTP, and a port in use is an error at the start', async () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts
     const leases = await directoryLeases(lab)
@@ -182,7 +182,7 @@ describe('health', () => {
 })
 
 describe('flannel0', () => {
-  it("has upstream's address, MTU and route, and disappears with a daemon that is not to leave it", async () => {
+  it("has flannel's address, MTU and route, and disappears with a daemon that must not keep it", async () => {
     lab = await createLab({ hosts: 1 })
     const leases = await directoryLeases(lab)
     const [daemon] = await startAll(lab, [...leases.args, '--persist=false'])
@@ -201,7 +201,7 @@ describe('flannel0', () => {
   })
 
   it.each([0, 1, 2])(
-    'lets in no packet that claims an address of this host, and our ICMP errors: rp_filter %d',
+    'drops packets whose source is an address of this host, and accepts our ICMP errors: rp_filter %d',
     async (mode) => {
       lab = await createLab({ hosts: 2 })
       const [a, b] = lab.hosts as [Host, Host]
@@ -216,18 +216,18 @@ describe('flannel0', () => {
       const here = tunAddress(a)
       const beside = (bit: number): string => here.replace(/\.(\d+)\.0$/, (_all, third) => `.${Number(third) ^ bit}.7`)
       const [others, nobodys] = [beside(1), beside(2)]
-      // The sender is a peer, or weftd itself would not let it in.
+      // The sender is a peer; otherwise weftd itself would drop the packet.
       const lease = others.replace(/\.7$/, '.0-24')
       writeFileSync(join(lab.folder, 'leases/subnets', lease), `{"PublicIP":"${b.address}","PublicIPv6":null}`)
       await daemon.line(added(lease.replace('-', '/')))
       const listen = `const socket = (await import('node:dgram')).createSocket('udp4')
       socket.on('message', (text) => console.log(String(text))).bind(5000, () => console.log('listening'))`
       const listener = a.spawn([process.execPath, '--input-type=module', '-e', listen])
-      let heard = ''
-      listener.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
-      await eventually(() => expect(heard).toBe('listening\n'))
+      let received = ''
+      listener.stdout!.on('data', (text: Buffer) => (received += text.toString()))
+      await eventually(() => expect(received).toBe('listening\n'))
 
-      // In this order through one socket: what comes last tells that the others would have come.
+      // All packets leave one socket in this order. When the last one arrives, the others would have arrived.
       const sources = ['192.168.77.1', here, '172.30.0.1', others]
       const destination = parseIpv4(here)!
       const packets = sources.map((from) => {
@@ -249,8 +249,8 @@ describe('flannel0', () => {
         send,
         ...packets.map((each) => each.toString('hex')),
       ])
-      await eventually(() => expect(heard).toContain(others))
-      expect(heard).toBe(`listening\n${others}\n`)
+      await eventually(() => expect(received).toContain(others))
+      expect(received).toBe(`listening\n${others}\n`)
       listener.kill()
 
       const nobody = await a.run([...PING, '-c', '1', nobodys])
@@ -258,7 +258,7 @@ describe('flannel0', () => {
     },
   )
 
-  it('is mended: address flushed, route removed, set down; and made again when it was deleted', async () => {
+  it('is repaired after its address was flushed, its route removed or it was set down; and recreated after it was deleted', async () => {
     lab = await createLab({ hosts: 2 })
     const leases = await directoryLeases(lab)
     const [first] = await startAll(lab, leases.args)
@@ -277,12 +277,15 @@ describe('flannel0', () => {
 })
 
 describe('--workers', () => {
-  /** With the kernel's own choice of queues: steering puts all UDP between two addresses, and the answers to a flow, into other lanes. */
+  /**
+   * Without steering the kernel chooses the queues. Steering puts all UDP between two addresses, and the answers to a flow, into other
+   * lanes.
+   */
   const UNSTEERED = ['--without', 'tun-steering']
-  /** Of CPU time, in all loops, and of what was sent: so much that each loop had its share. */
+  /** The minimum CPU time of all loops, and of sent packets, at which each loop must have had its share. */
   const ENOUGH_TICKS = 100
   const ENOUGH_SEGMENTS = 10_000
-  /** CPU time in ticks of each of a daemon's loops (proc_pid_stat(5): utime, stime). */
+  /** Returns the CPU time of each loop of a daemon in ticks (proc_pid_stat(5): utime, stime). */
   const loopTicks = ({ process }: Daemon): number[] =>
     readdirSync(`/proc/${process.pid}/task`)
       .map((task) => readFileSync(`/proc/${process.pid}/task/${task}/stat`, 'utf8'))
@@ -293,7 +296,7 @@ describe('--workers', () => {
   it.each([
     [4, 2],
     [1, 3],
-  ])('%i loops to %i: one peer keeps every loop busy, and flows keep their order', async (here, there) => {
+  ])('from %i loops to %i: one peer keeps every loop busy, and flows stay in order', async (here, there) => {
     lab = await createLab({ hosts: 2 })
     const { args } = await directoryLeases(lab)
     const [first, second] = lab.hosts as [Host, Host]
@@ -318,21 +321,20 @@ describe('--workers', () => {
     } while (sum(spent()) < ENOUGH_TICKS || (await count('TcpOutSegs')) < ENOUGH_SEGMENTS)
     const ticks = spent()
     expect(ticks).toHaveLength(there)
-    // A single loop sends from one port, which is one loop of the receiver. What is idle has next to nothing to do.
+    // A single loop sends from one port, which one loop of the receiver serves. An idle loop uses almost no CPU.
     const busy = ticks.filter((each) => each >= sum(ticks) / 20).length
     expect(busy, `ticks of each loop: ${ticks.join(', ')}`).toBe(Math.min(here, there))
 
-    // What TCP takes for reordering, not for loss: only a flow that moves to the queue of its
-    // other direction, once, may cause it.
+    // TCP counts this as reordering, not as loss. It may only happen when a flow moves, once, to the queue of its other direction.
     expect(await count('TcpExtTCPSACKReorder')).toBeLessThan(flows * 10)
   })
 
   const LANES = 8
-  /** So many that each lane has some, but for a chance of one in millions. */
+  /** Enough flows that each lane gets some, except with a chance of one in millions. */
   const FLOWS = 128
   const dgram = "const socket = () => require('node:dgram').createSocket('udp4')\n"
 
-  it('of which one stands still delays none of the others, and loses nothing', async () => {
+  it('lose nothing if one lane is stopped, and do not delay the others', async () => {
     lab = await createLab({ hosts: 2 })
     const { args } = await directoryLeases(lab)
     const [first, second] = lab.hosts as [Host, Host]
@@ -373,7 +375,7 @@ describe('--workers', () => {
 })
 
 describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) => {
-  it('are followed when they join, stop, die, come back and expire', async () => {
+  it('are followed when they join, stop, die, restart and expire', async () => {
     lab = await createLab({ hosts: 3 })
     const leases = await STORES[store](lab)
     const [a, b, c] = lab.hosts as [Host, Host, Host]
@@ -387,7 +389,7 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
     await reach(a.namespace, tunAddress(c))
     const before = subnetOf(c)
 
-    // A node that stops keeps its lease, and gets it again; one that is killed too.
+    // A node that stops keeps its lease and reuses it, and so does a node that is killed.
     for (const signal of ['SIGTERM', 'SIGKILL'] as const) {
       await third.stop(signal)
       third = c.startDaemon({ args: leases.args })
@@ -403,7 +405,7 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
     expect(dead.stdout).toContain('Destination Net Unreachable')
   })
 
-  it.each(['expire', 'remove'] as const)('take a lease that was lost again in place: %s', async (how) => {
+  it.each(['expire', 'remove'] as const)('take a lost lease again without a restart: %s', async (how) => {
     lab = await createLab({ hosts: 2 })
     const leases = await STORES[store](lab)
     const [a, b] = lab.hosts as [Host, Host]
@@ -418,7 +420,7 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
   })
 
   it(
-    'that were frozen while their lease ended take it again, or move when another node has it',
+    'that were frozen while their lease expired take it again, or move if another node has it',
     async () => {
       lab = await createLab({ hosts: 3 })
       const leases = await STORES[store](lab)
@@ -451,7 +453,7 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
       await first!.line(/This node moves from/)
       await expect.poll(() => subnetOf(a)).not.toBe(subnet)
       expect(subnetOf(c)).toBe(subnet)
-      // Each is where the store says, for whoever looks.
+      // The peers have the node's subnet as the store has it.
       await third!.line(added(a))
       for (const [from, to] of [
         [b, a],
@@ -471,7 +473,7 @@ describe.each(['etcd', 'directory'] as const)('nodes on the %s store', (store) =
 
 describe('the start race', () => {
   it.each(START_RACES)(
-    '%i daemons started at once see all others, %i times',
+    '%i daemons started simultaneously see all others, %i times',
     async (count, rounds) => {
       const started = await createLab({ hosts: count })
       lab = started
@@ -480,7 +482,7 @@ describe('the start race', () => {
       for (let round = 0; round < rounds; round++) {
         const prefix = `/round${round}`
         await server.ctl('put', `${prefix}/config`, CONFIG)
-        // No memory of an earlier round's subnet: all draw at random.
+        // Without the subnet of an earlier round all nodes draw at random.
         for (const host of started.hosts) rmSync(host.subnetFile, { force: true })
         const gate = join(started.folder, `gate${round}`)
         await output(['mkfifo', gate])
@@ -488,7 +490,8 @@ describe('the start race', () => {
           host.startDaemon({ args: ['--etcd-endpoints', server.endpoint, '--etcd-prefix', prefix], gate }),
         )
         await Promise.all(daemons.map(({ process: { stdout } }) => once(stdout!, 'data')))
-        // Opening it wakes all of them in one system call; it stays open for one that printed but had not opened it yet.
+        // Opening the pipe wakes all daemons in one system call. It stays open for a daemon that has printed its line but not opened the
+        // pipe yet.
         const opened = openSync(gate, 'w')
         await Promise.all(daemons.map((daemon) => daemon.line(/Wrote subnet file/)))
         closeSync(opened)

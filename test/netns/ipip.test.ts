@@ -1,4 +1,4 @@
-// ipip.test.ts - the ipip backend, on kernels that have it: device, routes, what is mended and what is left.
+// ipip.test.ts - the ipip backend on kernels that support it: its device, its routes, what it repairs and what it leaves.
 
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -42,7 +42,7 @@ describe('ipip', () => {
     skip(code !== 0, `no ipip in the kernel: ${stderr.trim()}; npm run test:vm has one`)
   })
 
-  it('has the device and the routes of flanneld, puts back what others take, and leaves them when it ends', async () => {
+  it("has flanneld's device and routes, restores what others remove, and leaves them when it ends", async () => {
     lab = await createLab({ hosts: 3 })
     const [a, b, c] = lab.hosts as [Host, Host, Host]
     const daemons = [await start(a), await start(b), await start(c)]
@@ -81,7 +81,7 @@ describe('ipip', () => {
     expect(await routes(a)).toEqual([via(b)])
   })
 
-  it('routes without a tunnel to hosts on the same link, with DirectRouting', async () => {
+  it('with DirectRouting routes without a tunnel to hosts on the same link', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     await start(a, { DirectRouting: true })
@@ -90,7 +90,7 @@ describe('ipip', () => {
     await reach(a.namespace, tunAddress(b))
   })
 
-  it('refuses a device of another type by its name', async () => {
+  it('refuses a device of another type with its name', async () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
     await host.output('ip link add flannel.ipip type bridge'.split(' '))
@@ -101,7 +101,7 @@ describe('ipip', () => {
   })
 })
 
-it('is refused where the kernel has no ipip', async ({ skip }) => {
+it('is refused if the kernel has no ipip', async ({ skip }) => {
   const { code } = await execute('unshare --net ip link add probe type ipip local 127.0.0.1'.split(' '))
   skip(code === 0, 'this kernel has ipip')
   lab = await createLab({ hosts: 1 })

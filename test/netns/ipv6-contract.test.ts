@@ -1,5 +1,5 @@
-// ipv6-contract.test.ts - what a daemon of both families has on its host and publishes, by backend, beside peers that the test writes; what
-// is not as with flanneld is what one family alone may not cost the other.
+// ipv6-contract.test.ts - what a dual-stack daemon sets up on its host and publishes, per backend, with peers that the test writes. The
+// difference from flanneld is that a fault of one family must not affect the other.
 
 import { chmodSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -16,7 +16,7 @@ let host: Host
 let daemon: Daemon
 afterEach(() => lab?.close())
 
-/** No node draws a subnet above these: there the test's peers are. */
+/** No node draws a subnet above these, so the test's peers are there. */
 const NETWORK = {
   Network: '10.5.0.0/16',
   SubnetMax: '10.5.239.0',
@@ -26,7 +26,7 @@ const NETWORK = {
 }
 const subnets = (): string => join(lab.folder, 'leases/subnets')
 
-/** A host of a network with this backend, by the lab's folder. */
+/** Starts a daemon on a host of a network with this backend; a function gets the lab's folder. */
 async function running(backendIn: object | ((folder: string) => object), network: object = NETWORK): Promise<void> {
   lab = await createLab({ hosts: 1, families: ['ipv4', 'ipv6'] })
   ;[host] = lab.hosts as [Host]
@@ -57,14 +57,14 @@ const put = ({ key, publicIp, publicIpv6 }: Peer, type: string, data: object): v
   )
 const gone = ({ key }: Peer): void => rmSync(join(subnets(), key))
 
-/** The lines that a command of the host prints, without what stands around them. */
-const told = async (...command: string[]): Promise<string[]> =>
+/** Runs a command on the host and returns its lines without surrounding white space. */
+const linesOf = async (...command: string[]): Promise<string[]> =>
   (await host.output(command))
     .split('\n')
     .map((line) => line.trim())
     .filter((line) => line !== '')
 const routesTo = (network: string): Promise<string[]> =>
-  told('ip', network.includes(':') ? '-6' : '-4', 'route', 'show', 'root', network)
+  linesOf('ip', network.includes(':') ? '-6' : '-4', 'route', 'show', 'root', network)
 const published = (): unknown => {
   const own = networkOf(host.subnetEnv()['FLANNEL_IPV6_SUBNET'] ?? '').replace('/', '-')
   return JSON.parse(
@@ -82,21 +82,21 @@ describe('vxlan of the kernel', () => {
   const MACS = { ipv4: '02:00:00:00:04:04', ipv6: '02:00:00:00:06:06' }
   const macs = { BackendData: { VNI: 1, VtepMAC: MACS.ipv4 }, BackendV6Data: { VNI: 1, VtepMAC: MACS.ipv6 } }
 
-  it('has an entry of each kind for a peer, takes them away with it, and leaves one family where the other is unusable', async ({
+  it('has an entry of each kind for a peer, removes them with the peer, and keeps one family if the other is unusable', async ({
     skip,
   }) => {
     const why = await whyNoVxlan()
     skip(why !== undefined, why)
     await running({ Type: 'vxlan', DataPath: 'kernel' })
-    expect(await told('cat', '/proc/sys/net/ipv6/conf/flannel-v6.1/accept_ra')).toEqual(['0'])
+    expect(await linesOf('cat', '/proc/sys/net/ipv6/conf/flannel-v6.1/accept_ra')).toEqual(['0'])
     const own = networkOf(host.subnetEnv()['FLANNEL_IPV6_SUBNET']!).replace('/64', '')
-    expect(await told('ip', '-6', '-br', 'address', 'show', 'dev', 'flannel-v6.1', 'scope', 'global')).toEqual([
+    expect(await linesOf('ip', '-6', '-br', 'address', 'show', 'dev', 'flannel-v6.1', 'scope', 'global')).toEqual([
       expect.stringContaining(`${own}/128`),
     ])
     const entries = async (): Promise<readonly string[]> => [
       ...(await routesTo('fd00:5::/48')).filter((line) => line.includes(' via ')),
-      ...(await told('ip', '-6', 'neigh', 'show', 'dev', 'flannel-v6.1', 'nud', 'permanent')),
-      ...(await told('bridge', 'fdb', 'show', 'dev', 'flannel-v6.1')),
+      ...(await linesOf('ip', '-6', 'neigh', 'show', 'dev', 'flannel-v6.1', 'nud', 'permanent')),
+      ...(await linesOf('bridge', 'fdb', 'show', 'dev', 'flannel-v6.1')),
     ]
     const peer = peerOf(240)
     put(peer, 'vxlan', macs)
@@ -114,7 +114,7 @@ describe('vxlan of the kernel', () => {
     gone(peer)
     await eventually(async () => expect(await entries()).toEqual([]))
 
-    // What IPv4 lacks is no reason to pass over IPv6, and the other way round.
+    // A fault of the IPv4 data does not exclude IPv6, and the reverse.
     put(peerOf(241), 'vxlan', { BackendV6Data: macs.BackendV6Data })
     put(peerOf(242), 'vxlan', { BackendData: macs.BackendData, BackendV6Data: '; reboot' })
     await daemon.line(/Lease .*241.* is not used(?: for IPv4)?: it publishes no MAC of a vxlan device/)
@@ -127,15 +127,15 @@ describe('vxlan of the kernel', () => {
     expect((await routesTo('10.5.0.0/16')).join('\n')).not.toContain('10.5.241.0/24')
   })
 
-  it('keeps its MAC of IPv6, and routes directly by family where the host is on the link by that family', async ({
+  it('keeps its IPv6 MAC, and routes directly per family if the host is on the link in that family', async ({
     skip,
   }) => {
     const why = await whyNoVxlan()
     skip(why !== undefined, why)
     await running({ Type: 'vxlan', DataPath: 'kernel', DirectRouting: true })
-    const [mac] = await told('cat', '/sys/class/net/flannel-v6.1/address')
+    const [mac] = await linesOf('cat', '/sys/class/net/flannel-v6.1/address')
     expect(published()).toMatchObject({ PublicIPv6: 'fd77::1', BackendV6Data: { VNI: 1, VtepMAC: mac } })
-    // On the link by both; by IPv4 alone.
+    // One peer is on the link in both families, the other only in IPv4.
     put(peerOf(240), 'vxlan', macs)
     put(peerOf(241, 'fd88::241'), 'vxlan', { ...macs, BackendV6Data: { VNI: 1, VtepMAC: '02:00:00:00:06:07' } })
     await eventually(async () => {
@@ -147,12 +147,12 @@ describe('vxlan of the kernel', () => {
     })
     await host.output(['ip', 'link', 'del', 'flannel-v6.1'])
     await daemon.line(/Repaired: flannel-v6\.1 was gone/)
-    expect(await told('cat', '/sys/class/net/flannel-v6.1/address')).toEqual([mac])
+    expect(await linesOf('cat', '/sys/class/net/flannel-v6.1/address')).toEqual([mac])
     expect((await routesTo('fd00:5::/48')).join('\n')).toMatch(/dev flannel-v6\.1 .*onlink/)
   })
 })
 
-it('host-gw has a route of each family by the address of that family, puts it back, and takes it away', async () => {
+it('host-gw has a route of each family with a gateway of that family, restores it, and removes it', async () => {
   await running({ Type: 'host-gw' })
   expect(published()).toEqual({ PublicIP: host.address, PublicIPv6: 'fd77::1', BackendType: 'host-gw' })
   const peer = peerOf(240)
@@ -172,15 +172,15 @@ it('host-gw has a route of each family by the address of that family, puts it ba
 describe('wireguard', () => {
   const KEY = 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg='
   const ends = { BackendData: { PublicKey: KEY, Port: 51820 }, BackendV6Data: { PublicKey: KEY, Port: 51821 } }
-  /** What `wg` says of a device, asked where the daemon is: its port, and of each peer endpoint and networks. */
+  /** Returns what `wg` prints of a device in the daemon's namespace: the port, and the endpoint and networks of each peer. */
   async function shown(device: string): Promise<{ readonly port: string; readonly peers: readonly string[] }> {
     const enter = ['nsenter', '--target', String(daemon.process.pid), '--mount', 'wg', 'show', device, 'dump']
-    const [[, , port = ''] = [], ...peers] = (await told(...enter)).map((line) => line.split('\t'))
+    const [[, , port = ''] = [], ...peers] = (await linesOf(...enter)).map((line) => line.split('\t'))
     return { port, peers: peers.map(([, , endpoint, nets]) => `${endpoint} ${nets}`) }
   }
   const peer = peerOf(240)
 
-  it('has a device for each family, with a port each and one key', async () => {
+  it('has a device for each family, each with its own port, and one key', async () => {
     await running({ Type: 'wireguard', DataPath: 'kernel' })
     const { BackendData: by4, BackendV6Data: by6 } = published() as typeof ends
     expect([by4.Port, by6.Port]).toEqual([51820, 51821])
@@ -198,9 +198,9 @@ describe('wireguard', () => {
   it.each([
     ['auto', '192.168.77.240:51820'],
     ['ipv4', '192.168.77.240:51820'],
-    // The port that a node listens on, where flanneld takes that of a device which is not there.
+    // The port that the peer listens on. flanneld uses the port of a device that does not exist.
     ['ipv6', '[fd77::240]:51820'],
-  ])('has one device for both with Mode %s, whose datagrams go to %s', async (mode, endpoint) => {
+  ])('has one device for both families with Mode %s, and sends its datagrams to %s', async (mode, endpoint) => {
     await running({ Type: 'wireguard', DataPath: 'kernel', Mode: mode })
     put(peer, 'wireguard', ends)
     await eventually(async () => {
@@ -215,12 +215,12 @@ describe('wireguard', () => {
     })
     for (const network of ['10.5.0.0/16', 'fd00:5::/48'])
       expect((await routesTo(network)).join('\n')).toMatch(/dev flannel-wg\b(?!-)/)
-    // The default route of the host is its own.
-    expect(await told('ip', 'route', 'show', 'default')).toEqual([expect.stringContaining('via 192.168.77.254')])
+    // The host's default route is unchanged.
+    expect(await linesOf('ip', 'route', 'show', 'default')).toEqual([expect.stringContaining('via 192.168.77.254')])
   })
 })
 
-it('extension tells its commands of both families, of a peer too', async () => {
+it('extension passes both families to its commands, also those of a peer', async () => {
   const script = '#!/bin/sh\necho "$1 $NETWORK $SUBNET $IPV6SUBNET $PUBLIC_IP $PUBLIC_IPV6" >> "$0.calls"\n'
   let program = ''
   await running((folder) => {
@@ -238,7 +238,7 @@ it('extension tells its commands of both families, of a peer too', async () => {
   const own = ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'].map((name) => networkOf(host.subnetEnv()[name]!))
   expect(calls()).toEqual([`post 10.5.0.0/16 ${own.join(' ')} ${host.address} fd77::1`])
   const peer = peerOf(240)
-  // Of a peer flanneld says what it has of IPv4 alone.
+  // flanneld passes only the IPv4 data of a peer.
   const rest = ` ${peer.ipv4}/24 ${peer.ipv6}/64 ${peer.publicIp} ${peer.publicIpv6}`
   put(peer, 'extension', {})
   await eventually(() => expect(calls().slice(1)).toEqual([`add ${rest}`]))
@@ -246,7 +246,7 @@ it('extension tells its commands of both families, of a peer too', async () => {
   await eventually(() => expect(calls().slice(2)).toEqual([`remove ${rest}`]))
 })
 
-it('ipip carries IPv4 alone, with a lease of both, and says so', async ({ skip }) => {
+it('ipip carries IPv4 only, with a lease of both families, and logs that', async ({ skip }) => {
   const { code, stderr } = await execute('unshare --net ip link add probe type ipip local 127.0.0.1'.split(' '))
   skip(code !== 0, `no ipip in the kernel: ${stderr.trim()}; npm run test:vm has one`)
   await running({ Type: 'ipip' })
@@ -294,16 +294,16 @@ it.each([
   await refused.line(why)
   await ended(refused.process)
   expect(refused.process.exitCode).toBe(1)
-  // Once, and nothing is left.
+  // It logs this once, and leaves nothing.
   expect(refused.lines.filter((line) => line.startsWith('E'))).toHaveLength(1)
-  expect((await told('ip', '-br', 'link')).filter((line) => line.startsWith('flannel'))).toEqual([])
+  expect((await linesOf('ip', '-br', 'link')).filter((line) => line.startsWith('flannel'))).toEqual([])
   for (const each of ['10.5.0.0/16', 'fd00:5::/48']) expect(await routesTo(each)).toEqual([])
 })
 
 it.each([
   ['both families', {}, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET']],
   ['IPv6 alone', { EnableIPv4: false, Network: undefined, SubnetMax: undefined }, ['FLANNEL_IPV6_SUBNET']],
-])('alloc has subnets of %s, and nothing on the host', async (_what, families, names) => {
+])('alloc takes subnets of %s, and changes nothing on the host', async (_what, families, names) => {
   await running({ Type: 'alloc' }, { ...NETWORK, ...families })
   expect(Object.keys(host.subnetEnv()).filter((name) => name.endsWith('SUBNET'))).toEqual(names)
   expect(await routesTo('fd00:5::/48')).toEqual([])

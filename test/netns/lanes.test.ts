@@ -1,6 +1,5 @@
-// lanes.test.ts - what holds in a flow, however many lanes carry it: its packets arrive in the order in which they were sent, with and
-// without fragments, and none is taken for a replay. The rows follow from the tables of backends, their options and the features of the
-// engine, so that a new one is among them.
+// lanes.test.ts - however many lanes carry a flow, its packets arrive in the order in which they were sent, with and without fragments, and
+// none is dropped as a replay. The rows come from the tables of backends, options and engine features, so a new backend is tested too.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -28,11 +27,11 @@ interface Row {
   readonly without: readonly string[]
 }
 
-/** The options by which a backend chooses the family of its datagrams. */
+/** The options that choose the family of a backend's datagrams. */
 const UNDERLAY_OPTIONS = new Set(['Underlay', 'Mode'])
 const named = (options: Options): readonly Option[] =>
   Object.values(options).filter((option): option is Option => typeof option['name'] === 'string')
-/** Each backend that weftd carries itself, once for each family of its datagrams. */
+/** Each backend that weftd carries itself, once per family of its datagrams. */
 const BACKENDS = Object.entries(KINDS).flatMap(([type, { options, devices }]) => {
   if (!devices.some(([kind]) => kind === 'tun')) return []
   const all = named(options)
@@ -99,17 +98,17 @@ async function keepsOrder(row: Row): Promise<void> {
 }
 
 describe('a flow stays in order, with and without fragments', () => {
-  it.each(ROWS.map((row) => [JSON.stringify(row), row] as const))('%s', (_title, row) => keepsOrder(row))
-  it.each(FEATURE_ROWS.map((row) => [JSON.stringify(row), row] as const))('%s', (_title, row) => keepsOrder(row))
+  it.each(ROWS.map((row) => [JSON.stringify(row), row] as const))('with %s', (_title, row) => keepsOrder(row))
+  it.each(FEATURE_ROWS.map((row) => [JSON.stringify(row), row] as const))('with %s', (_title, row) => keepsOrder(row))
 })
 
-/** The source ports of the eight lanes of WireGuard, and the class of the queue that each has. */
+/** The source ports of WireGuard's eight lanes, and the queue class of each. */
 const LANE_PORTS = Array.from({ length: 8 }, (_, lane) => 51_820 + 240 + lane)
 const classOf = (lane: number): string => `1:1${lane}`
 const WHOLE_RATE = '10gbit'
 /**
- * Gives each lane of a host a queue of its own on the way out, as fair queues (fq, fq_codel, cake) and network cards with several do, and all
- * of them together a rate.
+ * Gives each lane of a host its own transmit queue, like fair queues (fq, fq_codel, cake) and multi-queue network cards, and limits their
+ * total rate.
  */
 async function fairQueue(host: Host, rate: string): Promise<void> {
   const tc = (words: string): Promise<string> => host.output(['tc', ...words.split(' ')])
@@ -126,7 +125,7 @@ async function fairQueue(host: Host, rate: string): Promise<void> {
     await tc(`filter add dev eth0 parent 1: protocol ip prio 1 u32 ${match} flowid ${classOf(lane)}`)
   }
 }
-/** The packets that have left by each lane's queue, and those that wait in it. */
+/** Returns the packets that each lane's queue has sent, and those that wait in it. */
 async function queuesOf(host: Host): Promise<readonly { readonly sent: number; readonly waiting: number }[]> {
   const text = await host.output(['tc', '-s', 'class', 'show', 'dev', 'eth0'])
   const classes = text.split(/^class htb /m)
@@ -135,7 +134,7 @@ async function queuesOf(host: Host): Promise<readonly { readonly sent: number; r
     return { sent: Number(/ (\d+) pkt /.exec(its)?.[1]), waiting: Number(/backlog \S+ (\d+)p/.exec(its)?.[1]) }
   })
 }
-/** Holds the thread of a lane, and prints a line; lets it go with the next line that it reads. */
+/** Stops a lane's thread and prints a line; resumes the thread at the next line of input. */
 const HOLD = `
 import ctypes, os, sys
 trace = ctypes.CDLL(None).ptrace
@@ -148,7 +147,7 @@ print('held', flush=True)
 sys.stdin.readline()
 assert trace(DETACH, thread, None, None) == 0
 `
-/** Holds a lane of a daemon, as a busy core does; resolves with what lets it go. */
+/** Stops a lane of a daemon, as a busy core would; resolves with a function that resumes it. */
 async function holdLane(host: Host, { process: { pid } }: Daemon, lane: number): Promise<() => Promise<unknown>> {
   const thread = readdirSync(`/proc/${pid}/task`).find(
     (id) => readFileSync(`/proc/${pid}/task/${id}/comm`, 'utf8').trim() === `weft-loop${lane}`,
@@ -168,7 +167,7 @@ const WIREGUARD: Row = {
   without: [],
 }
 const PINGS = 50
-/** Prints the data messages of WireGuard that come, as hex, once there are so many. */
+/** Prints WireGuard's data messages in hex, once a given number has arrived. */
 const CAPTURE = `
 import json, socket, sys
 s = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
@@ -183,7 +182,7 @@ while len(found) < int(sys.argv[1]):
         found.append(packet[28:int.from_bytes(packet[2:4], 'big')].hex())
 print(json.dumps(found), flush=True)
 `
-/** Sends datagrams from a port. */
+/** Sends datagrams from a given port. */
 const RESEND = `
 import json, socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -194,13 +193,13 @@ for each in json.load(sys.stdin):
 const replaysOn = (hosts: readonly Host[]): Promise<readonly number[]> =>
   Promise.all(hosts.map((host) => counterOf(host, 'rx_drop_replay')))
 
-describe('no packet of WireGuard is taken for a replay', () => {
-  it('although a lane is held up while the others pass it by more than the window of kernels', async () => {
+describe('no packet of WireGuard is dropped as a replay', () => {
+  it("although the other lanes get ahead of a stopped lane by more than the kernel's replay window", async () => {
     const { pods, daemons } = await started(WIREGUARD)
     const [from, to] = pods
     const [a, b] = lab.hosts as [Host, Host]
-    await fairQueue(a, WHOLE_RATE) // whose counts say which lane a flow has
-    // UDP of two addresses has one lane: so many sources have several.
+    await fairQueue(a, WHOLE_RATE) // its counters show the lane of a flow
+    // UDP between two addresses uses one lane, so several sources use several lanes.
     const sources = Array.from({ length: 8 }, (_, number) => from.address.replace(/\d+$/, String(100 + number)))
     for (const source of sources) await from.output(['ip', 'address', 'add', `${source}/24`, 'dev', 'eth0'])
     const flow = (source: string, port: number): Flow => ({ to: to.address, port, sizes: [100], from: source })
@@ -231,7 +230,7 @@ describe('no packet of WireGuard is taken for a replay', () => {
     expect(await replaysOn([a, b])).toEqual([0, 0])
   })
 
-  it('of 16 streams behind a fair queue, and of 16 without one', async () => {
+  it('among 16 streams behind a fair queue, and among 16 without one', async () => {
     const [from, to] = await running(WIREGUARD)
     const [a, b] = lab.hosts as [Host, Host]
     const server = await iperfServer((command) => to.spawn(command))
@@ -253,7 +252,7 @@ describe('no packet of WireGuard is taken for a replay', () => {
     expect(await replaysOn([a, b])).toEqual([0, 0])
   })
 
-  it('but one that is sent again is, whichever lane it comes to', async () => {
+  it('except one that is sent again, on any lane', async () => {
     const [from, to] = await running(WIREGUARD)
     const [a, b] = lab.hosts as [Host, Host]
     const capture = b.spawn(['python3', '-c', CAPTURE, String(PINGS)])

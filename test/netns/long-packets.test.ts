@@ -1,5 +1,5 @@
-// long-packets.test.ts - a host that takes shorter packets than the others send: each of the other hosts says so of it, it says so of
-// itself, nobody else is accused; and all is well again once it takes them.
+// long-packets.test.ts - a host that accepts only shorter packets than the others send: it and each other host report it, and nothing else.
+// The reports end once it accepts long packets again.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -16,7 +16,7 @@ needs(HOSTS)
 const labs: Lab[] = []
 afterAll(() => Promise.all(labs.map((lab) => lab.close())))
 
-/** What a host says of the paths to the others, by subnet. */
+/** Returns a host's reports on its paths to the others, by subnet. */
 const pathsOf = async (host: Host) =>
   Object.fromEntries(
     ((await statusOf(host)).peers?.list ?? []).map(({ subnet, state, path, passesBytes }) => [
@@ -26,14 +26,14 @@ const pathsOf = async (host: Host) =>
   )
 
 const BACKENDS = [
-  // What an IPv4 header, UDP, VXLAN and Ethernet leave of 1500 bytes, and of 1400.
+  // 1500 and 1400 bytes without the outer headers: IPv4 and UDP, and for VXLAN also VXLAN and Ethernet.
   [{ Type: 'udp' }, 1472, 1372],
   [{ Type: 'vxlan', DataPath: 'userspace' }, 1450, 1350],
   [{ Type: 'vxlan' }, 1450, 1350],
   [{ Type: 'host-gw' }, 1500, 1400],
 ] as const
 it.concurrent.each(BACKENDS)(
-  '%j: is named by every host, and whole again when it is mended',
+  '%j: every host names it, and reports whole paths again after the repair',
   async (Backend, whole, least) => {
     const lab = await createLab({ hosts: 3 })
     labs.push(lab)
@@ -61,7 +61,7 @@ it.concurrent.each(BACKENDS)(
     await eventually(async () => {
       expect(await pathsOf(first)).toEqual({ [two]: ['whole', whole], [three]: ['narrow', least] })
       expect(await pathsOf(second)).toEqual({ [one]: ['whole', whole], [three]: ['narrow', least] })
-      // Its own are shorter from now on, and all of those reach the others.
+      // The host's own packets are shorter from now on, so they reach the others.
       expect(await pathsOf(third)).toEqual({ [one]: ['whole', least], [two]: ['whole', least] })
     })
     const said = await weft(first, ['status'])
@@ -77,7 +77,7 @@ it.concurrent.each(BACKENDS)(
         new RegExp(`; packets of up to ${least} bytes pass\n[^]*\na long packet would not get through\n$`),
       ),
     ])
-    // What was lost while it was found out, or on a slow machine, is told of too, until later probes are answered.
+    // Packets that were lost meanwhile are reported too, until later probes are answered.
     await eventually(async () => {
       const there = await doctor(first)
       expect([there.code, there.names]).toEqual([3, ['path-mtu']])
@@ -108,7 +108,7 @@ it.concurrent.each(BACKENDS)(
     expect([here.code, here.names, here.details]).toEqual([
       3,
       ['mtu-shrunk'],
-      [`${least} bytes since eth0 takes 1400, and ${whole} when weftd started`],
+      [`${least} bytes because the MTU of eth0 is 1400; it was ${whole} when weftd started`],
     ])
     await third.output(['ip', 'link', 'set', 'eth0', 'mtu', '1500'])
     await areWhole()

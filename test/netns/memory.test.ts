@@ -1,5 +1,5 @@
-// memory.test.ts - what befell a peer is told by the other host: in its events, its counters, after a restart, by the next daemon that
-// takes over, and from the file where no daemon answers.
+// memory.test.ts - a host keeps the history of a peer: in its events and its counters, over a restart, in the next daemon that takes over,
+// and in the file if no daemon answers.
 
 import { once } from 'node:events'
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
@@ -38,7 +38,7 @@ const eventsOf = async (host: Host, ...words: string[]): Promise<EventsReport['e
 }
 const kindsOf = async (host: Host): Promise<readonly string[]> => (await eventsOf(host)).map(({ what }) => what)
 
-it('keeps that a peer fell silent and came back, over a restart, a hand-over, and where no daemon answers', async () => {
+it('keeps that a peer was silent and came back, over a restart, a hand-over, and without a daemon', async () => {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
@@ -55,9 +55,9 @@ it('keeps that a peer fell silent and came back, over a restart, a hand-over, an
 
   const fell = Date.now()
   await second.output(['iptables', '-A', 'INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP'])
-  // It asks too: it is heard, though nothing reaches it.
+  // This host still sends probes, which arrive; only the answers are lost.
   await eventually(async () => expect(await kindsOf(first)).toEqual(['silent', 'one-way']))
-  // At the end of a step, of which each is ten seconds: what an outage lost counts for nothing once it is over.
+  // Each step is ten seconds long. After its end the losses of the outage no longer count.
   await eventually(async () => {
     const history = JSON.parse(await ask(first.statusSocket, '/history.json')) as HistoryReport
     expect(history.node.lossPercent.some((lost) => lost !== null && lost > 0)).toBe(true)
@@ -78,7 +78,7 @@ it('keeps that a peer fell silent and came back, over a restart, a hand-over, an
     new RegExp(`^\\S+Z +${subnetOf(second)} +${second.address} +answers again, after `, 'm'),
   )
 
-  // A restart; then another daemon, which takes over from one that runs.
+  // First a restart, then another daemon that takes over from the running one.
   await daemon.stop()
   const file = `${first.subnetFile}.events`
   expect(readFileSync(file, 'utf8').trim().split('\n')).toHaveLength(4)
@@ -99,7 +99,7 @@ it('keeps that a peer fell silent and came back, over a restart, a hand-over, an
   await back.line(/flannel is ready/)
   await eventually(async () => expect(await kindsOf(first)).toEqual(['silent', 'one-way', 'back', 'silent', 'back']))
 
-  // Junk in its place is said, and replaced by what comes.
+  // Junk in the file is logged, and later events replace it.
   await successor.stop()
   writeFileSync(file, '\0junk')
   daemon = start(first)

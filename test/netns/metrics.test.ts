@@ -1,5 +1,5 @@
-// metrics.test.ts - Prometheus itself scrapes three daemons, as its operator has it do by the PodMonitor; promtool has nothing against the
-// metrics and the alerts. What each alert goes off by is tried in test/kube/alerts.test.ts.
+// metrics.test.ts - Prometheus scrapes three daemons with the PodMonitor's configuration, and promtool accepts the metrics and the alerts.
+// test/kube/alerts.test.ts checks when each alert fires.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -28,7 +28,7 @@ beforeAll(async () => {
 })
 afterAll(() => lab?.close())
 
-it('has metrics that promtool has nothing against', async () => {
+it('has metrics that promtool accepts', async () => {
   const [first] = hosts as [Host]
   const input = await first.output(['curl', '-sS', 'http://127.0.0.1:8081/metrics'])
   expect(await execute(['promtool', 'check', 'metrics'], { input })).toMatchObject({ code: 0, stdout: '', stderr: '' })
@@ -39,7 +39,7 @@ it('has alerts that promtool can read', async () => {
   expect(await execute(['promtool', 'check', 'rules', file])).toMatchObject({ code: 0 })
 })
 
-/** A PodMonitor's relabelings as the operator writes them for Prometheus, after its own (prometheus-operator, promcfg.go). */
+/** Returns the PodMonitor's relabelings in Prometheus's form, after those that the operator adds (prometheus-operator, promcfg.go). */
 function relabelings(): string {
   interface Relabeling {
     readonly sourceLabels?: readonly string[]
@@ -66,11 +66,11 @@ function relabelings(): string {
   return JSON.stringify([...own, ...theirs])
 }
 
-it('is scraped by Prometheus, whose alerts find that a peer was killed', async () => {
+it('is scraped by Prometheus, whose alerts report a killed peer', async () => {
   const [first, , third] = hosts as [Host, Host, Host]
   const folder = join(lab.folder, 'prometheus')
   mkdirSync(folder)
-  // Of containers that declare no port each is a target, an init container too.
+  // A container without a port is a target too, and so is an init container.
   const targets = hosts.flatMap(({ address, name }) =>
     ['kube-flannel', 'install-cni'].map((container) => {
       const pod = { __meta_kubernetes_pod_name: `kube-flannel-ds-${name}`, __meta_kubernetes_pod_node_name: name }
@@ -116,7 +116,7 @@ it('is scraped by Prometheus, whose alerts find that a peer was killed', async (
   await third.output(['iptables', '-I', 'INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP'])
   const expected = { ...all('0.5'), [third.name]: '0' }
   await eventually(async () => expect(await ask('weft_network_whole_ratio')).toEqual(expected), { everyMs: 500 })
-  // One cause is one alert, although three nodes see it.
+  // One cause is one alert, although three nodes report it.
   const isNamed = async (): Promise<void> => {
     const [alert, ...others] = await series('ALERTS')
     expect(others).toEqual([])

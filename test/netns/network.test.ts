@@ -1,4 +1,4 @@
-// network.test.ts - real daemons on three hosts: by name, and each asked how it is, over the network.
+// network.test.ts - real daemons on three hosts: commands with names, and the network-wide status.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -39,7 +39,7 @@ async function networkOf(host: Host): Promise<{ readonly code: number | null; re
   return { code, report: JSON.parse(stdout) as NetworkReport }
 }
 const foundIn = ({ findings }: NetworkReport): readonly string[] => [...new Set(findings.map(({ name }) => name))]
-/** Waits until each node has told, every peer has a name and all reach each other. */
+/** Waits until each node has published its view, every peer has a name, and all nodes reach each other. */
 const isWhole = (host: Host): Promise<void> =>
   eventually(async () => {
     const { code, report } = await networkOf(host)
@@ -50,7 +50,7 @@ const isWhole = (host: Host): Promise<void> =>
   })
 
 describe.each([{ Type: 'udp' }, { Type: 'host-gw' }])('with %j', (backend) => {
-  it('all nodes tell who reaches whom, and one that is dead is one finding', async () => {
+  it('all nodes publish the peers that they reach, and a dead node is one finding', async () => {
     configure(backend)
     const [, , third] = await startAll()
     const [first, , dead] = lab.hosts as [Host, Host, Host]
@@ -75,7 +75,7 @@ describe.each([{ Type: 'udp' }, { Type: 'host-gw' }])('with %j', (backend) => {
 it.each([
   ['IPv6 alone', { EnableIPv4: false }],
   ['both families', { Network: '10.5.0.0/16' }],
-])('nodes tell one another in a network of %s', async (_what, network) => {
+])('nodes publish their views in a network with %s', async (_what, network) => {
   await lab.close()
   lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
   leases = join(lab.folder, 'leases')
@@ -108,7 +108,7 @@ it('names the configurations that differ', async () => {
   })
 })
 
-it('tells nodes alone, and those that show the token where one is set', async () => {
+it('serves its view only to nodes, and only to those with the token if one is set', async () => {
   configure({ Type: 'udp' })
   const token = join(lab.folder, 'token')
   writeFileSync(token, 'open sesame\n')
@@ -120,7 +120,7 @@ it('tells nodes alone, and those that show the token where one is set', async ()
   const get = async (place: Pick<Host, 'run'>, ...more: string[]): Promise<string> =>
     (await place.run(['curl', '-s', '-m', '5', '-w', ' %{http_code}', ...more, url])).stdout.trim()
   const shown = ['-H', 'Authorization: Bearer open sesame']
-  // The host's own address is that of its device; a container's is not.
+  // The host's own address is the one of its device; a container has another address.
   expect(await get(first, ...shown)).toMatch(/"schema":1.* 200$/s)
   expect(await get(first)).toMatch(/its token differs.* 401$/s)
   expect(await get(first, '-H', 'Authorization: Bearer open')).toMatch(/ 401$/)
@@ -143,7 +143,7 @@ it('tells nodes alone, and those that show the token where one is set', async ()
   for (const daemon of daemons) expect(daemon.lines.join('\n')).not.toContain('sesame')
 })
 
-it('counts a node that tells nothing as what others see of it, and is off unless it is switched on', async () => {
+it('reports a node without a view as the others see it, and is off unless it is switched on', async () => {
   configure({ Type: 'udp' })
   const [first, second, third] = lab.hosts as [Host, Host, Host]
   const daemons = [start(first), start(second), start(third, [])]
@@ -160,7 +160,7 @@ it('counts a node that tells nothing as what others see of it, and is off unless
   })
 })
 
-it('commands take names, and two hosts with one name are told apart', async () => {
+it('commands accept names, and distinguish two hosts with the same name', async () => {
   configure({ Type: 'udp' })
   const [first, second, third] = lab.hosts as [Host, Host, Host]
   for (const [host, name] of [

@@ -1,5 +1,5 @@
-// others.test.ts - leases that others wrote to do harm: daemons of each backend beside them, and then every log, answer, file and
-// word of a command is looked at.
+// others.test.ts - harmful leases that others wrote: with daemons of each backend the test then checks every log, answer, file and command
+// argument.
 
 import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -21,7 +21,7 @@ afterEach(() => lab.close())
 
 const HEADER = /^[IWE]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.-]+\/[\w.-]+:\d+\] /
 
-/** Leases with the text in each field, one field each, of a backend's type and of another. */
+/** Returns leases with the harmful text in one field each, of the backend's type and of another type. */
 function leasesOf(type: string, data: object): string[] {
   const sound = { PublicIP: '192.0.2.2', PublicIPv6: null, BackendType: type, BackendData: data }
   return [
@@ -33,7 +33,7 @@ function leasesOf(type: string, data: object): string[] {
   ]
 }
 
-/** Before a daemon: `ip` and others of a folder, which write down their words and the lines that they are given. */
+/** Returns a command prefix whose folder has `ip` and others that record their arguments and their input. */
 function wrapped(): string[] {
   const folder = join(lab.folder, 'bin')
   mkdirSync(folder)
@@ -54,14 +54,14 @@ it.each([
   [{ Type: 'vxlan', DataPath: 'userspace' }, 'vxlan', { VNI: 1, VtepMAC: 'aa:bb:cc:dd:ee:ff' }],
   [{ Type: 'host-gw' }, 'host-gw', {}],
   [{ Type: 'extension', SubnetAddCommand: 'add-peer $SUBNET $PUBLIC_IP' }, 'extension', {}],
-])('a daemon with %j takes them for text', async (backend, type, data) => {
+])('a daemon with %j treats them as text', async (backend, type, data) => {
   const folder = join(lab.folder, 'leases')
   mkdirSync(join(folder, 'subnets'), { recursive: true })
   writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend: backend }))
   const values = leasesOf(type, data)
   for (const [at, value] of values.entries()) {
     writeFileSync(join(folder, 'subnets', `10.5.${at + 100}.0-24`), value)
-    // The key of a lease is its name, whatever stands before the subnet.
+    // The key of a lease is its name, which may have text before the subnet.
     const name = `${HOSTILE.replaceAll(/[\0/]/g, '').slice(-150)}10.5.${at + 150}.0-24`
     writeFileSync(join(folder, 'subnets', name), value)
   }
@@ -85,7 +85,7 @@ it.each([
   ).toEqual([])
   for (const file of [host.subnetFile, `${host.subnetFile}.last-known`])
     if (existsSync(file)) expectHarmless(file, readFileSync(file, 'utf8').replaceAll(/[\u007F-\u{10FFFF}]/gu, ''))
-  // No text of theirs is a word of a command, nor a line of a batch.
+  // The harmful text is neither an argument of a command nor a line of its input.
   const calls = readFileSync(join(lab.folder, 'calls'), 'utf8')
   expect(calls).toContain('10.5.')
   expect(calls).not.toMatch(/PWNED|forged|-x"|img src/)

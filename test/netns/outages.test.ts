@@ -1,7 +1,7 @@
-// outages.test.ts - the store is killed, frozen, slow, silent, refusing, cut off: packets flow, the daemons stay calm,
-// and all is as the store has it soon after it is back.
+// outages.test.ts - the store is killed, frozen, slow, silent, refusing or cut off: packets flow, the daemons stay quiet, and soon after
+// the outage they agree with the store.
 //
-// `npm run test:soak` makes each outage last two minutes, and slow calls take five seconds.
+// With `npm run test:soak` each outage lasts two minutes, and slow calls take five seconds.
 
 import { once } from 'node:events'
 import {
@@ -34,20 +34,20 @@ needs(HOSTS, ...ETCD, 'iperf3', 'nft', 'ping')
 const LONG = process.env['WEFT_LONG'] === '1'
 const AWAY_S = LONG ? 120 : 10
 const SLOW_MS = LONG ? 5_000 : 1_500
-/** A test's end, should it hang: some ten events beside the outage. */
+/** The limit of a test that hangs: the outage and ten events. */
 const LIMIT_MS = AWAY_S * 1000 + 10 * EVENT_MS
-/** As long as some tens of calls take, one after another, of which one in three is refused. */
+/** The time of several dozen calls in sequence, of which one in three is refused. */
 const SLOW_EVENT_MS = EVENT_MS + 30 * SLOW_MS
 const LINES_A_MINUTE = 10
 const SUBNETS = '/coreos.com/network/subnets'
-/** The tests' own peers lie below what hosts draw from. */
+/** The tests' own peers are below the range from which hosts draw. */
 const CONFIG = '{"Network":"10.5.0.0/16","SubnetMin":"10.5.16.0","Backend":{"Type":"udp"}}'
 
 interface AnyBed {
   readonly lab: Lab
   readonly etcd?: Etcd | EtcdCluster
 }
-/** Hosts, and an etcd on their switch; several tests run at once, as most of their time is waiting. */
+/** Hosts with an etcd on their switch. Several tests run in parallel, because they mostly wait. */
 interface Bed {
   readonly lab: Lab
   readonly etcd: Etcd
@@ -75,7 +75,7 @@ async function openCluster(): Promise<{ readonly lab: Lab; readonly etcd: EtcdCl
   return bed
 }
 
-/** Hosts with a lease directory on a file system of its own. */
+/** Creates hosts with a lease directory on a file system of its own. */
 async function openDirectory(hosts: number): Promise<{ readonly lab: Lab; readonly folder: string }> {
   const lab = await createLab({ hosts })
   beds.add({ lab })
@@ -90,10 +90,10 @@ async function close(bed: AnyBed): Promise<void> {
   await bed.etcd?.close()
 }
 
-/** A proxy on a host, in front of etcd. */
+/** A proxy on a host in front of etcd. */
 interface Proxy {
   readonly endpoint: string
-  /** Makes this trouble from now on, and returns how often any struck so far. */
+  /** Makes this trouble from now on, and returns a count of its hits so far. */
   set(trouble: Trouble): Promise<Strikes>
 }
 
@@ -114,11 +114,11 @@ async function startProxy({ etcd }: Bed, host: Host): Promise<Proxy> {
   }
 }
 
-/** Runs a program where etcd is; packets from host to host do not pass there. */
+/** Runs a program in etcd's namespace, which packets between hosts do not cross. */
 const atEtcd = ({ lab }: Bed, ...command: string[]): Promise<string> =>
   output(['ip', 'netns', 'exec', `${lab.id}-switch`, ...command])
 
-/** Ends an outage, and tells how often it struck. */
+/** Ends an outage, and returns the number of its hits. */
 type End = () => Promise<number>
 
 const killed = async ({ etcd }: Bed): Promise<End> => {
@@ -139,7 +139,7 @@ const frozen = async ({ etcd }: Bed): Promise<End> => {
   }
 }
 
-/** Drops the packets of these TCP ports in a namespace; ends with how many there were. */
+/** Drops the packets of these TCP ports in a namespace; the returned function ends that and returns the number of drops. */
 async function drop(namespace: string, device: string, ports: string): Promise<End> {
   const nft = (command: string[], input = ''): Promise<string> =>
     output(['ip', 'netns', 'exec', namespace, 'nft', ...command], { input })
@@ -157,11 +157,11 @@ async function drop(namespace: string, device: string, ports: string): Promise<E
 
 const cutOff = ({ lab }: Bed): Promise<End> => drop(`${lab.id}-switch`, 'br0', '2379')
 
-/** As on a line of two kilobytes a second: what etcd says waits up to ten seconds, then is dropped. */
+/** Limits the line to two kilobytes a second: etcd's packets wait up to ten seconds and are then dropped. */
 const starved = async (bed: Bed): Promise<End> => {
   const shape = ['root', 'tbf', 'rate', '16kbit', 'burst', '2kb', 'latency', '10s']
   await atEtcd(bed, 'tc', 'qdisc', 'add', 'dev', 'br0', ...shape)
-  // Something is in the way from the start: what etcd says alone may be too little, and on a slow machine too slow, to wait.
+  // The line is filled from the start. Otherwise etcd's own packets might be too few to wait.
   const flood = ['ping', '-q', '-n', '-l', '10', '-c', '10', '-s', '1400', '-w', '1', bed.lab.hosts[0]!.address]
   await execute(['ip', 'netns', 'exec', `${bed.lab.id}-switch`, ...flood])
   return async () => {
@@ -178,17 +178,17 @@ const troubled =
     return async () => (await proxy.set({}))[kind] - before[kind]
   }
 
-/** What etcdctl takes to make a peer that nobody has seen. */
+/** Returns the arguments of etcdctl that write a new peer. */
 const putPeer = (subnet: string): string[] => [
   'put',
   `${SUBNETS}/${subnet.replace('/', '-')}`,
   '{"PublicIP":"198.51.100.1","PublicIPv6":null}',
 ]
 
-/** Traffic that only a data path that stops can lose: room for whoever is kept waiting on a busy machine. */
+/** Traffic that is lost only if the data path stops: the window has room for a receiver that waits on a busy machine. */
 const TRAFFIC = ['--udp', '--bitrate', '2M', '--length', '1200', '--window', '1M']
 
-/** Sends that traffic from one host to another, from now until the outage is over, unless the machine is slow. */
+/** Sends that traffic from one host to another until the outage is over, unless the machine is slow. */
 async function startTraffic(from: Host, to: Host): Promise<{ arrived(): Promise<void> }> {
   const server = await iperfServer((command) => to.spawn(command))
   const traffic = server.run(from.namespace, tunAddress(to), AWAY_S + 4, TRAFFIC)
@@ -202,7 +202,7 @@ async function startTraffic(from: Host, to: Host): Promise<{ arrived(): Promise<
   }
 }
 
-/** What daemons say and spend from now on, beside what each spent on its start, on this machine, in this run. */
+/** Measures the log lines and CPU time of daemons from now on, relative to each daemon's start on this machine in this run. */
 function watchCosts(daemons: readonly Daemon[]): { end(): { moderate(title: string): void; said: string[][] } } {
   const began = performance.now()
   const before = daemons.map((daemon) => ({ cpu: cpuSeconds(daemon), lines: daemon.lines.length }))
@@ -218,16 +218,16 @@ function watchCosts(daemons: readonly Daemon[]): { end(): { moderate(title: stri
             `${title} for ${seconds.toFixed(1)} s: CPU ${starts.map((share) => `${(100 * share).toFixed(0)}%`).join(', ')} ` +
               `of that of the start; log lines ${said.map(({ length }) => length).join(', ')}`,
           )
-          // Most is said at first; a minute begins when half of it has passed.
+          // Most lines come first. A minute counts once half of it has passed.
           const minutes = Math.ceil((seconds + 30) / 60)
           for (const lines of said) {
-            // What the test itself changed is told as well, in lines of information.
+            // Changes by the test itself are logged too, as information.
             const complaints = lines.filter((line) => !line.startsWith('I'))
             expect(complaints.length, lines.join('\n')).toBeLessThanOrEqual(LINES_A_MINUTE * minutes)
-            // Each line is the daemon's: Node.js has nothing to warn of.
+            // Each complaint is a line of the daemon, so Node.js printed no warning.
             expect(complaints.filter((line) => !/^[WEF]\d{4} /.test(line))).toEqual([])
           }
-          // Whoever tries again without a pause spends a start's worth each second.
+          // A daemon that retries without a pause would spend the CPU time of a start each second.
           expect(Math.max(...starts)).toBeLessThan(Math.ceil(seconds / 60))
         },
       }
@@ -235,13 +235,13 @@ function watchCosts(daemons: readonly Daemon[]): { end(): { moderate(title: stri
   }
 }
 
-// With or without the proxy between, and whether it can be written to meanwhile.
+// The outages, with or without the proxy in between, and whether etcd can be written to meanwhile.
 const STRIKES = [
   ['is killed with -9', killed, false, false],
   ['is cut off', cutOff, false, true],
   ['takes five seconds for each call', troubled({ delayMs: 5_000 }, 'delayed'), true, true],
 ] as const
-/** What `npm run test:soak` has the time for. */
+/** More outages, for which only `npm run test:soak` has the time. */
 const MORE_STRIKES = [
   ['is frozen', frozen, false, false],
   ['has next to no bandwidth', starved, false, true],
@@ -251,7 +251,7 @@ const MORE_STRIKES = [
 
 describe.concurrent('while etcd', () => {
   it.each([...STRIKES, ...(LONG ? MORE_STRIKES : [])])(
-    '%s, no packet is lost, little CPU is spent, little is said; then all is made good',
+    '%s, no packet is lost, and little CPU time and few log lines are spent; then all changes are applied',
     async (title, strike, proxied, answers) => {
       const bed = await open(4)
       const { lab, etcd } = bed
@@ -261,7 +261,7 @@ describe.concurrent('while etcd', () => {
       const daemons = [a, b, c].map((host) => host.startDaemon({ args }))
       await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
       await Promise.all([reach(a.namespace, tunAddress(b)), reach(b.namespace, tunAddress(c))])
-      /** One daemon loses its lease, and a peer comes that nobody has seen. */
+      /** One daemon loses its lease, and a new peer appears. */
       const change = async (): Promise<void> => {
         const ctl = (words: string[]) => eventually(() => etcd.ctl(...words))
         await ctl(['del', `${SUBNETS}/${subnetOf(c).replace('/', '-')}`])
@@ -272,7 +272,7 @@ describe.concurrent('while etcd', () => {
       const costs = watchCosts(daemons)
       const end = await strike(bed, proxy)
       if (answers) await change()
-      await delay(AWAY_S * 1000) // what is tried is that nothing happens for so long
+      await delay(AWAY_S * 1000) // during this time nothing must happen
       const cost = costs.end()
       const strikes = await end()
       if (!answers) await change()
@@ -288,7 +288,7 @@ describe.concurrent('while etcd', () => {
   )
 
   it(
-    'takes long for each call and refuses one in three, a daemon starts, and is heard of',
+    'takes long for each call and refuses one in three, a daemon starts, and the others learn of it',
     async () => {
       const bed = await open(3)
       const { lab, etcd } = bed
@@ -303,7 +303,7 @@ describe.concurrent('while etcd', () => {
       const ready = performance.now()
       await Promise.all([daemon.line(added(b), SLOW_EVENT_MS), peer.line(added(a))])
       await reach(a.namespace, tunAddress(b))
-      // Its lease is lost: as long as a renewal may take, of which the margin is an hour.
+      // Its lease is deleted. The wait is as long as a renewal may take, with a margin of an hour.
       await etcd.ctl('del', `${SUBNETS}/${subnetOf(a).replace('/', '-')}`)
       await daemon.line(/Lease of .* acquired again/, SLOW_EVENT_MS)
       console.log(`ready after ${Math.round((ready - started) / 1000)} s`)
@@ -316,7 +316,7 @@ describe.concurrent('while etcd', () => {
 })
 
 describe('a daemon', () => {
-  it('that is frozen while 3,000 leases come and a third of them go has what is left, and no other', async () => {
+  it('that is frozen while 3,000 leases appear and a third of them is deleted has exactly the remaining ones', async () => {
     const bed = await open(1)
     const { lab, etcd } = bed
     const daemon = lab.hosts[0]!.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
@@ -324,7 +324,7 @@ describe('a daemon', () => {
     daemon.process.kill('SIGSTOP')
     await eventually(() => expect(readFileSync(`/proc/${daemon.process.pid}/stat`, 'utf8')).toMatch(/\) T /))
     const subnets = Array.from({ length: 3_000 }, (_, index) => `10.6.${index >> 4}.${(index & 15) << 4}/28`)
-    // etcdctl's three parts end with an empty line each; etcd takes 128 operations in one.
+    // etcdctl expects three parts, each of which ends with an empty line. etcd accepts 128 operations per transaction.
     const txn = (operations: readonly string[]): Promise<string> =>
       output(
         [
@@ -364,10 +364,10 @@ describe('a daemon', () => {
   })
 })
 
-/** etcd ended it, or the minute's listing, which a daemon makes at any time, was first to show that it is deaf. */
+/** Either etcd ended the watch, or the listing every minute was the first to show that the watch misses changes. */
 const WATCH_LEFT = /watch channel for leases closed|watch for leases did not tell what a listing did/
 
-/** How many streams of watches a member of etcd serves on its host. */
+/** Returns the number of watch streams that a member of etcd serves on its host. */
 async function watchesOf(host: Host, endpoint: string): Promise<number> {
   const script = `fetch('${endpoint}/metrics').then((r) => r.text()).then((t) => process.stdout.write(t))`
   const metrics = await host.output([process.execPath, '-e', script])
@@ -376,23 +376,23 @@ async function watchesOf(host: Host, endpoint: string): Promise<number> {
 
 describe.concurrent('a host of three, each with a member of etcd,', () => {
   const CUT_OFF = [
-    // Of the member's ports, and whether the host's daemon can hear of anything meanwhile.
+    // The member's ports to drop, and whether the host's daemon still receives changes meanwhile.
     ['whose member is cut off from the others: its daemon goes to another', '2380', true],
     ['that is cut off from etcd but for its own member: its daemon waits', '2379, 2380', false],
   ] as const
   it.each(CUT_OFF)(
-    '%s; packets flow, the others go on, and all is made good',
-    async (_title, ports, hears) => {
+    '%s; packets flow, the other nodes continue, and all changes are applied',
+    async (_title, ports, receives) => {
       const bed = await openCluster()
       const { lab, etcd } = bed
-      // Its own member first, as people write it.
+      // Its own member comes first, as operators write it.
       const daemons = lab.hosts.map((host, index) => {
         const order = [...etcd.members.slice(index), ...etcd.members.slice(0, index)]
         return host.startDaemon({ args: ['--etcd-endpoints', order.map(({ endpoint }) => endpoint).join()] })
       })
       await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
       await Promise.all(daemons.map((daemon) => daemon.line(/Subnet added/)))
-      // A member that somebody watches.
+      // A member that serves at least one watch.
       const watches = await Promise.all(lab.hosts.map((host, index) => watchesOf(host, etcd.members[index]!.endpoint)))
       const index = watches.findIndex((count) => count > 0)
       const [a, alone] = [lab.hosts[index]!, etcd.members[index]!]
@@ -405,10 +405,10 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
       const heal = await drop(a.namespace, 'eth0', ports)
       const struckAt = performance.now()
       await eventually(() => etcd.ctl(putPeer('10.5.0.0/24'), others(etcd.members)))
-      await Promise.all((hears ? daemons : others(daemons)).map((daemon) => daemon.line(added('10.5.0.0/24'))))
+      await Promise.all((receives ? daemons : others(daemons)).map((daemon) => daemon.line(added('10.5.0.0/24'))))
       await delay(Math.max(0, AWAY_S * 1000 - (performance.now() - struckAt)))
       await Promise.any(daemons.map((daemon) => daemon.line(WATCH_LEFT)))
-      expect(daemons[index]!.lines.some((line) => added('10.5.0.0/24').test(line))).toBe(hears)
+      expect(daemons[index]!.lines.some((line) => added('10.5.0.0/24').test(line))).toBe(receives)
       const cost = costs.end()
       expect(await heal()).toBeGreaterThan(0)
       await eventually(() => etcd.ctl(putPeer('10.5.1.0/24'), [alone]))
@@ -429,7 +429,7 @@ describe.concurrent('while the lease directory', () => {
     )
 
   const readOnly = async (folder: string): Promise<() => Promise<void>> => {
-    // Busy in the moment in which a daemon has a file open to write.
+    // The file system is busy while a daemon has a file open for writing.
     const remount = (mode: string): Promise<string> =>
       eventually(() => output(['mount', '-o', `remount,${mode}`, folder]), { everyMs: 10 })
     await remount('ro')
@@ -449,7 +449,7 @@ describe.concurrent('while the lease directory', () => {
     return async () => rmSync(path)
   }
 
-  it('that is full takes a renewal, and no other address: what is said to be written is written', async () => {
+  it('that is full accepts a renewal, and no other address: what it reports as written is written', async () => {
     const bed = await openDirectory(1)
     const store = createDirectoryStore({ directory: bed.folder })
     const { signal } = new AbortController()
@@ -478,12 +478,12 @@ describe.concurrent('while the lease directory', () => {
   })
 
   const UNWRITABLE = [
-    // What a daemon says that starts meanwhile; whether it ends; whether those that run can renew.
+    // Per case: the line of a daemon that starts meanwhile, whether it ends, and whether the running daemons can renew.
     ['is read-only', readOnly, /EROFS.*; make it writable for this user/, true, false],
     ['is full', full, /ENOSPC.*; free space on its file system/, false, true],
   ] as const
   it.each(UNWRITABLE)(
-    '%s, no packet is lost, little CPU is spent, little is said, no lease is lost; then all is made good',
+    '%s, no packet and no lease is lost, and little CPU time and few log lines are spent; then all changes are applied',
     async (title, strike, says, ends, renews) => {
       const { lab, folder } = await openDirectory(4)
       const [a, b, c, d] = lab.hosts as [Host, Host, Host, Host]
@@ -527,7 +527,7 @@ describe.concurrent('while the lease directory', () => {
     LIMIT_MS,
   )
 
-  it('has a clock that jumps a day ahead, or back, each node keeps its subnet', async () => {
+  it('has a clock that jumps a day ahead or back, each node keeps its subnet', async () => {
     const { lab, folder } = await openDirectory(4)
     const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', folder] }))
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
@@ -538,7 +538,7 @@ describe.concurrent('while the lease directory', () => {
     const age = (hours: number): void => {
       for (const file of files) utimesSync(file, Date.now() / 1000, Date.now() / 1000 - hours * 3600)
     }
-    // To the files a clock that is 25 hours ahead is the same as times 25 hours ago.
+    // Setting the files' times back by 25 hours has the same effect as a clock that is 25 hours ahead.
     age(25)
     await eventually(() => {
       for (const file of files) expect(statSync(file).mtimeMs).toBeGreaterThan(Date.now() - 24 * 3_600_000)

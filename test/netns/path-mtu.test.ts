@@ -1,5 +1,5 @@
-// path-mtu.test.ts - a path between two hosts that takes less all of a sudden, of either family with packets of either in it: what is
-// told, cut and fragmented, and that it ends; what somebody who forges such news can do.
+// path-mtu.test.ts - the MTU of a path between two hosts suddenly decreases, with either family outside and inside. The tests cover ICMP
+// errors, segmentation, fragmentation, the recovery, and forged ICMP errors.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -29,43 +29,48 @@ afterAll(async () => {
 })
 
 const MIB = 1 << 20
-/** Takes what comes, and says each MiB. */
+/** Receives a stream, and prints a line for each MiB. */
 const SINK = `let size = 0, told = 0
 require('node:net').createServer((socket) => socket.on('data', (bytes) => {
   size += bytes.length
   while (told < Math.floor(size / ${MIB})) console.log('MiB ' + ++told)
 })).listen(7000, () => console.log('listening'))`
-/** Sends a MiB for each line. */
+/** Sends a MiB for each line of input. */
 const SOURCE = (address: string): string => `const socket = require('node:net').connect(7000, '${address}')
 process.stdin.on('data', () => socket.write(Buffer.alloc(${MIB})))`
 
-/** Makes a kernel forget what it has learnt of paths, as it does after ten minutes. */
+/** Makes a kernel forget the MTUs that it has learnt, as it does after ten minutes. */
 async function forget(place: Place): Promise<void> {
   for (const family of ['-4', '-6']) await place.output(['ip', family, 'route', 'flush', 'cache'])
 }
 
-/** What comes of one ping. It waits for its answer, however slow the machine: of several, ping gives the last one a tenth of a second. */
+/**
+ * Sends one ping and returns ping's output. It waits for the answer however slow the machine is; with several pings, ping gives the last
+ * one a tenth of a second.
+ */
 async function ping(from: Place, to: string, ...more: string[]): Promise<string> {
   return (await from.run(['ping', '-n', '-c', '1', '-W', String(EVENT_MS / 1000), ...more, to])).stdout
 }
 
-/** What comes of a packet with DF, of so many bytes with all headers, whatever its sender knew of the path. */
+/** Sends a packet with DF of `bytes` bytes including all headers, whatever MTU the sender has learnt; returns ping's output. */
 async function probe(from: Place, to: string, bytes: number, ...more: string[]): Promise<string> {
   await forget(from)
   return ping(from, to, '-M', 'do', '-s', String(bytes - (to.includes(':') ? 48 : 28)), ...more)
 }
-/** The same where it may be lost, and is tried again. */
+/** Does the same with retries, because the packet may be lost. */
 const tryProbe = (from: Place, to: string, bytes: number): Promise<string> => probe(from, to, bytes, '-W', '1')
 
-/** Each of three packets is answered, one after the other. */
+/** Checks that three packets are answered, one after the other. */
 async function areAnswered(from: Place, to: string, ...more: string[]): Promise<void> {
   for (let sent = 0; sent < 3; sent++) expect(await ping(from, to, ...more)).toContain('1 received')
 }
 
-/** Within it a MiB crosses where its sender is told; one that is not tries again and again, each time after twice as long. */
+/**
+ * The time in which a MiB arrives if its sender gets ICMP errors. A sender without them doubles its retransmission timeout again and again.
+ */
 const CROSSED_MS = 10_000 * PATIENCE
 
-/** A stream crosses in time, and short packets beside it do. */
+/** Checks that a stream arrives in time, and short packets next to it. */
 async function crosses({ inside, other, otherAddress, stream }: Bed): Promise<void> {
   const began = performance.now()
   const pings = pinging(inside, other, { address: otherAddress, everyS: 0.1 })
@@ -74,10 +79,10 @@ async function crosses({ inside, other, otherAddress, stream }: Bed): Promise<vo
   expect(await pings.stop()).toMatchObject({ lost: 0, errors: 0 })
 }
 
-/** Long ones that may be fragmented. */
+/** Options of ping for long packets that may be fragmented. */
 const WITHOUT_DF = ['-M', 'dont', '-s', '1400']
 
-/** A number of /proc/net/snmp. */
+/** Returns a counter of /proc/net/snmp. */
 async function ipCount(place: Place, name: string): Promise<number> {
   const [names = [], values = []] = (await place.output(['grep', '^Ip:', '/proc/net/snmp']))
     .split('\n')
@@ -85,13 +90,13 @@ async function ipCount(place: Place, name: string): Promise<number> {
   return Number(values[names.indexOf(name)])
 }
 
-/** The packets of a family that a place has put together out of fragments. */
+/** Returns the number of packets of a family that a host or container has reassembled. */
 async function reassembled(place: Place, family: Family): Promise<number> {
   if (family === 'ipv4') return ipCount(place, 'ReasmOKs')
   return Number((await place.output(['grep', '^Ip6ReasmOKs', '/proc/net/snmp6'])).split(/\s+/)[1])
 }
 
-/** One of those that `nstat` has. */
+/** Returns a counter of `nstat`. */
 const tcpCount = async (place: Place, name: string): Promise<number> =>
   Number(new RegExp(`^${name} +(\\d+)`, 'm').exec(await place.output(['nstat', '-asz', name]))?.[1])
 
@@ -100,14 +105,14 @@ interface Bed {
   readonly hosts: readonly [Host, Host, Host]
   readonly inside: Pod
   readonly other: Pod
-  /** By the family inside. */
+  /** The address of the inner family. */
   readonly otherAddress: string
   readonly insideAddress: string
-  /** A MiB from one to the other, and then another by the same connection. */
+  /** Sends a MiB from one container to the other; later calls use the same connection. */
   readonly stream: () => Promise<void>
 }
 
-/** Two nodes, each with a container, and a host that is none; `before` is done before the nodes start. */
+/** Creates two nodes with a container each, and a host that is not a node; `before` runs before the nodes start. */
 async function open(
   {
     engine,
@@ -146,20 +151,20 @@ async function open(
   await reach(inside.namespace, otherAddress)
 
   const sink = other.spawn([process.execPath, '-e', SINK])
-  let heard = ''
-  sink.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
-  await eventually(() => expect(heard).toContain('listening'))
+  let received = ''
+  sink.stdout!.on('data', (text: Buffer) => (received += text.toString()))
+  await eventually(() => expect(received).toContain('listening'))
   const source = inside.spawn([process.execPath, '-e', SOURCE(otherAddress)], { stdin: true })
   let sent = 0
   const stream = async (): Promise<void> => {
     source.stdin!.write('\n')
     sent++
-    await eventually(() => expect(heard).toContain(`MiB ${sent}\n`))
+    await eventually(() => expect(received).toContain(`MiB ${sent}\n`))
   }
   return { hosts, daemons: started, inside, other, insideAddress, otherAddress, stream }
 }
 
-/** By the third host, with one arm: what comes in goes out there again. */
+/** Routes both hosts through the third one, which forwards on the interface it received from. */
 async function throughRouter([a, b, router]: readonly [Host, Host, Host]): Promise<void> {
   for (const name of ['ip_forward=1', 'conf/all/send_redirects=0', 'conf/eth0/send_redirects=0'])
     await router.output(['sh', '-c', `echo ${name.split('=')[1]} > /proc/sys/net/ipv4/${name.split('=')[0]}`])
@@ -167,7 +172,7 @@ async function throughRouter([a, b, router]: readonly [Host, Host, Host]): Promi
   await b.output(['ip', 'route', 'add', a.address, 'via', router.address])
 }
 
-/** The same by IPv6, of which a host that forwards hears no redirects. */
+/** Does the same for IPv6; a forwarding host ignores IPv6 redirects. */
 async function throughRouterBoth(hosts: readonly [Host, Host, Host]): Promise<void> {
   await throughRouter(hosts)
   const [a, b, router] = hosts
@@ -175,27 +180,27 @@ async function throughRouterBoth(hosts: readonly [Host, Host, Host]): Promise<vo
   await b.output(['ip', 'route', 'add', a.ipv6, 'via', router.ipv6])
 }
 
-/** What the way of the router to each of two hosts takes. */
+/** Sets the MTU of the router's routes to two hosts. */
 const takes = (router: Host, hosts: readonly Host[], mtu: number): Promise<unknown> =>
   Promise.all(
     hosts.map(({ address }) => router.output(['ip', 'route', 'replace', address, 'dev', 'eth0', 'mtu', String(mtu)])),
   )
 
-/** The same by both families; by IPv6 what a route says of forwarded packets counts where it is locked (net/ipv6/route.c). */
+/** Does the same for both families. For IPv6 the MTU of a route applies to forwarded packets only if it is locked (net/ipv6/route.c). */
 const takesBoth = async (router: Host, hosts: readonly Host[], mtu: number): Promise<void> => {
   await takes(router, hosts, mtu)
   for (const { ipv6 } of hosts)
     await router.output(['ip', 'route', 'replace', ipv6, 'dev', 'eth0', 'mtu', 'lock', String(mtu)])
 }
 
-/** Ways in which the router takes 1280 bytes and says nothing of it, and each one's end. */
+/** Ways in which the router drops packets above 1280 bytes without an ICMP error, each with its end. */
 const HOLES = {
-  /** Whatever is longer is dropped. What leaves the hosts as many datagrams in one is made datagrams first, as for a wire. */
+  /** Longer packets are dropped. GSO is off, so that each datagram is a packet of its own, as on a wire. */
   length: async ([a, b, router]: readonly [Host, Host, Host]): Promise<void> => {
     for (const host of [a, b]) await host.output(['ethtool', '-K', 'eth0', 'tx-udp-segmentation', 'off'])
     await router.output(nft('forward', 'ip length gt 1280'))
   },
-  /** What may not be fragmented is dropped. */
+  /** Packets that may not be fragmented are dropped. */
   'no ICMP': async ([a, b, router]: readonly [Host, Host, Host]): Promise<void> => {
     await takes(router, [a, b], 1280)
     await router.output(nft('output', 'icmp type destination-unreachable'))
@@ -210,7 +215,7 @@ async function fillHole([a, b, router]: readonly [Host, Host, Host]): Promise<vo
   await router.output(['nft', 'delete', 'table', 'ip', 'hole'])
 }
 
-/** Has the clock of a daemon that counts without a break go ten minutes ahead at SIGUSR2. */
+/** Makes the monotonic clock of a daemon jump ten minutes ahead on SIGUSR2. */
 const CLOCK = {
   NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(`
 const now = performance.now.bind(performance)
@@ -238,21 +243,21 @@ describe.concurrent('a path', () => {
     await takes(router, [a, b], 1280)
     await crosses(bed)
 
-    // With DF the sender is told, on either side.
+    // With DF the sender gets an ICMP error, on either side.
     const isTold = (from: Pod, to: Pod) => async () =>
       expect(await tryProbe(from, to.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
     await eventually(isTold(inside, other))
     await eventually(isTold(other, inside))
     expect(await probe(inside, other.address, fits)).toContain('1 received')
 
-    // Without, it goes in fragments that the container puts together, not its host.
-    await Promise.all([inside, other].map(forget)) // or they would fragment by themselves what they send
+    // Without DF the packet is fragmented, and the container reassembles it, not its host.
+    await Promise.all([inside, other].map(forget)) // otherwise they would fragment what they send by themselves
     const counts = async (): Promise<number[]> => [await ipCount(b, 'ReasmReqds'), await ipCount(other, 'ReasmOKs')]
     const [byHost = 0, byContainer = 0] = await counts()
     await areAnswered(inside, other.address, ...WITHOUT_DF)
     expect(await counts()).toEqual([byHost, byContainer + 3])
 
-    // It is wide again, and the kernels have forgotten, as they do after ten minutes.
+    // The MTU is 1500 again, and the kernels have forgotten the smaller one, as they do after ten minutes.
     await takes(router, [a, b], 1500)
     await Promise.all([a, b].map(forget))
     await eventually(async () => expect(await tryProbe(inside, other.address, wide)).toContain('1 received'))
@@ -270,7 +275,7 @@ describe.concurrent('a path', () => {
     const { hosts, inside, other, insideAddress, otherAddress, stream } = bed
     const [a, b, router] = hosts
     const wide = 1452
-    // No sender of IPv6 is told of less than each link takes.
+    // An IPv6 sender never gets an MTU below 1280, which each link must support.
     const fits = inner === 'ipv6' ? 1280 : 1280 - overhead
     expect(await probe(inside, otherAddress, wide)).toContain('1 received')
     await stream()
@@ -283,7 +288,7 @@ describe.concurrent('a path', () => {
       )
     await eventually(isTold(inside, otherAddress))
     await eventually(isTold(other, insideAddress))
-    // What may not be cut inside and is no longer than each link takes goes in fragments of the datagram.
+    // A packet that may not be fragmented, and has at most 1280 bytes, is sent in a fragmented datagram.
     const before = await reassembled(b, outer)
     expect(await probe(inside, otherAddress, fits)).toContain('1 received')
     expect((await reassembled(b, outer)) - before).toBe(inner === 'ipv6' ? 1 : 0)
@@ -306,7 +311,7 @@ describe.concurrent('a path', () => {
     { engine: 'native', backend: { Type: 'vxlan', DataPath: 'userspace' }, overhead: 50, hole: 'no ICMP' },
   ] as const
   it.each(SILENT)(
-    'that drops what is too long and says nothing is found, by $hole: $backend.Type, $engine',
+    'that drops long packets without ICMP errors is found with $hole: $backend.Type, $engine',
     async (given) => {
       const { engine, overhead, hole } = given
       const backend = { ...given.backend, ProbePathMTU: true }
@@ -322,7 +327,7 @@ describe.concurrent('a path', () => {
       expect(await probe(inside, other.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)
       expect(await probe(inside, other.address, fits)).toContain('1 received')
 
-      // It takes all again, as is found ten minutes later.
+      // The router forwards long packets again, which weftd finds ten minutes later.
       await fillHole(hosts)
       for (const daemon of daemons) daemon.process.kill('SIGUSR2')
       await Promise.all(daemons.map((daemon) => daemon.line(/No packet is too long for the path to .* any more/)))
@@ -332,7 +337,7 @@ describe.concurrent('a path', () => {
     },
   )
 
-  it.each(['native', 'dgram'])('that does so stalls where nobody is asked to look: %s', async (engine) => {
+  it.each(['native', 'dgram'])('that drops long packets stalls a stream if no peer is probed: %s', async (engine) => {
     const { hosts, inside, other, stream } = await open({ engine, backend: { Type: 'udp' } }, async (three) => {
       await throughRouter(three)
       await HOLES.length(three)
@@ -340,7 +345,7 @@ describe.concurrent('a path', () => {
     expect(await inside.output(['cat', '/proc/sys/net/ipv4/tcp_mtu_probing'])).toBe('0\n')
     let crossed = false
     const crossing = stream().then(() => (crossed = true))
-    // The sender tries again and again, and nothing comes of it.
+    // The sender retransmits in vain.
     await eventually(async () => expect(await tcpCount(inside, 'TcpRetransSegs')).toBeGreaterThan(3))
     expect(crossed).toBe(false)
     expect(await ping(inside, other.address)).toContain('1 received')
@@ -349,9 +354,9 @@ describe.concurrent('a path', () => {
   })
 
   it.each(['native', 'dgram'])(
-    'is believed to be as narrow as the kernel believes, whoever says so: %s',
+    'gets the MTU that the kernel accepts, even from a forged ICMP error: %s',
     async (engine) => {
-      // By one lane, whose datagrams are from the port that they go to.
+      // With one lane the datagrams' source port equals their destination port.
       const given = { engine, backend: { Type: 'udp' }, args: ['--workers', '1'] }
       const { hosts, inside, other, stream } = await open(given)
       const [a, b, forger] = hosts
@@ -365,7 +370,7 @@ describe.concurrent('a path', () => {
       message.writeUInt16BE(internetChecksum(message), 2)
       expect(await forge.send(forger, a, 0, [message], 1_000)).toBe(1_000)
       expect(await a.output(['ip', 'route', 'get', b.address])).toContain('mtu lock 552')
-      // It is slower, and nothing stops.
+      // The path is slower, but keeps working.
       await eventually(async () => expect(await tryProbe(inside, other.address, 1472)).toContain('(mtu = 524)'))
       await stream()
       await forget(inside)

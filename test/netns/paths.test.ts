@@ -1,8 +1,8 @@
-// paths.test.ts - whatever kernel features the two ends have or lack, and whichever family is inside and beneath, a stream
-// arrives byte for byte and every checksum on the wire is right.
+// paths.test.ts - whatever kernel features the two ends have, and whichever families are inside and outside, a stream arrives byte for byte
+// and every checksum on the wire is right.
 //
-// `npm test` takes a slice; `npm run test:paths` takes all: 10 GB with each feature off, 72 random pairs of ends, a
-// million packets captured at each end.
+// `npm test` runs a part. `npm run test:paths` runs everything: 10 GB without each feature, 72 random pairs of ends, and a million packets
+// captured at each end.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -26,7 +26,7 @@ const STREAM_BYTES = ALL ? 10e9 : 32 << 20
 const RANDOM_BYTES = ALL ? 256 << 20 : 32 << 20
 const RANDOM_PAIRS = ALL ? 72 : 2
 const CAPTURED = ALL ? 1_000_000 : 10_000
-/** Of 10 GB, however slow they are. */
+/** The limit for 10 GB on a slow machine. */
 const STREAM_MS = ALL ? 1_800_000 : 240_000
 
 let lab: Lab | undefined
@@ -34,13 +34,13 @@ afterEach(() => lab?.close())
 
 const seed = Number(process.env['WEFT_SEED'] ?? Date.now() % 2 ** 31)
 let state = seed
-/** A feature set by a linear congruential generator: bit n is feature n, of those that are off. */
+/** Draws the features to switch off with a linear congruential generator: bit n stands for feature n. */
 function randomSet(): string[] {
   state = (state * 1_103_515_245 + 12_345) % 2 ** 31
   return FEATURES.filter((_, bit) => (state >> (bit + 8)) & 1)
 }
 
-/** The families of packets and of their datagrams. */
+/** The family of the packets and the family of their datagrams. */
 type Way = readonly [inner: Family, outer: Family]
 const IPV4: Way = ['ipv4', 'ipv4']
 const WITH_IPV6: readonly Way[] = [
@@ -49,7 +49,7 @@ const WITH_IPV6: readonly Way[] = [
   ['ipv6', 'ipv6'],
 ]
 
-/** Two hosts with a daemon each that lacks the given features; returns them and the second one's overlay address. */
+/** Starts two daemons, each without the given features, on two hosts; returns the hosts and the second one's overlay address. */
 async function join2(
   withouts: readonly (readonly string[])[],
   [inner, outer]: Way = IPV4,
@@ -73,7 +73,7 @@ async function join2(
   return { from, to, address }
 }
 
-/** Sends the stream from the host with the address to the other and returns the digest there. */
+/** Sends the stream from one host to the address on the other, and returns the digest there. */
 async function streamDigest(from: Host, to: Host, address: string, bytes: number): Promise<string> {
   const program = join(packageRoot, 'dist/test/support/stream.js')
   const sender = to.spawn([process.execPath, program, 'send', address, '7000', String(bytes)])
@@ -84,7 +84,7 @@ async function streamDigest(from: Host, to: Host, address: string, bytes: number
 }
 
 type Pair = [name: string, here: readonly string[], there: readonly string[], bytes: number, way: Way]
-/** What is off at both ends. */
+/** The features that are off at both ends. */
 const OFF: readonly (readonly [name: string, off: readonly string[]])[] = [
   ['all features', []],
   ['no feature', FEATURES],
@@ -131,19 +131,19 @@ describe('a stream arrives byte for byte', () => {
 })
 
 interface Capture {
-  /** What was seen until now. The kernel leaves out what comes while tcpdump or this process is behind. */
+  /** The counts so far. The kernel skips packets while tcpdump or this process is behind. */
   readonly checked: Readonly<Checked>
   readonly stop: () => Promise<void>
 }
 
-/** Captures what crosses eth0 of a host until stopped; resolves when it sees packets. */
+/** Captures the traffic of a host's eth0 until stopped; resolves when tcpdump is ready. */
 async function capture(host: Host, outer = false): Promise<Capture> {
-  // Immediate mode hands over the last packets too, though the second is not over.
+  // In immediate mode tcpdump prints the last packets too, before the second is over.
   const tcpdump = ['tcpdump', '-i', 'eth0', '-U', '--immediate-mode', '-B', '65536', '-s', '0', '-w', '-']
   const child = host.spawn([...tcpdump, 'udp', 'port', '8285'])
   const checked: Checked = { packets: 0, bad: 0, datagrams: 0, badDatagrams: 0 }
   const done = checkCapture(child.stdout!, checked, { outer })
-  await once(createInterface({ input: child.stderr! }), 'line') // listening on eth0
+  await once(createInterface({ input: child.stderr! }), 'line') // tcpdump's line "listening on eth0"
   return {
     checked,
     async stop() {
@@ -158,7 +158,7 @@ describe('every checksum on the wire is right', () => {
     ['by UDP_SEGMENT', [], false],
     ...WITH_IPV6.map((way) => [`by UDP_SEGMENT, ${way.join(' in ')}`, [], false, way] as const),
     ['past a device that cannot offload checksums, ipv6 in ipv6', [], true, ['ipv6', 'ipv6']],
-    // Without checksum offload on the way the kernel refuses UDP_SEGMENT with EIO, and outer checksums are real.
+    // Without checksum offload the kernel refuses UDP_SEGMENT with EIO, and the outer checksums are computed.
     ['past a device that cannot offload checksums', [], true],
     ['without TSO on the TUN', ['tun-tso'], false],
     ['without checksums left open by the kernel', ['tun-csum'], false],
@@ -170,12 +170,12 @@ describe('every checksum on the wire is right', () => {
       const captures = await Promise.all([from, to].map((host) => capture(host, outer)))
       const fewest = (): number => Math.min(...captures.map(({ checked }) => checked.packets))
       const iperf = async (bytes: number, ...args: string[]): Promise<void> => {
-        // One for each run: a server is still busy with the last one when its client has ended.
+        // Each run has its own server, because a server is still busy when its client has ended.
         const server = await iperfServer((command) => to.spawn(command))
         await from.output(['iperf3', '--client', address, '--bytes', String(Math.ceil(bytes)), ...args])
         await server.stop()
       }
-      // Both ways until enough was seen, at a rate that a capture may keep up with; then UDP of odd size.
+      // TCP in both directions until enough packets were captured, at a rate that the capture can follow; then UDP of odd size.
       for (const [part, ...direction] of [[0.5], [1, '--reverse']] as const)
         do await iperf((CAPTURED * 1420) / 2, '--bitrate', outer ? '500M' : '1500M', ...direction)
         while (fewest() < CAPTURED * part)
@@ -191,10 +191,10 @@ describe('every checksum on the wire is right', () => {
     STREAM_MS,
   )
 
-  it('finds a wrong one', async () => {
+  it('finds a wrong checksum', async () => {
     const { from, to, address } = await join2([[], []])
     const { checked, stop } = await capture(to)
-    // A packet whose checksum is wrong, put into the tunnel as another peer would.
+    // Sends a packet with a wrong checksum into the tunnel, as another peer would.
     const script = `
       const inner = Buffer.from('45000020000000004011f9c80a0501020a05020204d2162e000cbeef6f6f7073', 'hex')
       require('node:dgram').createSocket('udp4').send(inner, 8285, '${to.address}', () => process.exit())`

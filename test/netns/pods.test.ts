@@ -1,5 +1,5 @@
-// pods.test.ts - one weftd after another in two pods of a host, as an update by surge has them: each with processes and files of its own,
-// and nothing between them but the host's network and the folder of subnet.env.
+// pods.test.ts - successive weftds in two pods of a host, as in an update with maxSurge. Each pod has its own processes and files; they
+// share only the host's network and the folder of subnet.env.
 
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -25,16 +25,16 @@ afterEach(() => lab?.close())
 /** A daemon that is the first process of a pod. */
 interface DaemonPod extends Omit<Daemon, 'lines'> {
   lines: string[]
-  /** The pid by which the host knows it. */
+  /** Its pid on the host. */
   readonly pid: number
   /** Runs weft in the pod. */
   weft(...words: string[]): Promise<Finished>
-  /** As kubelet stops a container; returns the exit code. */
+  /** Stops the container like kubelet; returns the exit code. */
   end(): Promise<number | null>
 }
 
 const leases = (): string => join(lab.folder, 'leases')
-/** At each pod its own. */
+/** Each pod has its own folder. */
 const own = (): string => join(lab.folder, 'own')
 const socket = (): string => join(own(), 'weftd.sock')
 
@@ -111,8 +111,8 @@ const UPDATES = [
   { name: 'vxlan by the kernel', backend: { Type: 'vxlan', DataPath: 'kernel' }, why: whyNoVxlan },
   { name: 'host-gw', backend: { Type: 'host-gw' } },
 ]
-describe.each(UPDATES)('an update by surge, $name', ({ backend, why }) => {
-  it('loses nothing, and takes the lease along', async ({ skip }) => {
+describe.each(UPDATES)('an update with maxSurge, $name', ({ backend, why }) => {
+  it('loses no packet, and keeps the lease', async ({ skip }) => {
     const lack = await why?.()
     skip(lack !== undefined, lack)
     const before = await open(backend)
@@ -122,7 +122,7 @@ describe.each(UPDATES)('an update by surge, $name', ({ backend, why }) => {
     await after.line(/Another weftd forwards \(pid unknown\)/)
     expect(await ready(after)).toMatchObject({ code: 0, stdout: 'ready\n' })
     await before.line(/Waiting to be stopped/)
-    // The port is that of the new one by then, or about to be; kubelet ends the old one, which has nothing any more.
+    // The port belongs to the new daemon by then, or soon. kubelet then ends the old one, which has nothing to remove.
     expect(await before.end()).toBe(0)
     const { sent, lost } = await pings.stop()
     expect(lost).toBe(0)
@@ -133,14 +133,14 @@ describe.each(UPDATES)('an update by surge, $name', ({ backend, why }) => {
   })
 })
 
-/** As kubelet asks, by the host's port. */
+/** Requests a path on the host's port, like kubelet. */
 async function probe(path: string): Promise<string> {
   const asking = 'fetch(process.argv[1]).then((answer) => answer.text()).then(console.log)'
   return (await a.output([process.execPath, '-e', asking, `http://127.0.0.1:${HEALTH_PORT}/${path}`])).trim()
 }
 
 describe('a new pod that is not ready', () => {
-  it('is told apart from the old one, which the port answers for, and says what it waits for', async () => {
+  it('reports its own state and reason, while the old pod answers on the port', async () => {
     const before = await open({ Type: 'udp' })
     const config = join(leases(), 'config')
     renameSync(config, `${config}-away`)
@@ -153,13 +153,13 @@ describe('a new pod that is not ready', () => {
     expect(said.stdout).toMatch(/^not ready: starting; another weftd forwards; waiting for the network configuration/)
     expect(await probe('readyz')).toBe('flanneld is ready')
     expect((await before.weft('ready')).code).toBe(0)
-    // Kubelet gives it up.
+    // kubelet gives up and stops the pod.
     expect(await after.end()).toBe(0)
     expect((await pings.stop()).lost).toBe(0)
     expect(before.lines.filter((line) => /Ending|forwarding again/.test(line))).toEqual([])
   })
 
-  it('for its flags are wrong takes nothing, however often it is started', async () => {
+  it('because its flags are wrong takes nothing over, however often it is started', async () => {
     const before = await open({ Type: 'udp' })
     const pings = pinging(...containers)
     for (let time = 0; time < 3; time++) {
@@ -173,7 +173,7 @@ describe('a new pod that is not ready', () => {
   })
 })
 
-it('an old pod whose successor dies goes on by itself, and hands over to the next', async () => {
+it('an old pod whose successor dies continues, and hands over to the next one', async () => {
   const before = await open({ Type: 'udp' })
   for (let time = 0; time < 2; time++) {
     const after = await startPod(a)
@@ -196,7 +196,7 @@ it('an old pod whose successor dies goes on by itself, and hands over to the nex
   expect((await pings.stop()).lost).toBe(0)
 })
 
-it('forwards again when a successor hangs that it cannot end, being of another pod', async () => {
+it('forwards again if a successor in another pod hangs, which it cannot end', async () => {
   const before = await open({ Type: 'udp' })
   const program = `
     const { connect } = await import(${JSON.stringify(join(packageRoot, 'dist/src/host/unix-socket.js'))})
@@ -208,7 +208,7 @@ it('forwards again when a successor hangs that it cannot end, being of another p
     connection.send(JSON.stringify({ weft: 2, want: 'still' }))
     setInterval(() => {}, 1e6)
     await connection.receive(new AbortController().signal)
-    console.log('told')`
+    console.log('sent')`
   const hanging = a.spawn([
     'unshare',
     '--pid',
@@ -220,15 +220,15 @@ it('forwards again when a successor hangs that it cannot end, being of another p
     program,
     `${a.subnetFile}.handover`,
   ])
-  const told = new Promise<string>((resolve) =>
+  const sent = new Promise<string>((resolve) =>
     hanging.stdout!.once('data', (text: Buffer) => resolve(text.toString())),
   )
   await before.line(/The weftd that was to take over hung; forwarding again/)
   await reach(containers[0].namespace, containers[1].address)
-  expect(await told).toBe('told\n')
+  expect(await sent).toBe('sent\n')
 })
 
-it('two pods that a host starts at once: one forwards, the other one waits, and goes on when that one is ended', async () => {
+it('of two pods that a host starts simultaneously one forwards; the other waits, and continues when the first is ended', async () => {
   const pod = await open({ Type: 'udp' })
   process.kill(pod.pid, 'SIGKILL')
   await ended(pod.process)
@@ -250,7 +250,7 @@ it('two pods that a host starts at once: one forwards, the other one waits, and 
   expect(await ready(waiting)).toMatchObject({ code: 0 })
 })
 
-it('one pod after another, without surge: the new one goes on as last known', async () => {
+it('without maxSurge the new pod starts from the last known state', async () => {
   const before = await open({ Type: 'udp' })
   expect(await before.end()).toBe(0)
   const after = await startPod(a)
@@ -259,7 +259,7 @@ it('one pod after another, without surge: the new one goes on as last known', as
   await reach(containers[0].namespace, containers[1].address)
 })
 
-it('no remedy names a pid of another pod, which is somebody else here', async () => {
+it('no remedy names a pid of another pod, which is another process here', async () => {
   const before = await open({ Type: 'udp' })
   process.kill(before.pid, 'SIGSTOP')
   const after = await startPod(a)

@@ -1,4 +1,4 @@
-// privileges.test.ts - what docs/running.md and the unit file grant is enough: CAP_NET_ADMIN and /dev/net/tun.
+// privileges.test.ts - the privileges that docs/running.md and the unit file grant suffice: CAP_NET_ADMIN and /dev/net/tun.
 
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
 import { getPriority } from 'node:os'
@@ -23,7 +23,7 @@ afterEach(async () => {
 
 const ONLY = ['--bounding-set', '-all,+net_admin', '--inh-caps', '-all,+net_admin', '--no-new-privs']
 const ROOT = ['setpriv', ...ONLY]
-/** A user who owns nothing; the device is one that everybody may open, as distributions make it. */
+/** A user without files. Everybody may open the device, as on most distributions. */
 const NOBODY = [
   'unshare',
   '--mount',
@@ -44,7 +44,7 @@ const NOBODY = [
 const NET_ADMIN = 1n << 12n
 const unit = readFileSync(new URL('../../deploy/weftd.service', import.meta.url), 'utf8')
 
-/** Priority of each forwarding thread (proc_pid_stat(5): nice is the 17th after the name). */
+/** Returns the priority of each forwarding thread (proc_pid_stat(5): nice is the 17th field after the name). */
 function priorities(pid: number): number[] {
   return readdirSync(`/proc/${pid}/task`).flatMap((id) => {
     const [, name, rest = ''] = /^\d+ \((.*)\) (.*)/.exec(readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8')) ?? []
@@ -52,14 +52,14 @@ function priorities(pid: number): number[] {
   })
 }
 
-describe('the right to choose lanes', () => {
+describe('the eBPF program that chooses lanes', () => {
   const refused =
     /flows of which some datagrams are sent in fragments may arrive out of order \(bpf BPF_PROG_LOAD: Operation not permitted\)/
   const withBpf = ROOT.map((word) => word.replace('+net_admin', '+net_admin,+bpf'))
   it.each([
-    ['is refused without CAP_BPF, which -v 1 tells', ROOT, ['-v', '1'], true],
-    ['is there with CAP_BPF', withBpf, ['-v', '1'], false],
-    ['is not asked for with one lane', ROOT, ['-v', '1', '--workers', '1'], false],
+    ['is refused without CAP_BPF, which -v 1 logs', ROOT, ['-v', '1'], true],
+    ['is loaded with CAP_BPF', withBpf, ['-v', '1'], false],
+    ['is not loaded with one lane', ROOT, ['-v', '1', '--workers', '1'], false],
   ])('%s', async (_title, before, flags, isRefused) => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts
@@ -81,7 +81,7 @@ describe('the priority of the forwarding threads', () => {
     const leases = join(lab.folder, 'leases')
     mkdirSync(leases)
     writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')
-    // A session of its own, as service managers give each service.
+    // A session of its own, as service managers start each service.
     const daemon = host!.startDaemon({ args: ['--lease-dir', leases, ...NICE], before: [...before, 'setsid'] })
     await daemon.line(/flannel is ready/)
     const autogroup = `/proc/${daemon.process.pid}/autogroup`
@@ -89,7 +89,7 @@ describe('the priority of the forwarding threads', () => {
   }
   const refused = /\] the forwarding threads run at the priority of weftd instead of -7 \(setpriority: .*--nice 0$/
 
-  it('is refused without a right to it, which -v 1 tells', async () => {
+  it('is refused without the privilege, which -v 1 logs', async () => {
     const { daemon } = await start(['prlimit', '--nice=0', ...ROOT])
     await daemon.line(refused)
     const own = getPriority(daemon.process.pid)
@@ -100,8 +100,8 @@ describe('the priority of the forwarding threads', () => {
   const more = '-all,+net_admin,+sys_nice'
   it.for([
     ['CAP_SYS_NICE', ['setpriv', '--bounding-set', more, '--inh-caps', more, '--no-new-privs']],
-    ['RLIMIT_NICE, as the unit has it', ['prlimit', '--nice=40', ...ROOT]], // setrlimit(2): 20 less the value
-  ] as const)('is granted by %s, for the session too', async ([, before], { skip }) => {
+    ['RLIMIT_NICE, as the unit has it', ['prlimit', '--nice=40', ...ROOT]], // setrlimit(2): the lowest nice value is 20 minus the limit
+  ] as const)('is granted with %s, also within the session', async ([, before], { skip }) => {
     const limits = before[0] === 'prlimit' ? before.slice(0, 2) : []
     const { code, stderr } = await execute([...limits, 'nice', '-n', '-7', 'true'])
     skip(code !== 0 || stderr !== '', `this machine's root may not: ${stderr.trim()}`)
@@ -113,12 +113,12 @@ describe('the priority of the forwarding threads', () => {
   })
 })
 
-describe('with CAP_NET_ADMIN alone', () => {
-  it.each(['native', 'dgram'])('root and a user without a name exchange packets by the %s engine', async (engine) => {
+describe('with only CAP_NET_ADMIN', () => {
+  it.each(['native', 'dgram'])('root and an unnamed user exchange packets with the %s engine', async (engine) => {
     lab = await createLab({ hosts: 2 })
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
-    // The other user's subnet.env.
+    // The other user must be able to write its subnet.env.
     chmodSync(lab.folder, 0o755)
     chmodSync(dirname(lab.hosts[1]!.subnetFile), 0o777)
     const args = ['--etcd-endpoints', etcd.endpoint, '--engine', engine]
@@ -126,7 +126,7 @@ describe('with CAP_NET_ADMIN alone', () => {
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))
 
     for (const [index, daemon] of daemons.entries()) {
-      // Each command in front became the next by exec, so the pid is weftd's.
+      // Each command of the prefix executes the next one, so the pid is weftd's.
       const status = readFileSync(`/proc/${daemon.process.pid}/status`, 'utf8')
       for (const set of ['CapPrm', 'CapEff', 'CapBnd'])
         expect(BigInt(`0x${new RegExp(`^${set}:\t(.*)$`, 'm').exec(status)![1]}`), set).toBe(NET_ADMIN)
@@ -141,7 +141,7 @@ describe('with CAP_NET_ADMIN alone', () => {
   })
 })
 
-/** The file system as ProtectSystem=strict and RuntimeDirectory= leave it: `folder` alone can be written. */
+/** Mounts the file system as ProtectSystem=strict and RuntimeDirectory= do: only `folder` is writable. */
 const strict = (folder: string): string[] => [
   'unshare',
   '--mount',
@@ -153,8 +153,8 @@ const strict = (folder: string): string[] => [
 const LEGACY = '/usr/sbin/xtables-legacy-multi'
 const NFT = '/usr/sbin/xtables-nft-multi'
 
-describe('with what the unit grants, --ip-masq', () => {
-  /** Starts a daemon on one host until it is ready; `multi` is the binary behind iptables. */
+describe('with the privileges of the unit, --ip-masq', () => {
+  /** Starts a daemon on one host and waits until it is ready; `multi` is the binary behind iptables. */
   async function start(
     config: object,
     { multi, before = ROOT, env = {} }: { multi?: string; before?: string[]; env?: Record<string, string> } = {},
@@ -179,7 +179,7 @@ describe('with what the unit grants, --ip-masq', () => {
   const errors = ({ lines }: Daemon): string[] => lines.filter((line) => line.startsWith('E'))
   const nat = (tool: string): Promise<string> => lab!.hosts[0]!.output([`${tool}-save`, '-t', 'nat'])
 
-  it('has its rules by iptables-nft and by nft', async ({ skip }) => {
+  it('sets its rules with iptables-nft and with nft', async ({ skip }) => {
     skip(!existsSync(NFT), `no ${NFT}`)
     const iptables = await start({}, { multi: NFT })
     expect(errors(iptables)).toEqual([])
@@ -194,15 +194,15 @@ describe('with what the unit grants, --ip-masq', () => {
     )
   })
 
-  it('carries packets without rules where iptables is of the legacy kind, and says why', async ({ skip }) => {
+  it('carries packets without rules if iptables is iptables-legacy, and logs the reason', async ({ skip }) => {
     skip(!existsSync(LEGACY), `no ${LEGACY}`)
     const said = errors(await start({}, { multi: LEGACY }))
-    // One for masquerading and one for forwarding, as flanneld's two chains.
+    // One line for masquerading and one for forwarding, for flanneld's two chains.
     const because = /\] Failed to bootstrap IPTables: .*the legacy kind needs CAP_NET_RAW beside CAP_NET_ADMIN/
     expect(said).toEqual([expect.stringMatching(because), expect.stringMatching(because)])
   })
 
-  it("has them by that kind with the drop-in that the unit's comment names", async ({ skip }) => {
+  it("sets its rules with iptables-legacy and the drop-in that the unit's comment names", async ({ skip }) => {
     skip(!existsSync(LEGACY), `no ${LEGACY}`)
     const [, capability] = /^# +CapabilityBoundingSet=CAP_(\S+)$/m.exec(unit) ?? []
     const [, touched] = /^# +ExecStartPre=\+\S+touch (\S+)$/m.exec(unit) ?? []
@@ -213,7 +213,7 @@ describe('with what the unit grants, --ip-masq', () => {
     expect(errors(await start({}, { multi: LEGACY, before }))).toEqual([])
     expect(await nat('iptables-legacy')).toContain(':FLANNEL-POSTRTG ')
     await lab!.close()
-    // Without the lock's file, which may not be made on a file system that may not be written.
+    // Without a lock file, which cannot be created on a read-only file system.
     const env = { XTABLES_LOCKFILE: '/run/weft-no-such-lock' }
     const said = errors(await start({}, { multi: LEGACY, before, env }))
     expect(said[0]).toContain('/run/weft-no-such-lock: Read-only file system')
@@ -245,7 +245,7 @@ describe('a weftd that cannot forward', () => {
     expect(readdirSync(join(leases, 'subnets'))).toEqual([])
   })
 
-  it('tells an ordinary user to be root, and not of another weftd', async () => {
+  it('advises an ordinary user to be root, and not to look for another weftd', async () => {
     lab = await createLab({ hosts: 1 })
     chmodSync(lab.folder, 0o755)
     const [host] = lab.hosts

@@ -1,5 +1,4 @@
-// quick-start.test.ts - what a daemon that was killed leaves to the next: commands before that one forwards, counted, since packets are
-// lost meanwhile.
+// quick-start.test.ts - counts the commands that a daemon runs after a kill before it forwards, because packets are lost meanwhile.
 
 import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -14,7 +13,7 @@ let lab: Lab
 afterEach(() => lab?.close())
 
 it.each([{ iface: ['--iface', 'eth0'] }, { iface: [] }])(
-  'asks ip once before it forwards after a kill, with $iface',
+  'runs ip once before it forwards after a kill, with $iface',
   async ({ iface }) => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
@@ -39,7 +38,7 @@ it.each([{ iface: ['--iface', 'eth0'] }, { iface: [] }])(
     })
     await next.line(/Forwarding to 0 peers as last known/)
     const asked = readFileSync(calls, 'utf8').split('\n')
-    // The device is set right once the engine runs.
+    // The device is adjusted after the engine runs.
     const since = asked.findIndex((call) => call.startsWith('link set dev flannel0 '))
     expect(asked.slice(0, since)).toEqual(['-j -d -batch -'])
     await next.line(/flannel is ready/)

@@ -1,5 +1,5 @@
-// restart.test.ts - what a restart costs those who talk meanwhile: nothing where the next weftd takes over from one that runs, and
-// no more than the time in which nobody forwards where it was killed. And what is left of a node that leaves.
+// restart.test.ts - a hand-over between running daemons loses no packet, and a kill loses only those until the next daemon forwards.
+// Further tests cover what remains of a node that leaves.
 
 import { spawn } from 'node:child_process'
 import { mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs'
@@ -48,7 +48,7 @@ async function start(host: Host, ...more: string[]): Promise<Daemon> {
 
 const V4 = ['ipv4'] as const
 const BOTH = ['ipv4', 'ipv6'] as const
-/** Two hosts that know each other, a container on each. */
+/** Starts two hosts that know each other, with a container on each. */
 const open = (backend: object, ...more: string[]): Promise<void> => openWith(V4, backend, ...more)
 function configure(families: readonly Family[], backend: object): void {
   const ipv6 = families.includes('ipv6') ? { EnableIPv6: true, IPv6Network: 'fd00:5::/48' } : {}
@@ -62,7 +62,7 @@ async function openWith(families: readonly Family[], backend: object, ...more: s
   daemons = [await start(a, ...more), await start(b, ...more)]
   pods = [await a.startPod(), await b.startPod()]
   for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
-  // What the kernel carries is not gone on with, and nothing of it is kept.
+  // A data path of the kernel needs no state of the last run, so weftd saves none.
   const isKept = !/host-gw|kernel/.test(JSON.stringify(backend))
   for (const host of isKept ? [a, b] : []) await eventually(() => expect(lastKnown(host).leases).toHaveLength(2))
 }
@@ -104,7 +104,7 @@ describe.each(LENT)('$backend.Type, $families', ({ backend, families, tuns }) =>
       const before = daemons[0]
       daemons[0] = await start(a)
       await before.line(/Ending: another weftd has taken over/)
-      await ended(before.process) // by itself
+      await ended(before.process) // without a signal
       expect(before.process.exitCode).toBe(0)
       expect(daemons[0].lines.some((line) => /Another weftd forwards/.test(line))).toBe(true)
       const said = rounds
@@ -124,11 +124,11 @@ describe.each(LENT)('$backend.Type, $families', ({ backend, families, tuns }) =>
 describe('a path for each family', () => {
   const backend = { Type: 'vxlan', DataPath: 'userspace' }
 
-  it('is lent, and taken back, beside the other', async () => {
+  it('is lent and returned together with the other one', async () => {
     await openWith(BOTH, backend)
     const { connection, ask } = await meet(a)
     const parcel = await ask('path')
-    // The lock, and of eight lanes of either family a queue, a socket and one to send by.
+    // The lock, and for each of eight lanes per family a queue, a socket, and a socket for sending.
     expect(parcel.fds).toHaveLength(1 + 2 * 24)
     const { paths } = JSON.parse(parcel.text) as { paths: { tunName: string; bindAddress: string }[] }
     expect(paths.map(({ tunName, bindAddress }) => [tunName, bindAddress])).toEqual([
@@ -144,7 +144,7 @@ describe('a path for each family', () => {
     expect(daemons[0].lines.filter((line) => /is not carried|The data path stopped/.test(line))).toEqual([])
   })
 
-  it('goes on as last known after a kill, store or no store', async () => {
+  it('starts from the last known state after a kill, with or without the store', async () => {
     await openWith(BOTH, backend)
     const pings = addressesOf(pods[1]).map((address) => pinging(...pods, { address }))
     await daemons[0].stop('SIGKILL')
@@ -158,7 +158,7 @@ describe('a path for each family', () => {
     expect(next.lines.filter((line) => line.includes('Forwarding between'))).toHaveLength(2)
   })
 
-  it('loses nothing of IPv4 where IPv6 has another address by now, or is none of the network any more', async () => {
+  it('loses no IPv4 packet if IPv6 has another address, or is disabled', async () => {
     await openWith(BOTH, backend)
     const pings = pinging(...pods)
     const pass = async (next: Daemon): Promise<void> => {
@@ -178,16 +178,16 @@ describe('a path for each family', () => {
   })
 })
 
-/** The store does not answer with what a start needs until this is called. */
+/** Hides the configuration in the store until the returned function is called. */
 function hideStore(): () => void {
   const config = join(leases(), 'config')
   renameSync(config, `${config}-away`)
   return () => renameSync(`${config}-away`, config)
 }
 
-describe('one that was killed', () => {
+describe('a daemon that was killed', () => {
   it.each(['native', 'dgram'])(
-    'is missed, by nobody cut off, until the next one forwards, store or no store: %s',
+    'causes only lost packets until the next one forwards, with or without the store: %s',
     async (engine) => {
       await open({ Type: 'udp' }, '--engine', engine)
       const route = await a.output(['ip', 'route', 'show', '10.5.0.0/16'])
@@ -208,8 +208,8 @@ describe('one that was killed', () => {
   )
 })
 
-describe('one that was stopped', () => {
-  it('leaves the device with its route, and what is known, for the next', async () => {
+describe('a daemon that was stopped', () => {
+  it('leaves the device with its route, and its saved state, for the next one', async () => {
     await open({ Type: 'udp' })
     expect(await daemons[0].stop()).toBe(0)
     expect(await device(a)).toBe(true)
@@ -221,15 +221,18 @@ describe('one that was stopped', () => {
   it.each([
     { backend: { Type: 'udp' }, families: V4, tuns: ['flannel0'] },
     { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
-  ])('leaves nothing with --persist=false, also of one before: $backend.Type', async ({ backend, families, tuns }) => {
-    await openWith(families, backend)
-    await daemons[0].stop('SIGKILL')
-    const next = await start(a, '--persist=false')
-    for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
-    expect(await next.stop()).toBe(0)
-    expect(await Promise.all(tuns.map((name) => device(a, name)))).toEqual(tuns.map(() => false))
-    expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.includes('last-known'))).toEqual([])
-  })
+  ])(
+    'with --persist=false leaves nothing, not even of an earlier run: $backend.Type',
+    async ({ backend, families, tuns }) => {
+      await openWith(families, backend)
+      await daemons[0].stop('SIGKILL')
+      const next = await start(a, '--persist=false')
+      for (const address of addressesOf(pods[1])) await reach(pods[0].namespace, address)
+      expect(await next.stop()).toBe(0)
+      expect(await Promise.all(tuns.map((name) => device(a, name)))).toEqual(tuns.map(() => false))
+      expect(readdirSync(dirname(a.subnetFile)).filter((file) => file.includes('last-known'))).toEqual([])
+    },
+  )
 
   const OTHERWISE: readonly (readonly [what: string, more: readonly string[]])[] = [
     ['another number of lanes', ['--workers', '1']],
@@ -268,10 +271,10 @@ it.each(OTHER_BACKENDS)('hands over to one with another backend: %s', async (_wh
   for (const [from, to] of [pods, pods.toReversed()]) await reach(from!.namespace, to!.address)
 })
 
-it('forwards again when one with another backend dies before it is the node, whose device is out of the way', async () => {
+it("forwards again if a successor with another backend dies before it is ready, and removes the successor's device", async () => {
   await open({ Type: 'udp' })
   configure(V4, { Type: 'vxlan', DataPath: 'userspace' })
-  // It has its data path by then, and waits for the rules, which this never prints.
+  // The successor has opened its data path by then, and waits for the rules because iptables hangs.
   const folder = join(lab.folder, 'no-iptables')
   mkdirSync(folder)
   writeFileSync(join(folder, 'iptables'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 })
@@ -284,26 +287,26 @@ it('forwards again when one with another backend dies before it is the node, who
   expect([await device(a), await device(a, 'flannel.1')]).toEqual([true, false])
 })
 
-it('forwards again when the one that was to take over goes away', async () => {
+it('forwards again if the successor goes away', async () => {
   await open({ Type: 'udp' })
   const { connection, ask, about } = await meet(a)
   expect(about).toMatchObject({ store: `directory ${leases()}`, lease: { key: subnetOf(a).replace('/', '-') } })
   const parcel = await ask('path')
-  // The lock, and of eight lanes a queue, a socket and one to send by.
+  // The lock, and for each of eight lanes a queue, a socket, and a socket for sending.
   expect(parcel.fds).toHaveLength(1 + 24)
   closeAll(parcel.fds)
   expect((await pods[0].run(['ping', '-c', '1', '-W', '1', pods[1].address])).code).toBe(1)
   connection.close()
   await daemons[0].line(/went away; forwarding again/)
   await reach(pods[0].namespace, pods[1].address)
-  // And hands over to the next.
+  // The daemon then hands over to the next one.
   await start(a)
   await daemons[0].line(/Ending: another weftd has taken over/)
 })
 
-it('ends one that was lent the path and hangs, and forwards again', async () => {
+it('ends a successor that was lent the path and hangs, and forwards again', async () => {
   await open({ Type: 'udp' })
-  // It asks, says that it lives once, and then stands still for ever.
+  // This program requests the path, reports once that it is alive, and then hangs for ever.
   const program = `
     const { connect } = await import(${JSON.stringify(join(packageRoot, 'dist/src/host/unix-socket.js'))})
     const connection = connect(process.argv[1])
@@ -320,7 +323,7 @@ it('ends one that was lent the path and hangs, and forwards again', async () => 
   expect(hanging.signalCode).toBe('SIGKILL')
 })
 
-it('one that was lent the path is not disturbed: others are refused, and a signal leaves the path to it', async () => {
+it('lends the path once: others are refused, and after a signal the successor keeps the path', async () => {
   await open({ Type: 'udp' })
   const { connection, ask } = await meet(a)
   closeAll((await ask('path')).fds)
@@ -336,7 +339,7 @@ it('one that was lent the path is not disturbed: others are refused, and a signa
   connection.close()
 })
 
-describe('one that is not what it should be takes nothing from the one that forwards', () => {
+describe('a daemon with a mistake takes nothing over from the running one', () => {
   it.each<[string, RegExp, () => DaemonArgs]>([
     [
       'another store',
@@ -379,13 +382,13 @@ describe('one that is not what it should be takes nothing from the one that forw
   })
 })
 
-it('stands by while its store is away, goes on when the one before ends, and is a node when the store is back', async () => {
+it('waits while its store is away, continues when the earlier daemon ends, and becomes a node when the store is back', async () => {
   await open({ Type: 'udp' })
   const bringBack = hideStore()
   const next = a.startDaemon({ args: ['--lease-dir', leases()] })
   await next.line(/Another weftd forwards \(pid \d+\); it goes on until this one is ready/)
   await reach(pods[0].namespace, pods[1].address)
-  // A third is told that there is a second.
+  // A third daemon is refused because the second one exists.
   const third = a.startDaemon({ args: ['--lease-dir', leases()] })
   await third.line(/is taking over already/)
   await ended(third.process)
@@ -400,13 +403,13 @@ it('stands by while its store is away, goes on when the one before ends, and is 
   await reach(pods[1].namespace, pods[0].address)
 })
 
-it('what goes on as last known is kept right though the store is away', async () => {
+it('a daemon that starts from the last known state repairs its data path although the store is away', async () => {
   await open({ Type: 'udp' })
   await daemons[0].stop('SIGKILL')
   hideStore()
   const next = a.startDaemon({ args: ['--lease-dir', leases()] })
   await next.line(FORWARDING_AS_KNOWN)
-  // The status is served soon after.
+  // The status is available soon afterwards.
   await eventually(async () =>
     expect((await a.run([join(packageRoot, 'bin/weft'), 'status', '--status-socket', a.statusSocket])).stdout).toMatch(
       /, forwarding as last known .*\n {2}waiting for the network configuration .*\n {2}effect: .*\n {2}data path {2}as last known by flannel0/,
@@ -424,7 +427,7 @@ it('what goes on as last known is kept right though the store is away', async ()
 it.each([
   { backend: { Type: 'udp' }, families: V4, tuns: ['flannel0'] },
   { backend: { Type: 'vxlan', DataPath: 'userspace' }, families: BOTH, tuns: ['flannel.1', 'flannel-v6.1'] },
-])('what $backend.Type left is out of the way of another backend', async ({ backend, families, tuns }) => {
+])('another backend removes what $backend.Type left', async ({ backend, families, tuns }) => {
   await openWith(families, backend)
   await daemons[0].stop('SIGKILL')
   writeFileSync(`${a.subnetFile}.last-known`, JSON.stringify({ ...lastKnown(a), expiresAt: 1 }))
@@ -434,7 +437,7 @@ it.each([
   expect(await Promise.all(tuns.map((name) => device(a, name)))).toEqual(tuns.map(() => false))
 })
 
-it('what stands in the file and makes no sense is a warning', async () => {
+it('invalid content of the saved state is a warning', async () => {
   await open({ Type: 'udp' })
   await daemons[0].stop()
   const known = lastKnown(a)
@@ -451,7 +454,7 @@ it('what stands in the file and makes no sense is a warning', async () => {
   }
 })
 
-it('does not go on as known in another network, or when its lease has ended meanwhile', async () => {
+it('ignores the last known state in another network, or after its lease has expired', async () => {
   await open({ Type: 'udp' })
   await daemons[0].stop()
   const file = `${a.subnetFile}.last-known`
@@ -465,11 +468,11 @@ it('does not go on as known in another network, or when its lease has ended mean
   }
 })
 
-it('weftd --leave fails when something of the node stays', async () => {
+it('weftd --leave fails if something of the node remains', async () => {
   await open({ Type: 'udp' })
   const leaving = a.startDaemon({
     args: ['--lease-dir', leases(), '--leave'],
-    // A file that another one is mounted on cannot be removed.
+    // A file with another one mounted on it cannot be removed.
     before: ['unshare', '--mount', 'sh', '-c', `mount --bind ${a.subnetFile} ${a.subnetFile} && exec "$@"`, 'sh'],
   })
   await ended(leaving.process)
@@ -477,11 +480,11 @@ it('weftd --leave fails when something of the node stays', async () => {
   expect(leaving.process.exitCode).toBe(1)
 })
 
-it('weftd --leave gives the lease back and leaves nothing', async () => {
+it('weftd --leave gives the lease back and removes everything', async () => {
   await open({ Type: 'udp' })
   const subnet = subnetOf(a).replace('/', '-')
   expect(readdirSync(join(leases(), 'subnets'))).toContain(subnet)
-  // Beside its lease it has its name at its public IP, and a key where it made one for WireGuard.
+  // Besides its lease a node has a claim of its public IP, and a key if it generated one for WireGuard.
   const claims = (): string[] => readdirSync(join(leases(), 'weft'))
   await eventually(() => expect(claims()).toEqual(expect.arrayContaining([a.address, b.address])))
   writeFileSync(join(dirname(a.subnetFile), 'wgkey'), 'a key')

@@ -1,5 +1,5 @@
-// secrets.test.ts - canaries in all that can be secret: every command and every error that would have one, and then all that was
-// written, served or given to a command is searched.
+// secrets.test.ts - marks each secret with a canary, runs every command and causes every error that could show it, and then searches
+// everything that was written, served or passed to a command.
 
 import { chmodSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -14,22 +14,22 @@ import { noWireguardDevice } from '../support/wireguard.ts'
 
 needs(HOSTS, 'curl', 'wg', ...ETCD)
 
-/** Each is one, in whatever it is wrapped. */
+/** The text of all canaries, with different additions. */
 const CANARY = 'CANARYc4nary'
-/** A key as `wg genpsk` makes it, but of a canary. */
+/** A key in the form of `wg genpsk` that contains the canary. */
 const PSK = `${CANARY.repeat(4).slice(0, 42)}A=`
-/** User and password, as the header of a request has them. */
+/** A user and password as in the header of a request. */
 const IN_BASE64 = Buffer.from(`jo:${CANARY}`).toString('base64').slice(0, -4)
 
 let lab: Lab
 let host: Host
-/** What was said and served, with where. */
-let told: [string, string][]
+/** The printed and served texts, each with its origin. */
+let outputs: [string, string][]
 let daemons: Daemon[]
 beforeEach(async () => {
   lab = await createLab({ hosts: 1 })
   host = lab.hosts[0]!
-  ;[told, daemons] = [[], []]
+  ;[outputs, daemons] = [[], []]
 })
 afterEach(() => lab.close())
 
@@ -41,7 +41,7 @@ function putConfig(text: string | object): string[] {
   return ['--lease-dir', leases()]
 }
 
-/** Before a daemon: the programs of a folder, which write down their words and to whom a file with the key is open. */
+/** Returns a command prefix whose folder has programs that record their arguments, and who can read a file with the key. */
 function wrapped(): string[] {
   const folder = join(lab.folder, 'bin')
   mkdirSync(folder, { recursive: true })
@@ -70,21 +70,21 @@ function start(at: Host, args: readonly string[], env: Record<string, string> = 
 async function run(words: readonly string[], env: Record<string, string> = {}): Promise<number | null> {
   const given = Object.entries(env).map(([name, value]) => `${name}=${value}`)
   const { code, stdout, stderr } = await host.run(['env', ...given, process.execPath, ...words])
-  told.push([words.map((word) => word.replaceAll(CANARY, '?')).join(' '), stdout + stderr])
+  outputs.push([words.map((word) => word.replaceAll(CANARY, '?')).join(' '), stdout + stderr])
   return code
 }
 async function weft(...words: string[]): Promise<void> {
   const { out, err } = await inThisProcess(words)
-  told.push([['weft', ...words].join(' ').replaceAll(CANARY, '?'), out + err])
+  outputs.push([['weft', ...words].join(' ').replaceAll(CANARY, '?'), out + err])
 }
 const onSocket = (): string[] => ['--status-socket', host.statusSocket]
 
-/** All commands that look, and all that is served. */
+/** Runs all commands that only read, and requests everything that is served. */
 async function lookAtAll(store: readonly string[]): Promise<void> {
   for (const path of ['', 'status.json', 'metrics', 'livez', 'readyz', 'healthz', 'drops.json'])
-    told.push([path, await host.output(['curl', '-sS', `http://127.0.0.1:8080/${path}`])])
+    outputs.push([path, await host.output(['curl', '-sS', `http://127.0.0.1:8080/${path}`])])
   for (const path of ['status.json', 'drops.json'])
-    told.push([path, await host.output(['curl', '-sS', '--unix-socket', host.statusSocket, `http://x/${path}`])])
+    outputs.push([path, await host.output(['curl', '-sS', '--unix-socket', host.statusSocket, `http://x/${path}`])])
   const subnet = readdirSync(join(leases(), 'subnets'))[0]!.replace('-', '/')
   for (const words of [
     ['status'],
@@ -102,13 +102,13 @@ async function lookAtAll(store: readonly string[]): Promise<void> {
     for (const json of [[], ['--json']]) await weft(...words, ...onSocket(), ...more, ...json)
   }
   await weft('config', 'get', ...onSocket(), ...store)
-  const file = join(lab.folder, `bundle-${told.length}.tar.gz`)
+  const file = join(lab.folder, `bundle-${outputs.length}.tar.gz`)
   await run([bin('weft'), 'doctor', '--bundle', file, ...onSocket(), ...store, '--etcd-password', CANARY])
-  told.push(['bundle', (await execute(['tar', '-xzOf', file])).stdout])
-  expect(told.at(-1)![1]).toContain('-P FORWARD')
+  outputs.push(['bundle', (await execute(['tar', '-xzOf', file])).stdout])
+  expect(outputs.at(-1)![1]).toContain('-P FORWARD')
 }
 
-/** What is in files below, but for those that hold a secret because they are its place. */
+/** Returns the content of all files below a folder, without the files in which a secret belongs. */
 function textsIn(folder: string): (readonly [path: string, text: string])[] {
   return readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .map((name) => join(folder, name))
@@ -117,14 +117,14 @@ function textsIn(folder: string): (readonly [path: string, text: string])[] {
       try {
         return statSync(path).isFile() ? [[path, readFileSync(path, 'latin1')] as const] : []
       } catch (error) {
-        // A daemon that runs writes into a new file, which has another name by now.
+        // A running daemon writes a new file and renames it, so this one may have disappeared.
         if ((error as NodeJS.ErrnoException).code === 'ENOENT') return []
         throw error
       }
     })
 }
 
-/** The pre-shared key and the private keys, as somebody could write them. */
+/** Returns the pre-shared key and the private keys in all usual spellings. */
 function keys(): string[] {
   const files = readdirSync(lab.folder, { recursive: true, encoding: 'utf8' }).filter((name) => name.endsWith('/wgkey'))
   const all = [PSK, ...files.map((name) => readFileSync(join(lab.folder, name), 'utf8'))].map((text) =>
@@ -135,16 +135,16 @@ function keys(): string[] {
     .flatMap((bytes) => (['base64', 'base64url', 'hex', 'latin1'] as const).map((form) => bytes.toString(form)))
 }
 
-/** Fails with where each canary is. */
+/** Fails with the place of each canary. */
 async function search(): Promise<void> {
   for (const daemon of daemons) {
-    told.push(['log', daemon.lines.join('\n')])
+    outputs.push(['log', daemon.lines.join('\n')])
     const { exitCode, signalCode, pid } = daemon.process
     if (exitCode === null && signalCode === null)
-      told.push(['its words', readFileSync(`/proc/${pid}/cmdline`, 'latin1')])
+      outputs.push(['its words', readFileSync(`/proc/${pid}/cmdline`, 'latin1')])
   }
-  const all = [...told, ...textsIn(lab.folder)]
-  // In pieces too, as an error would show of a line that it quotes.
+  const all = [...outputs, ...textsIn(lab.folder)]
+  // Pieces are searched too, because an error may quote a part of a line.
   const pieces = [CANARY, CANARY.slice(0, 8), CANARY.slice(-8), IN_BASE64]
   const lines = all.flatMap(([where, text]) =>
     text
@@ -157,7 +157,7 @@ async function search(): Promise<void> {
   expect(all.filter(([, text]) => forms.some((form) => text.includes(form))).map(([where]) => where)).toEqual([])
 }
 
-it('by weftd itself the keys are in the store and in their file, and nowhere else', async () => {
+it('keys generated by weftd are only in the store and in their file', async () => {
   const peer = { PublicKey: 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=', Port: 51_820 }
   const store = putConfig({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', DataPath: 'userspace', PSK } })
   writeFileSync(
@@ -166,19 +166,19 @@ it('by weftd itself the keys are in the store and in their file, and nowhere els
   )
   const daemon = start(host, [...store, '--probe-interval', '1'])
   await daemon.line(/flannel is ready/)
-  // A handshake that nobody answers, of which the status tells.
+  // Nobody answers this handshake, which the status reports.
   await eventually(async () => {
     const status = await host.output(['curl', '-sS', 'http://127.0.0.1:8080/status.json'])
     expect(JSON.parse(status)).toHaveProperty('peers.list.0.session.failure', 'no-answer')
   })
   await lookAtAll(store)
-  expect(told.find(([words]) => words.startsWith('weft wg'))![1]).toContain('  preshared key: (hidden)\n')
+  expect(outputs.find(([words]) => words.startsWith('weft wg'))![1]).toContain('  preshared key: (hidden)\n')
   expect(keys()).toHaveLength(8)
   expect(await daemon.stop()).toBe(0)
   await search()
 })
 
-it('a pre-shared key is in the store and in the device, and nowhere else', async ({ skip }) => {
+it('a pre-shared key is only in the store and in the device', async ({ skip }) => {
   const lack = await noWireguardDevice()
   skip(lack !== undefined, lack)
   const backend = {
@@ -189,7 +189,7 @@ it('a pre-shared key is in the store and in the device, and nowhere else', async
     More: [{ apiToken: { a: CANARY } }],
     Url: `http://jo:${CANARY}@h`,
   }
-  // A peer, whom the key is set for.
+  // A peer for which the key is set.
   const peer = { PublicKey: 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=', Port: 51_820 }
   const config = { Network: '10.5.0.0/16', Secret: CANARY, Backend: backend }
   const store = putConfig(config)
@@ -200,7 +200,7 @@ it('a pre-shared key is in the store and in the device, and nowhere else', async
   await start(host, store, { TMPDIR: '/nowhere' }).line(/flannel is ready/)
   const [device] = daemons as [Daemon]
   const inside = ['nsenter', '--target', String(device.process.pid), '--mount']
-  // It has come to where it belongs, by a file that is only root's, and is gone.
+  // The key was passed to the device in a file that only root can read, and the file is gone.
   await eventually(async () =>
     expect(await host.output([...inside, 'wg', 'show', 'flannel-wg', 'preshared-keys'])).toContain(PSK),
   )
@@ -210,19 +210,21 @@ it('a pre-shared key is in the store and in the device, and nowhere else', async
   )
   expect(readdirSync(join(lab.folder, `${host.name}-keys`))).toEqual(['wgkey'])
   await lookAtAll(store)
-  expect(told.find(([path]) => path === 'status.json')![1]).toContain('"psk":"<hidden>"')
-  expect(told.find(([words]) => words.includes('config get'))![1]).toContain('"PSK":"<hidden>"')
+  expect(outputs.find(([path]) => path === 'status.json')![1]).toContain('"psk":"<hidden>"')
+  expect(outputs.find(([words]) => words.includes('config get'))![1]).toContain('"PSK":"<hidden>"')
   await search()
-  // By name, and no other way.
+  // The option is named, and its value is hidden.
   const { stdout } = await host.run([process.execPath, bin('weft'), 'config', 'get', '--show-secrets', ...store])
   expect(JSON.parse(stdout)).toEqual(config)
 
-  // What is said of a key file that was broken meanwhile; the device is looked at once it has another port.
+  // The key file is broken meanwhile. The device is checked again after its port has changed.
   const key = join(lab.folder, `${host.name}-keys`, 'wgkey')
   chmodSync(key, 0o600)
   writeFileSync(key, `${CANARY.repeat(4).slice(0, 42)}!=`)
   await host.output([...inside, 'wg', 'set', 'flannel-wg', 'listen-port', '1'])
-  await device.line(/^W.*goes on with the key of its start, and the key file .*wgkey holds no WireGuard key/)
+  await device.line(
+    /^W.*continues with the key that it read at its start, although the key file .*wgkey holds no WireGuard key/,
+  )
   await device.line(/Repaired: 1 settings of flannel-wg/)
   writeFileSync(key, '')
   await search()
@@ -237,7 +239,7 @@ const REFUSED: readonly (readonly [string | object, RegExp])[] = [
   [{ Type: 'extension', PreStartupCommand: `false http://jo:${CANARY}@h` }, /`false http:\/\/h` failed/],
 ]
 
-it('what is refused is not shown', async () => {
+it('an error does not show the refused value', async () => {
   for (const [backend, line] of REFUSED) {
     const store = putConfig(typeof backend === 'string' ? backend : { Network: '10.5.0.0/16', Backend: backend })
     const daemon = start(host, store)
@@ -250,7 +252,7 @@ it('what is refused is not shown', async () => {
   await search()
 })
 
-it('the words of a command are in lines of the log, and not where the configuration is shown', async () => {
+it('the arguments of a command are in the log but not in the shown configuration', async () => {
   const command = `echo --token ${CANARY} http://jo:its@h`
   const store = putConfig({ Network: '10.5.0.0/16', Backend: { Type: 'extension', PostStartupCommand: command } })
   const daemon = start(host, store)
@@ -259,10 +261,10 @@ it('the words of a command are in lines of the log, and not where the configurat
   const status = await host.output(['curl', '-sS', '--unix-socket', host.statusSocket, 'http://x/status.json'])
   expect(JSON.parse(status)).toHaveProperty('config.backend.poststartupcommand', 'echo <hidden>')
   await weft('config', 'get', ...store)
-  expect(told.at(-1)![1]).toContain('"PostStartupCommand":"echo <hidden>"')
+  expect(outputs.at(-1)![1]).toContain('"PostStartupCommand":"echo <hidden>"')
 })
 
-it('what is last known has no secret, and is gone on with all the same', async () => {
+it('the saved state has no secret, and a daemon can still start from it', async () => {
   const store = putConfig({ Network: '10.5.0.0/16', Backend: { Type: 'udp', PSK: CANARY } })
   const first = start(host, store)
   await first.line(/flannel is ready/)
@@ -278,7 +280,7 @@ it('what is last known has no secret, and is gone on with all the same', async (
   await search()
 })
 
-it('a password for etcd and the user of an endpoint are in no line', async () => {
+it('no line has the password of etcd or the user of an endpoint', async () => {
   const url = `http://jo:it's-\`a"${CANARY}@127.0.0.1:1`
   const user = ['--etcd-username', 'jo', `--etcd-password=${CANARY}`]
   const away = start(host, [...user, '--etcd-endpoints', `${url},jo:${CANARY}@127.0.0.1:2`])
@@ -304,14 +306,14 @@ it('a password for etcd and the user of an endpoint are in no line', async () =>
     await refused.line(/refused the user jo/)
     await ended(refused.process)
     await run([bin('weft'), 'config', 'get', ...user, '--etcd-endpoints', etcd.endpoint])
-    expect(told.at(-1)![1]).toContain('refused the user jo')
+    expect(outputs.at(-1)![1]).toContain('refused the user jo')
   } finally {
     await etcd.close()
   }
   await search()
 })
 
-it("what lets weftd into Kubernetes' API is in no line", async () => {
+it('no line has the credentials for the Kubernetes API', async () => {
   const url = `http://jo:${CANARY}@127.0.0.1:1`
   const env = { NODE_NAME: 'node' }
   const kube = ['--kube-subnet-mgr', '--net-config-path', join(putConfig({ Network: '10.5.0.0/16' })[1]!, 'config')]
@@ -338,7 +340,7 @@ users: [{name: u, user: {token: "${CANARY}", client-key-data: "${Buffer.from(CAN
   await search()
 })
 
-it('a flag that is mistyped is named without its value', async () => {
+it('an error about a mistyped flag does not show its value', async () => {
   for (const flag of ['--etcd-pasword', '---etcd-password', '--etcd-password']) {
     const word = `${flag}=${CANARY}`
     await run([bin('weftd'), word, '--nonsense'])

@@ -1,4 +1,4 @@
-// service-manager.test.ts - what a service manager hears of a daemon, and that a thread that hangs does not go unseen.
+// service-manager.test.ts - the notices that a service manager gets from a daemon, and the detection of a thread that hangs.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -42,18 +42,18 @@ const start = (socket: string, args: readonly string[], on = host): Daemon =>
     env: { NOTIFY_SOCKET: socket, WATCHDOG_USEC: String(WATCHDOG_MS * 1000) },
   })
 
-/** `200 weftd is alive` or what else /livez answers in its first line. */
+/** Returns the first line of /livez, for example `200 weftd is alive`. */
 async function livez(on = host): Promise<string> {
   const ask = `const answer = await fetch('${HEALTH}'); console.log(answer.status, (await answer.text()).split('\\n')[0])`
   return (await on.output([process.execPath, '--input-type=module', '-e', ask])).trim()
 }
 
-/** Several more watchdog notices; how far apart they are is the notifier's and the daemon's unit tests' to say. */
+/** Waits for several more watchdog notices. Unit tests of the notifier and the daemon check their interval. */
 async function isServed(manager: ServiceManager): Promise<void> {
   for (let times = 0; times < 4; times++) await manager.nextNotice(/^WATCHDOG=1$/)
 }
 
-/** The environment of each child of a process that has begun its own program. */
+/** Returns the environment of each child of a process that has executed its own program. */
 function childEnvironments(pid: number): string[] {
   const program = readlinkSync(`/proc/${pid}/exe`)
   return readdirSync('/proc').flatMap((entry) => {
@@ -62,19 +62,19 @@ function childEnvironments(pid: number): string[] {
       if (readlinkSync(`/proc/${entry}/exe`) === program) return []
       return [readFileSync(`/proc/${entry}/environ`, 'utf8')]
     } catch {
-      return [] // no process, or one that has just ended
+      return [] // the process is gone or about to end
     }
   })
 }
 
 describe('a service manager', () => {
-  it.each(['path', 'abstract'])('is told everything by a socket of the kind: %s', async (kind) => {
+  it.each(['path', 'abstract'])('is notified of every state over a socket of the kind: %s', async (kind) => {
     const socket = kind === 'path' ? join(lab.folder, 'notify') : `@${lab.id}`
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     const manager = await startServiceManager(host, socket)
     const daemon = start(socket, ['--etcd-endpoints', etcd.endpoint])
 
-    // Not ready without a configuration; subnet.env is there at the moment it is.
+    // weftd is not ready without a configuration; subnet.env exists when it reports ready.
     await manager.notice(/^STATUS=starting; waiting for the network configuration in the etcd store$/)
     const written: boolean[] = []
     void manager.notice(/^READY=1$/).then(() => written.push(existsSync(host.subnetFile)))
@@ -85,14 +85,14 @@ describe('a service manager', () => {
     expect(daemon.lines.some((line) => line.includes('Running backend.'))).toBe(true)
     await manager.notice(/^STATUS=subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
 
-    // No command that the daemon runs can speak in its name.
+    // No command that the daemon runs may get the socket and notify in its name.
     const environments = childEnvironments(daemon.process.pid!)
     expect(environments.length).toBeGreaterThan(0)
     expect(environments.filter((text) => /NOTIFY_SOCKET|WATCHDOG/.test(text))).toEqual([])
 
     await isServed(manager)
 
-    // A dead store is no reason for a restart.
+    // An unavailable store does not justify a restart.
     await etcd.kill()
     await manager.notice(/^STATUS=impaired by its store: .*; subnet .*, 0 peers, etcd store unreachable$/)
     await isServed(manager)
@@ -106,13 +106,13 @@ describe('a service manager', () => {
     expect(statuses.filter((line, at) => line === statuses[at - 1])).toEqual([])
   })
 
-  it('keeps a daemon that was taken over, which goes on when the one that took over is killed', async () => {
+  it('keeps its daemon after a hand-over, which continues when its successor is killed', async () => {
     const socket = join(lab.folder, 'notify')
     const manager = await startServiceManager(host, socket)
     const args = leaseDirectory()
     const served = start(socket, args)
     await manager.notice(/^READY=1$/)
-    // By hand, of no unit: nobody starts it again.
+    // Started by hand outside a unit, so no service manager restarts it.
     const byHand = host.startDaemon({ args: [...args, '--status-socket', `${host.statusSocket}.other`] })
     await byHand.line(/flannel is ready/)
     await served.line(/Waiting to be stopped/)
@@ -126,13 +126,13 @@ describe('a service manager', () => {
     await manager.notice(/^STOPPING=1$/)
   })
 
-  it('that is not there costs one line of the log', async () => {
+  it('that is missing costs one line of the log', async () => {
     const socket = join(lab.folder, 'nobody')
     const daemon = start(socket, leaseDirectory())
-    // Three times it could not say by then what it waits for.
+    // By then three notices have failed.
     await daemon.line(/flannel is ready/)
     expect(await livez()).toBe('200 weftd is alive')
-    // One that comes later is told.
+    // A service manager that starts later gets the notices.
     const manager = await startServiceManager(host, socket)
     await manager.notice(/^READY=1$/)
     await isServed(manager)
@@ -142,11 +142,11 @@ describe('a service manager', () => {
 })
 
 describe('a thread that hangs', () => {
-  it('of any engine: /livez names it, the watchdog is not served, and both mend with it', async () => {
+  it('of any engine is named by /livez and stops the watchdog notices, until it continues', async () => {
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
     const { endpoint } = etcd
-    /** One node for each case, side by side, since a thread hangs for ten seconds before it counts as hung. */
+    /** All cases run in parallel, because a thread counts as hung after ten seconds. */
     const cases = [
       { engine: 'native', workers: 1, thread: 'weft-loop0' },
       { engine: 'native', workers: 2, thread: 'weft-loop1' },
@@ -175,20 +175,20 @@ describe('a thread that hangs', () => {
     })
 
     const thaws = await each(({ on, daemon, thread }) => freezeThread(on, daemon.process.pid!, thread))
-    const told = await each(async ({ on, daemon, manager, thread }) => {
+    const noticed = await each(async ({ on, daemon, manager, thread }) => {
       await daemon.line(new RegExp(`The thread ${thread} hangs`))
       expect(await livez(on)).toMatch(new RegExp(`^503 impaired by a thread that hangs: the thread ${thread} hangs$`))
       return manager.notice(
         new RegExp(`^STATUS=impaired by a thread that hangs.*: the thread ${thread} hangs;.* reachable$`),
       )
     })
-    // Another status comes 2 s later at the earliest, by the event loop that would have served the watchdog six times by then.
+    // The next status comes at least 2 s later from the event loop, which would have sent six watchdog notices by then.
     await etcd.kill()
     await each(async ({ manager, thread }, index) => {
       const later = await manager.notice(
         new RegExp(`^STATUS=impaired by a thread that hangs.*: the thread ${thread} hangs; .* unreachable$`),
       )
-      const [first, last] = [told[index]!, later].map((notice) => manager.notices.indexOf(notice))
+      const [first, last] = [noticed[index]!, later].map((notice) => manager.notices.indexOf(notice))
       expect(manager.notices.slice(first, last).flatMap(({ lines }) => lines)).not.toContain('WATCHDOG=1')
     })
 
@@ -202,13 +202,13 @@ describe('a thread that hangs', () => {
     await each(async ({ daemon }) => expect(await daemon.stop()).toBe(0))
   })
 
-  it('does not keep the daemon from ending, with a line that says so', async () => {
+  it('does not keep the daemon from ending, which it logs', async () => {
     const daemon = start(join(lab.folder, 'nobody'), leaseDirectory())
     await daemon.line(/flannel is ready/)
     const thaw = await freezeThread(host, daemon.process.pid!, 'weft-loop0')
     const ending = daemon.stop()
     await daemon.line(/Stopping took longer than 5 s; the process is killed/)
-    await thaw() // a traced thread that was killed is there until its tracer goes
+    await thaw() // a killed process stays until its tracer exits
     await ending
     expect(daemon.process.signalCode).toBe('SIGKILL')
   })

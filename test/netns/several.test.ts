@@ -1,4 +1,4 @@
-// several.test.ts - several daemons on one host, each with a network, a subnet file and a port of its own, as flanneld allows.
+// several.test.ts - several daemons on one host, each with its own network, subnet file and port, as flanneld allows.
 
 import { readFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -41,7 +41,7 @@ async function start(host: Host, colour: Colour): Promise<Daemon> {
   return daemon
 }
 
-/** An address of the host on its subnet, as that of a container's bridge. */
+/** Adds an address of the subnet to the host, like the address of a container bridge; returns it. */
 async function addGateway(host: Host, colour: Colour): Promise<string> {
   const address = `${subnetOf(host, colour)}.1`
   await host.output(['ip', 'address', 'add', `${address}/32`, 'dev', 'lo'])
@@ -49,7 +49,7 @@ async function addGateway(host: Host, colour: Colour): Promise<string> {
 }
 
 describe.each(['iptables', 'nftables'])('two networks on each of two hosts, with %s', (kind) => {
-  /** The rules of one network, in order. */
+  /** Returns the rules of one network, in order. */
   async function rules(host: Host, { network }: Colour): Promise<readonly string[]> {
     const beginning = network.replace('.0.0/16', '.')
     const text = await (kind === 'iptables'
@@ -58,7 +58,7 @@ describe.each(['iptables', 'nftables'])('two networks on each of two hosts, with
     return text.split('\n').filter((line) => line.includes(beginning))
   }
 
-  it('have devices, routes, subnet files and rules of their own, and each mends its own', async () => {
+  it('have separate devices, routes, subnet files and rules, and each daemon repairs its own', async () => {
     lab = await createLab({ hosts: 2 })
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     for (const { prefix, network, port } of [RED, BLUE]) {
@@ -84,13 +84,13 @@ describe.each(['iptables', 'nftables'])('two networks on each of two hosts, with
     expect(blueRules).toHaveLength(5 + 2)
     expect(await rules(first, RED)).toEqual(redAlone)
 
-    // Each notices what is done to its rules, and leaves the other's alone.
-    const mended = /Repaired: (rules of FLANNEL-FWD|the table flannel-ipv4)/
+    // Each daemon notices changes to its rules, and leaves the other's rules alone.
+    const repaired = /Repaired: (rules of FLANNEL-FWD|the table flannel-ipv4)/
     for (const [daemon, other, colour] of [
       [red[0]!, blue[0]!, RED],
       [blue[0]!, red[0]!, BLUE],
     ] as const) {
-      const before = [daemon, other].map(({ lines: all }) => all.filter((line) => mended.test(line)).length)
+      const before = [daemon, other].map(({ lines: all }) => all.filter((line) => repaired.test(line)).length)
       if (kind === 'iptables') {
         await first.output([
           'iptables',
@@ -110,14 +110,14 @@ describe.each(['iptables', 'nftables'])('two networks on each of two hosts, with
         const handle = new RegExp(`saddr ${colour.network} accept # handle (\\d+)`).exec(list)![1]!
         await first.output(['nft', 'delete', 'rule', 'ip', 'flannel-ipv4', 'forward', 'handle', handle])
       }
-      await daemon.line(mended)
+      await daemon.line(repaired)
       expect(await rules(first, RED)).toEqual(redAlone)
       expect(await rules(first, BLUE)).toEqual(blueRules)
-      const after = [daemon, other].map(({ lines: all }) => all.filter((line) => mended.test(line)).length)
+      const after = [daemon, other].map(({ lines: all }) => all.filter((line) => repaired.test(line)).length)
       expect(after).toEqual([before[0]! + 1, before[1]!])
     }
 
-    // Traffic of both, also when the other's daemon is gone, and after it is back.
+    // Both networks carry traffic, also while the daemon of the other one is stopped, and after its restart.
     const gateways = await Promise.all(
       [RED, BLUE].map((colour) => Promise.all(lab!.hosts.map((host) => addGateway(host, colour)))),
     )
@@ -139,12 +139,14 @@ describe.each(['iptables', 'nftables'])('two networks on each of two hosts, with
   })
 })
 
-it('a second daemon with the port of the first says so', async () => {
+it('a second daemon with the port of the first one reports that', async () => {
   lab = await createLab({ hosts: 1 })
   etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
   await etcd.ctl('put', '/red/config', JSON.stringify({ Network: RED.network }))
   await etcd.ctl('put', '/blue/config', JSON.stringify({ Network: BLUE.network }))
   const host = lab.hosts[0]!
   await start(host, RED)
-  await expect(start(host, BLUE)).rejects.toThrow(/UDP port 192\.168\.77\.1:8285 is taken; stop what holds it/)
+  await expect(start(host, BLUE)).rejects.toThrow(
+    /UDP port 192\.168\.77\.1:8285 is taken by \S+ \(pid \d+\); stop what holds it/,
+  )
 })

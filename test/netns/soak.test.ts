@@ -1,8 +1,8 @@
-// soak.test.ts - four hosts and an etcd of three members, with faults at random, one after another: of the store, of a
-// host, of the way between. No packet between hosts that are behind no fault is lost, and after each fault every node's
-// table is the store's. IPv4 in datagrams of IPv4, and both families in those of IPv4 and of IPv6, each for a third of the time.
+// soak.test.ts - four hosts and an etcd of three members, with random faults one after another in the store, on a host or between hosts. No
+// packet between hosts without a fault may be lost, and after each fault every node's table must equal the store. A third of the time runs
+// IPv4 in IPv4 datagrams, a third both families in IPv4, and a third both in IPv6.
 //
-// `npm run test:soak` goes on for an hour in all. WEFT_SEED=n makes the faults of an earlier run again, in their order.
+// `npm run test:soak` runs for an hour in total. WEFT_SEED=n repeats the faults of an earlier run in their order.
 
 import { createInterface } from 'node:readline'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -19,11 +19,11 @@ import { randomFrom } from '../support/packet-model.ts'
 
 needs(HOSTS, ...ETCD, 'nft', 'ping')
 
-/** Of each network. */
+/** The time for each network. */
 const SOAK_MS = process.env['WEFT_LONG'] === '1' ? 1_200_000 : 10_000
 const SEED = Number(process.env['WEFT_SEED'] ?? Date.now() % 1_000_000)
 const PREFIX = '/coreos.com/network'
-/** Peers that are no hosts lie below what hosts draw from. */
+/** Peers without a host are below the range from which hosts draw. */
 const IPV4 = { Network: '10.5.0.0/16', SubnetMin: '10.5.16.0' }
 const BOTH = { ...IPV4, EnableIPv6: true, IPv6Network: 'fd00:5::/48', IPv6SubnetMin: 'fd00:5:0:10::' }
 const NETWORKS: readonly (readonly [inside: string, underlay: Family, families: readonly Family[], config: object])[] =
@@ -47,19 +47,19 @@ afterEach(async () => {
 
 const startDaemon = (host: Host): void => {
   const endpoints = etcd!.members.map(({ endpoint }) => endpoint).join()
-  // Peers are asked where they may be reached by either family.
+  // With both families weftd probes peers to choose the family of their datagrams.
   const asking = families.length > 1 ? ['--probe-interval', '1'] : []
   daemons.set(host, host.startDaemon({ args: ['--etcd-endpoints', endpoints, ...asking] }))
 }
 
-/** The addresses of a host's device, of each family that is carried. */
+/** Returns the addresses of a host's device, one per carried family. */
 const addressesOf = (host: Host): string[] =>
   families.map((family) => {
     const { FLANNEL_SUBNET: ipv4, FLANNEL_IPV6_SUBNET: ipv6 } = host.subnetEnv()
     return networkOf((family === 'ipv4' ? ipv4 : ipv6) ?? '').split('/')[0]!
   })
 
-/** One put or delete has a minute: a cluster may be choosing its leader. */
+/** A put or delete may take a minute, because the cluster may be electing its leader. */
 const ctl = (...args: string[]): Promise<string> => eventually(() => etcd!.ctl(args), { everyMs: 500 })
 
 async function keysInStore(): Promise<string[]> {
@@ -69,10 +69,10 @@ async function keysInStore(): Promise<string[]> {
     .filter((line) => line !== '')
     .map((line) => line.slice(`${PREFIX}/subnets/`.length))
 }
-/** The subnet of IPv4 that stands in a key, by which the log names it. */
+/** Returns the IPv4 subnet of a key, which the log uses to name the lease. */
 const namedBy = (key: string): string => key.split('&')[0]!.replace('-', '/')
 
-/** What a daemon forwards to, by what it has said. */
+/** Reads from its log which peers a daemon forwards to. */
 function tableOf(daemon: Daemon): Set<string> {
   const table = new Set<string>()
   for (const line of daemon.lines) {
@@ -83,7 +83,7 @@ function tableOf(daemon: Daemon): Set<string> {
   return table
 }
 
-/** Every host has its lease, every table is the store's, and every host reaches every other one. */
+/** Waits until every host has its lease, every table equals the store, and every host reaches all others. */
 async function allIsWell(): Promise<void> {
   await eventually(
     async () => {
@@ -107,7 +107,7 @@ const reachAll = (some: readonly (readonly [Host, Host])[]): Promise<unknown> =>
 const pairs = (hosts: readonly Host[]): [Host, Host][] =>
   hosts.flatMap((from) => hosts.filter((to) => to !== from).map((to): [Host, Host] => [from, to]))
 
-/** Pings all the time; what is answered must have no gap. */
+/** Pings without a pause; the answers must have no gap. */
 function keepPinging(from: Host, address: string): { lost(): Promise<number[]> } {
   const child = from.spawn(['ping', '-n', '-i', '0.2', address])
   const answered = new Set<number>()
@@ -117,12 +117,12 @@ function keepPinging(from: Host, address: string): { lost(): Promise<number[]> }
   })
   return {
     async lost() {
-      // What was sent before this one is answered or lost.
+      // Earlier pings have been answered or are lost.
       const before = Math.max(0, ...answered)
       await eventually(() => expect(Math.max(...answered)).toBeGreaterThan(before + 1))
       child.kill('SIGINT')
       await ended(child)
-      // The last may be on its way.
+      // The last ping may be under way.
       const last = Math.max(0, ...answered)
       expect(last).toBeGreaterThan(0)
       return Array.from({ length: last }, (_, index) => index + 1).filter((number) => !answered.has(number))
@@ -132,18 +132,18 @@ function keepPinging(from: Host, address: string): { lost(): Promise<number[]> }
 
 interface Fault {
   readonly name: string
-  /** Makes it, and returns how it ends. */
+  /** Starts the fault, and returns a function that ends it. */
   strike(host: Host, member: EtcdMember): Promise<() => Promise<unknown>>
-  /** Whether packets of the host that it is made at are behind it. */
+  /** True if the fault affects packets of its host. */
   readonly isOfHost?: boolean
-  /** Whether there is such a thing in a network of both families alone. */
+  /** True if the fault exists only with both families. */
   readonly isOfBoth?: boolean
 }
 
 const inside = (host: Host, ...command: string[]): Promise<string> => host.output(command)
 const nothing = async (): Promise<void> => {}
 
-/** Drops these packets that come to a host or leave it. */
+/** Drops these packets from and to a host. */
 async function drop(host: Host, ports: string): Promise<() => Promise<unknown>> {
   const rule = (hook: string, name: string, way: string): string =>
     `add rule inet fault ${hook} ${name} "eth0" ${ports.replaceAll('WAY', way)} drop\n`
@@ -164,11 +164,11 @@ async function restart(host: Host, signal: NodeJS.Signals): Promise<() => Promis
   }
 }
 
-/** Has other hosts not hear a host by one of the families beneath, until by the other all of them reach each other. */
+/** Drops the packets of a host in one underlay family until all hosts reach each other over the other family. */
 async function cut(host: Host, family: Family): Promise<() => Promise<unknown>> {
-  const mend = await drop(host, `meta nfproto ${family} udp WAY 8285`)
+  const repair = await drop(host, `meta nfproto ${family} udp WAY 8285`)
   await reachAll(pairs(lab.hosts).filter((pair) => pair.includes(host)))
-  return mend
+  return repair
 }
 
 function ownKey(host: Host): string {
@@ -201,7 +201,7 @@ const FAULTS: readonly Fault[] = [
   },
   { name: 'a host is cut off from the store', strike: (host) => drop(host, 'tcp WAY { 2379, 2380 }') },
   {
-    // Until its host has written it again, it is one that has left.
+    // The node counts as gone until its host has written the lease again.
     name: 'a lease is deleted',
     isOfHost: true,
     async strike(host) {
@@ -227,7 +227,7 @@ const FAULTS: readonly Fault[] = [
     name: 'a peer comes or goes',
     async strike() {
       const number = random.below(8)
-      // Of even numbers those of IPv4 alone, as a flanneld's.
+      // Peers with even numbers have IPv4 only, like those of a flanneld.
       const hasIpv6 = families.length > 1 && number % 2 === 1
       const key = `${PREFIX}/subnets/10.5.${number}.0-24${hasIpv6 ? `&fd00:5:0:${number}::-64` : ''}`
       const at = random.below(250)
@@ -246,7 +246,7 @@ const FAULTS: readonly Fault[] = [
       await eventually(() => cluster.ctl(['put', `${PREFIX}/other`, 'x'], others), { everyMs: 500 })
       const text = await eventually(() => cluster.ctl(['get', 'x', '-w', 'json'], others), { everyMs: 500 })
       const revision = /"revision":(\d+)/.exec(text)?.[1] ?? ''
-      await cluster.ctl(['compact', revision], others).catch(() => {}) // already, or by another leader
+      await cluster.ctl(['compact', revision], others).catch(() => {}) // compacted already, or by another leader
       return async () => member.thaw()
     },
   },
@@ -292,7 +292,7 @@ const FAULTS: readonly Fault[] = [
 ]
 
 it.for(NETWORKS)(
-  'loses no packet of %s over %s that is behind no fault, and every table is the store as soon as all is well',
+  'loses no packet of %s over %s without a fault on its way, and every table equals the store after each fault',
   { timeout: SOAK_MS + 20 * EVENT_MS },
   async ([inner, underlay, carried, config], { annotate }) => {
     families = carried
@@ -322,7 +322,7 @@ it.for(NETWORKS)(
         ),
       )
       const heal = await fault.strike(host, random.of(etcd.members))
-      // What is tried is that nothing else happens for so long.
+      // During this time nothing else must happen.
       await delay(random.of([0, 500, 5_000, 20_000].slice(0, SOAK_MS > 60_000 ? 4 : 2)))
       await heal()
       await allIsWell().catch((error: unknown) => {
@@ -334,7 +334,7 @@ it.for(NETWORKS)(
       }
     }
     expect(lab.hosts.map(ownKey)).toEqual(subnets)
-    const told = JSON.stringify(Object.fromEntries(struck))
-    console.log(`${inner} over ${underlay}, seed ${SEED}: ${pings} flows without a loss; ${told}`)
+    const counts = JSON.stringify(Object.fromEntries(struck))
+    console.log(`${inner} over ${underlay}, seed ${SEED}: ${pings} flows without a loss; ${counts}`)
   },
 )

@@ -1,5 +1,5 @@
-// speed.test.ts - what makes the native engine fast, as counts that no load of the machine changes: a backlog crosses in
-// few system calls, and the kernel hands it what containers send uncut, whatever befalls another peer. How fast it is, `npm run bench` says.
+// speed.test.ts - the reasons why the native engine is fast, as counts that do not depend on the machine's load: few system calls for a
+// backlog, and unsegmented packets from containers, whatever happens to another peer. `npm run bench` measures the speed.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -20,7 +20,7 @@ beforeEach(async () => {
 })
 afterEach(() => lab.close())
 
-/** A daemon of this engine and a container on each host; the first container reaches the others. */
+/** Starts a daemon with this engine and a container on each host; the first container reaches the others. */
 async function joinAll() {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
@@ -44,7 +44,7 @@ interface Stats {
 interface Mean extends Stats {
   readonly mean: number
 }
-/** Of a device; a superpacket counts as one. */
+/** Returns the statistics of a device, in which a superpacket counts as one. */
 async function stats(place: Place, device: string): Promise<{ readonly tx: Stats; readonly rx: Stats }> {
   const [link] = JSON.parse(await place.output(['ip', '-s', '-j', 'link', 'show', device])) as [
     { readonly stats64: { readonly tx: Stats; readonly rx: Stats } },
@@ -55,19 +55,19 @@ async function stats(place: Place, device: string): Promise<{ readonly tx: Stats
 const SENT = 60
 const FEW = 15
 
-/** A program for node:dgram that has a `socket`. */
+/** Returns a program for node:dgram that has a `socket`. */
 const program = (script: string) =>
   [process.execPath, '-e', `const socket = require('node:dgram').createSocket('udp4')\n${script}`] as const
-/** One that sends SENT packets of 64 bytes to port 7000. */
+/** Returns a program that sends SENT packets of 64 bytes to port 7000. */
 const burst = (address: string) =>
   program(`let left = ${SENT}
   for (let number = 0; number < ${SENT}; number++)
     socket.send(Buffer.alloc(64), 7000, '${address}', () => --left === 0 && socket.close())`)
-/** How many packets a host has forwarded. */
+/** Returns the number of packets that a host has forwarded. */
 const forwarded = async (host: Host): Promise<number> =>
   Number(/^Ip: (?:\d+ ){5}(\d+)/m.exec(await host.output(['cat', '/proc/net/snmp']))![1])
 
-/** Has the daemon find all of a burst in its device's queue at once. */
+/** Stops the daemon during a burst, so that it finds the whole burst in its device's queue. */
 async function backlog(daemon: Daemon, sender: Host, from: Place, address: string): Promise<void> {
   const before = await forwarded(sender)
   daemon.process.kill('SIGSTOP')
@@ -76,9 +76,9 @@ async function backlog(daemon: Daemon, sender: Host, from: Place, address: strin
   daemon.process.kill('SIGCONT')
 }
 
-it('sends and writes a backlog of few packets', async () => {
+it('sends and writes a backlog in few packets', async () => {
   const { daemon, sender, receiver, from, to } = await joinAll()
-  // Received UDP is joined where the device's switch says so.
+  // Received UDP is joined if the device's offload is on.
   const takesJoined = offloads(daemon).includes('tun-uso')
   if (takesJoined) {
     await receiver.output(['ethtool', '-K', 'flannel0', 'rx-udp-gro-forwarding', 'on'])
@@ -104,7 +104,7 @@ it('sends and writes a backlog of few packets', async () => {
   if (takesJoined) expect(written).toBeLessThanOrEqual(FEW)
 })
 
-/** What a stream between two containers looks like on its way. */
+/** Measures the packets of a stream between two containers along its way. */
 async function streamed({ sender, receiver, from, to }: Awaited<ReturnType<typeof joinAll>>) {
   await iperfServer((command) => receiver.spawn(['ip', 'netns', 'exec', to.namespace, ...command]))
   const look = async () => [
@@ -124,18 +124,18 @@ async function streamed({ sender, receiver, from, to }: Awaited<ReturnType<typeo
   return { made, read, sent, written }
 }
 
-it('superpackets of containers reach the engine whole, and leave and are written as such', async () => {
+it('superpackets of containers reach the engine whole, and are sent and written whole', async () => {
   const all = await joinAll()
   const { made, read, sent, written } = await streamed(all)
-  expect(read.bytes).toBeGreaterThan(50 << 20) // the client ends before the last of it has left
+  expect(read.bytes).toBeGreaterThan(50 << 20) // the client ends before its last packets have left
   expect(read.packets).toBeLessThan(1.1 * made.packets)
-  // However slow the sender, it makes superpackets of two segments at least (tcp_min_tso_segs), and two stay one.
+  // Even a slow sender makes superpackets of at least two segments (tcp_min_tso_segs), and these stay together.
   expect(made.mean).toBeGreaterThan(1.5 * 1472)
   if (offloads(all.daemon).includes('udp-gso')) expect(sent.mean).toBeGreaterThan(1.5 * 1472)
   if (offloads(all.daemon).includes('coalesce-tcp')) expect(written.mean).toBeGreaterThan(1.5 * 1472)
 })
 
-it('a peer behind a blackhole route costs the others nothing, and is served in full when that has gone', async () => {
+it('a peer behind a blackhole route does not delay the others, and is served fully when the route is gone', async () => {
   const all = await joinAll()
   const { daemon, sender, from, to, other } = all
   const gso = offloads(daemon).includes('udp-gso')

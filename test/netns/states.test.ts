@@ -1,4 +1,5 @@
-// states.test.ts - an operator in an outage asks one after another: each reader tells the same state, and it is true of the packets.
+// states.test.ts - during an outage an operator queries one report after another: all must show the same state, and it must be true of the
+// packets.
 
 import { join } from 'node:path'
 import { afterEach, expect, it } from 'vitest'
@@ -25,7 +26,7 @@ const CONFIG = '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
 const weft = (host: Host, ...args: string[]) =>
   host.run([join(packageRoot, 'bin/weft'), ...args, '--status-socket', host.statusSocket])
 
-/** What the readers say: the HTTP status and first line of the probes, the exit code and heading of `weft status`, and so on. */
+/** Returns all reports: the HTTP status and first line of the probes, the exit code and heading of `weft status`, and so on. */
 async function readersOf(host: Host) {
   const ask = async (path: string): Promise<readonly [code: number, body: string]> => {
     const url = `http://weftd/${path}`
@@ -51,12 +52,12 @@ async function readersOf(host: Host) {
   }
 }
 
-/** Awaits that each reader says what the table has of this state. */
+/** Waits until each report shows what the table says for this state. */
 async function isTold(host: Host, manager: ServiceManager, state: StateName, ...by: Cause[]): Promise<void> {
   const reading = readingOf({ state, impairments: by.map((each) => ({ by: each })) })
   await eventually(async () => {
-    const { findings, ...told } = await readersOf(host)
-    expect(told).toEqual({
+    const { findings, ...reports } = await readersOf(host)
+    expect(reports).toEqual({
       state,
       by,
       exit: reading.exit,
@@ -80,7 +81,7 @@ async function isTold(host: Host, manager: ServiceManager, state: StateName, ...
   await eventually(() => expect(said()).toMatch(new RegExp(`^STATUS=${word}`)))
 }
 
-it('is told alike by all readers: etcd dies, weftd is killed and started again, etcd comes back, a peer dies', async () => {
+it('all reports agree while etcd dies, weftd is killed and restarted, etcd comes back, and a peer dies', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })

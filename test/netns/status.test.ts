@@ -1,4 +1,4 @@
-// status.test.ts - real daemons tell how they are, at their sockets and ports.
+// status.test.ts - the status of real daemons, at their sockets and ports.
 
 import { writeFileSync } from 'node:fs'
 import { request } from 'node:http'
@@ -20,7 +20,7 @@ beforeEach(async () => {
 })
 afterEach(() => lab.close())
 
-/** What a daemon tells at its socket. */
+/** Requests the status from a daemon's socket. */
 const ask = ({ statusSocket }: Host, method = 'GET'): Promise<{ code: number | undefined; text: string }> =>
   new Promise((resolve, reject) => {
     request({ socketPath: statusSocket, path: '/status.json', method }, (response) => {
@@ -31,7 +31,7 @@ const ask = ({ statusSocket }: Host, method = 'GET'): Promise<{ code: number | u
       .once('error', reject)
       .end()
   })
-/** Resolves when packets can go to its one peer, and are let in from there. */
+/** Resolves when packets can be sent to the host's one peer, and are accepted from it. */
 const knowsItsPeer = (host: Host): Promise<void> =>
   eventually(async () => expect((await statusOf(host)).peers?.programmed).toBe(1))
 const statusOf = async (host: Host): Promise<Status> => JSON.parse((await ask(host)).text) as Status
@@ -41,102 +41,105 @@ const PATHS = [
   ['dgram', { Type: 'udp' }, 'flannel0', 8285, 1472],
   ['native', { Type: 'vxlan', DataPath: 'userspace' }, 'flannel.1', 8472, 1450],
 ] as const
-it.each(PATHS)('tells what passed to and from each peer: %s engine, %j', async (engine, backend, device, port, mtu) => {
-  const more = ['--engine', engine, '--healthz-port', '8080']
-  const daemons = await startAll(backend, more)
-  const [first, second] = lab.hosts as [Host, Host]
-  for (const host of lab.hosts) await knowsItsPeer(host)
-  const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
-  await answers(pods[0]!.namespace, pods[1]!.address, 5)
+it.each(PATHS)(
+  'counts the packets to and from each peer: %s engine, %j',
+  async (engine, backend, device, port, mtu) => {
+    const more = ['--engine', engine, '--healthz-port', '8080']
+    const daemons = await startAll(backend, more)
+    const [first, second] = lab.hosts as [Host, Host]
+    for (const host of lab.hosts) await knowsItsPeer(host)
+    const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))
+    await answers(pods[0]!.namespace, pods[1]!.address, 5)
 
-  const status = await eventually(async () => {
-    const node = await statusOf(first)
-    expect(node.dataPath!.threads).toHaveLength(engine === 'native' ? 8 : 0)
-    return node
-  })
-  expect(status).toMatchObject({
-    schema: 1,
-    state: 'working',
-    subnetFileWritten: true,
-    node: { subnet: subnetOf(first), publicIp: first.address, externalInterface: 'eth0' },
-    dataPath: { open: true, device, engine, mtu },
-    peers: { stored: 1, programmed: 1 },
-  })
-  const [peer] = status.peers!.list
-  expect(peer).toMatchObject({
-    subnet: subnetOf(second),
-    endpoint: `${second.address}:${port}`,
-    way: 'tunnel',
-    state: 'programmed',
-    txPackets: status.dataPath!.counters['tx_packets'],
-    rxPackets: status.dataPath!.counters['rx_packets'],
-    txBytes: status.dataPath!.counters['tx_bytes'],
-    rxBytes: status.dataPath!.counters['rx_bytes'],
-  })
-  expect(peer!.rxPackets).toBeGreaterThanOrEqual(5)
-  // What is for the link alone, as the kernel and mDNS send it into each device, is no loss.
-  await first.run(['ping', '-c', '1', '-W', '1', '-I', device, '224.0.0.251'])
-  const { counters, drops } = (await statusOf(first)).dataPath!
-  expect(counters['tx_for_link']).toBeGreaterThanOrEqual(1)
-  expect(drops).not.toHaveProperty('tx_drop_no_route')
-  expect(peer!.heardSecondsAgo).toBeLessThan(60)
-  expect((await ask(first, 'POST')).code).toBe(405)
-  expect(JSON.parse(await first.output(['curl', '-sS', `http://127.0.0.1:8080/status.json`]))).toMatchObject({
-    schema: 1,
-  })
-  expect(await first.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toMatch(/^<!doctype html>[^]*<\/html>\n$/)
-  // A container, another host, and this one by its address in the network hear the probes alone.
-  const said = await Promise.all(
-    [pods[0]!.namespace, pods[1]!.namespace, second.namespace, first.namespace].map(async (namespace) => {
-      const from = ['ip', 'netns', 'exec', namespace, 'curl', '-sS', '--max-time', '20']
-      const paths = ['healthz', 'livez', 'status.json', 'metrics', ''].map(
-        (path) => `http://${first.address}:8080/${path}`,
-      )
-      return (await execute([...from, ...paths])).stdout
-    }),
-  )
-  const refused =
-    '403 this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip\n'
-  expect(said).toEqual(Array(4).fill(`flanneld is runningweftd is alive\n${refused.repeat(3)}`))
+    const status = await eventually(async () => {
+      const node = await statusOf(first)
+      expect(node.dataPath!.threads).toHaveLength(engine === 'native' ? 8 : 0)
+      return node
+    })
+    expect(status).toMatchObject({
+      schema: 1,
+      state: 'working',
+      subnetFileWritten: true,
+      node: { subnet: subnetOf(first), publicIp: first.address, externalInterface: 'eth0' },
+      dataPath: { open: true, device, engine, mtu },
+      peers: { stored: 1, programmed: 1 },
+    })
+    const [peer] = status.peers!.list
+    expect(peer).toMatchObject({
+      subnet: subnetOf(second),
+      endpoint: `${second.address}:${port}`,
+      way: 'tunnel',
+      state: 'programmed',
+      txPackets: status.dataPath!.counters['tx_packets'],
+      rxPackets: status.dataPath!.counters['rx_packets'],
+      txBytes: status.dataPath!.counters['tx_bytes'],
+      rxBytes: status.dataPath!.counters['rx_bytes'],
+    })
+    expect(peer!.rxPackets).toBeGreaterThanOrEqual(5)
+    // Link-local packets that the kernel and mDNS send into each device are not losses.
+    await first.run(['ping', '-c', '1', '-W', '1', '-I', device, '224.0.0.251'])
+    const { counters, drops } = (await statusOf(first)).dataPath!
+    expect(counters['tx_for_link']).toBeGreaterThanOrEqual(1)
+    expect(drops).not.toHaveProperty('tx_drop_no_route')
+    expect(peer!.heardSecondsAgo).toBeLessThan(60)
+    expect((await ask(first, 'POST')).code).toBe(405)
+    expect(JSON.parse(await first.output(['curl', '-sS', `http://127.0.0.1:8080/status.json`]))).toMatchObject({
+      schema: 1,
+    })
+    expect(await first.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toMatch(/^<!doctype html>[^]*<\/html>\n$/)
+    // A container, another host, and this host at its overlay address get only the probes.
+    const said = await Promise.all(
+      [pods[0]!.namespace, pods[1]!.namespace, second.namespace, first.namespace].map(async (namespace) => {
+        const from = ['ip', 'netns', 'exec', namespace, 'curl', '-sS', '--max-time', '20']
+        const paths = ['healthz', 'livez', 'status.json', 'metrics', ''].map(
+          (path) => `http://${first.address}:8080/${path}`,
+        )
+        return (await execute([...from, ...paths])).stdout
+      }),
+    )
+    const refused =
+      '403 this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip\n'
+    expect(said).toEqual(Array(4).fill(`flanneld is runningweftd is alive\n${refused.repeat(3)}`))
 
-  expect(
-    (
-      await first.run([
-        process.execPath,
-        join(packageRoot, 'bin/weft'),
-        'ping',
-        subnetOf(second),
-        '--count',
-        '1',
-        '--size',
-        String(mtu),
-        '--status-socket',
-        first.statusSocket,
-      ])
-    ).code,
-  ).toBe(0)
+    expect(
+      (
+        await first.run([
+          process.execPath,
+          join(packageRoot, 'bin/weft'),
+          'ping',
+          subnetOf(second),
+          '--count',
+          '1',
+          '--size',
+          String(mtu),
+          '--status-socket',
+          first.statusSocket,
+        ])
+      ).code,
+    ).toBe(0)
 
-  const toSecond = ['ip', 'route', 'replace', `${second.address}/32`, 'dev', 'eth0']
-  await first.output([...toSecond, 'mtu', '1400'])
-  const pathMtuIs = (pathMtu: number | null) =>
-    eventually(async () => expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu }))
-  await pathMtuIs(mtu - 100)
-  await first.output([...toSecond, 'mtu', '1500'])
-  await pathMtuIs(null)
+    const toSecond = ['ip', 'route', 'replace', `${second.address}/32`, 'dev', 'eth0']
+    await first.output([...toSecond, 'mtu', '1400'])
+    const pathMtuIs = (pathMtu: number | null) =>
+      eventually(async () => expect((await statusOf(first)).peers!.list[0]).toMatchObject({ pathMtu }))
+    await pathMtuIs(mtu - 100)
+    await first.output([...toSecond, 'mtu', '1500'])
+    await pathMtuIs(null)
 
-  // The peer goes and comes: what was counted of it stays its own.
-  await daemons[1]!.stop()
-  const restarted = second.startDaemon({
-    args: ['--lease-dir', join(lab.folder, 'leases'), ...more, '--status-page=false'],
-  })
-  await restarted.line(/Running backend/)
-  expect(await second.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toBe('404 page not found\n')
-  await knowsItsPeer(second)
-  await answers(pods[0]!.namespace, pods[1]!.address, 2)
-  await eventually(async () =>
-    expect((await statusOf(first)).peers!.list[0]!.rxPackets).toBeGreaterThanOrEqual(peer!.rxPackets! + 2),
-  )
-})
+    // The peer stops and restarts, and its counts continue.
+    await daemons[1]!.stop()
+    const restarted = second.startDaemon({
+      args: ['--lease-dir', join(lab.folder, 'leases'), ...more, '--status-page=false'],
+    })
+    await restarted.line(/Running backend/)
+    expect(await second.output(['curl', '-sS', 'http://127.0.0.1:8080/'])).toBe('404 page not found\n')
+    await knowsItsPeer(second)
+    await answers(pods[0]!.namespace, pods[1]!.address, 2)
+    await eventually(async () =>
+      expect((await statusOf(first)).peers!.list[0]!.rxPackets).toBeGreaterThanOrEqual(peer!.rxPackets! + 2),
+    )
+  },
+)
 
 const OVER_KERNEL = [
   ['host-gw', null, (host: Host) => host.address],
@@ -164,7 +167,7 @@ async function startAll(
 }
 
 describe.each(OVER_KERNEL)('%s, which the kernel carries', (Type, device, endpointOf) => {
-  it('tells what the kernel knows, and which peers answer, by a socket without privilege', async ({ skip }) => {
+  it('reports what the kernel knows, and which peers answer, over a socket without privilege', async ({ skip }) => {
     if (device !== null) {
       const kind =
         Type === 'wireguard'
@@ -209,7 +212,7 @@ describe.each(OVER_KERNEL)('%s, which the kernel carries', (Type, device, endpoi
   })
 })
 
-it('finds a peer that went, and goes on where it may not ask', async () => {
+it('detects a peer that stopped, and continues if it may not send probes', async () => {
   const [, killed] = await startAll({ Type: 'udp' }, ['--probe-interval', '1'])
   const [first] = lab.hosts as [Host]
   await eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ answering: 1 }))
@@ -217,7 +220,7 @@ it('finds a peer that went, and goes on where it may not ask', async () => {
   await eventually(async () =>
     expect((await statusOf(first)).peers).toMatchObject({ programmed: 1, answering: 0, whole: 0 }),
   )
-  // Without the capability, and in a namespace whose kernel allows nobody the other kind.
+  // Without the capability, and in a namespace whose kernel allows no unprivileged ICMP sockets.
   const args = ['--lease-dir', join(lab.folder, 'leases'), '--probe-interval', '1']
   const unable = lab.hosts[1]!.startDaemon({
     args,
@@ -228,7 +231,7 @@ it('finds a peer that went, and goes on where it may not ask', async () => {
   expect((await statusOf(lab.hosts[1]!)).peers).toMatchObject({ programmed: 1, answering: null })
 })
 
-it('goes on telling when another weftd takes over, which has the socket then', async () => {
+it('continues after another weftd has taken over, which then has the socket', async () => {
   const [before] = await startAll({ Type: 'udp' }, ['--probe-interval', '1'])
   const [first] = lab.hosts as [Host]
   const old = (await statusOf(first)).daemon.pid

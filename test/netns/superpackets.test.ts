@@ -1,5 +1,5 @@
-// superpackets.test.ts - one packet for whom? Each rule, counter and limit of the host's packet filter judges UDP and ICMP as the packets
-// that were sent, also when weftd receives many at once; unless the device's switch for joined UDP is on.
+// superpackets.test.ts - each rule, counter and limit of the host's packet filter applies to the UDP and ICMP packets that were sent, even
+// if weftd receives many at once, unless the device's offload for joined UDP is on.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -18,9 +18,9 @@ afterEach(() => lab?.close())
 
 const BURST = 100
 const BYTES = 600
-/** Each kind of rule has a port of its own. */
+/** The port of each kind of rule. */
 const PORT = { counted: 7001, length: 7002, payload: 7003, limit: 7004, local: 7005 } as const
-/** The datagrams of each burst that must arrive: the payload rule drops every second one, the limit lets 20 pass. */
+/** The datagrams of each burst that must arrive: the payload rule drops every second one, and the limit accepts 20. */
 const MUST_ARRIVE = { counted: BURST, length: BURST, payload: BURST / 2, limit: 20, local: BURST }
 const RULES = `table ip judge {
   counter counted { }
@@ -39,7 +39,7 @@ const RULES = `table ip judge {
     udp dport ${PORT.local} counter name local
   }
 }`
-/** Sends a burst to each port, datagrams one by one; every second one begins with `bad!`. */
+/** Sends a burst of datagrams to each port, of which every second one starts with `bad!`. */
 const SEND = `
 import socket, sys
 for port, to in ((int(word.split('@')[0]), word.split('@')[1]) for word in sys.argv[1:]):
@@ -47,7 +47,7 @@ for port, to in ((int(word.split('@')[0]), word.split('@')[1]) for word in sys.a
     for number in range(${BURST}):
         s.sendto((b'bad!' if number % 2 else b'good').ljust(${BYTES}, b'.'), (to, port))
 `
-/** Prints how many whole datagrams have come to each port. */
+/** Prints the number of datagrams that have arrived at each port. */
 const RECEIVE = `
 import json, select, socket, sys
 ports = [int(word) for word in sys.argv[1:]]
@@ -81,7 +81,7 @@ function start(host: Host, backend: object): Daemon {
   })
 }
 
-/** Counts what arrives at a place, by port, from when this resolves. */
+/** Counts the datagrams that arrive at each port from the moment when this resolves. */
 async function receiver(at: Pick<Pod, 'spawn'>, ports: readonly number[]) {
   let counts: Readonly<Record<string, number>> | undefined
   const child = at.spawn(['python3', '-c', RECEIVE, ...ports.map(String)])
@@ -100,7 +100,7 @@ async function counted(host: Host): Promise<Readonly<Record<string, number>>> {
 
 const transmitted = async (host: Host): Promise<number> => (await statusOf(host)).dataPath!.counters['tx_packets'] ?? 0
 
-it.each(KINDS)('rules judge the packets that were sent, with $backend.Type', async ({ backend, device }) => {
+it.each(KINDS)('rules apply to the packets that were sent, with $backend.Type', async ({ backend, device }) => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   await start(a, backend).line(/flannel is ready/)
@@ -112,7 +112,7 @@ it.each(KINDS)('rules judge the packets that were sent, with $backend.Type', asy
   const inPod = await receiver(to, [PORT.counted, PORT.length, PORT.payload, PORT.limit])
   const onHost = await receiver(b, [PORT.local])
 
-  /** Has weftd find all of five bursts in its socket at once, and returns what the rules saw, and what arrived. */
+  /** Makes weftd find five bursts in its socket, and returns the counts of the rules and of the receiver. */
   const burst = async (): Promise<{ seen: Readonly<Record<string, number>>; arrived: typeof MUST_ARRIVE }> => {
     await b.run(['nft', 'delete', 'table', 'ip', 'judge'])
     await b.output(['nft', '-f', '-'], { input: RULES })
@@ -125,10 +125,12 @@ it.each(KINDS)('rules judge the packets that were sent, with $backend.Type', asy
     await from.output(['python3', '-c', SEND, ...targets])
     await eventually(async () => expect(await transmitted(a)).toBeGreaterThanOrEqual(sent + names.length * BURST))
     daemon.process.kill('SIGCONT')
-    await from.output(['ping', '-n', '-c', '5', '-i', '0.01', to.address]) // behind all of it, in one lane
+    await from.output(['ping', '-n', '-c', '5', '-i', '0.01', to.address]) // they follow all other packets, in one lane
     const arrived = () => Object.fromEntries(names.map((name) => [name, count(name) - (before[name] ?? 0)]))
     await eventually(() => expect(arrived()['counted']).toBe(BURST))
     await eventually(() => expect(arrived()['local']).toBe(BURST))
+    // ping ends two round trips after the last request, which a busy host may not have forwarded by then.
+    await eventually(async () => expect((await counted(b))['echoes']).toBe(5))
     return { seen: await counted(b), arrived: arrived() as typeof MUST_ARRIVE }
   }
 
@@ -136,7 +138,7 @@ it.each(KINDS)('rules judge the packets that were sent, with $backend.Type', asy
   expect(await burst()).toEqual({ seen: judged, arrived: MUST_ARRIVE })
   expect((await statusOf(b)).dataPath!.features).not.toContain('coalesce-udp')
 
-  // As the kernel's own GRO: forwarded datagrams are joined where the switch is on, and those to sockets here are not.
+  // The offload works like the kernel's own GRO: it joins forwarded datagrams, but not those to local sockets.
   await b.output(['ethtool', '-K', device, 'rx-udp-gro-forwarding', 'on'])
   await daemon.line(new RegExp(`Received UDP packets are joined for ${device}:`))
   const joined = await burst()

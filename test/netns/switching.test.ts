@@ -1,4 +1,4 @@
-// switching.test.ts - IPv6 is switched on in a cluster of three nodes that runs, and off again, with its leases in a directory or in etcd.
+// switching.test.ts - IPv6 is enabled in a running cluster of three nodes, and disabled again, with its leases in a directory or in etcd.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -19,7 +19,7 @@ afterEach(async () => {
 })
 
 const KEY = '/coreos.com/network'
-/** The flags that name a store, and all leases in it by their keys. */
+/** The flags for a store, and all its leases by key. */
 interface Bed {
   readonly args: readonly string[]
   readonly leases: () => Promise<ReadonlyMap<string, string>>
@@ -54,7 +54,7 @@ const KINDS = [
   ['etcd', 'vxlan', VXLAN],
   ['directory', 'host-gw', HOST_GW],
 ] as const
-it.for(KINDS)('no ping is lost, and no IPv4 subnet, with leases in %s and %s', async ([store, , backend], { skip }) => {
+it.for(KINDS)('loses no ping and no IPv4 subnet, with leases in %s and %s', async ([store, , backend], { skip }) => {
   const why = backend === VXLAN ? await whyNoVxlan() : undefined
   skip(why !== undefined, why)
   lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })

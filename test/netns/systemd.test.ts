@@ -1,4 +1,4 @@
-// systemd.test.ts - deploy/weftd.service as a real systemd runs it: what started means, what restarts it and what does not.
+// systemd.test.ts - deploy/weftd.service in a real systemd: when it counts as started, and what restarts it.
 
 import { join } from 'node:path'
 import { afterEach, describe, expect, it } from 'vitest'
@@ -29,24 +29,24 @@ async function until(name: string, value: RegExp): Promise<void> {
 }
 
 describe('the unit', () => {
-  it('is started when subnet.env is there, outlives its etcd, is restarted when a thread hangs, and stops', async ({
+  it('is started when subnet.env exists, outlives its etcd, is restarted when a thread hangs, and stops', async ({
     skip,
   }) => {
     skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
-    // With the unit's own watchdog: a shorter one would strike a daemon that a busy machine keeps waiting.
+    // The unit's own watchdog is used. A shorter one would end a daemon that waits on a busy machine.
     systemd = await bootSystemd(host!, [
       `Environment=FLANNELD_ETCD_ENDPOINTS=${etcd.endpoint} FLANNELD_SUBNET_FILE=/run/flannel/subnet.env`,
-      // The unit's own line, which is a comment there.
+      // The unit has this line as a comment.
       'ExecStartPost=+/opt/node /opt/weft/bin/weft docker-opts',
     ])
 
     await systemd.systemctl('start', '--no-block', 'weftd')
     await until('StatusText', /^starting; waiting for the network configuration in the etcd store$/)
     expect(await systemd.property('ActiveState')).toBe('activating')
-    // The Debian package is upgraded: the new one has to wait for etcd, dpkg has not.
+    // The Debian package is upgraded: the new daemon must wait for etcd, dpkg must not.
     const waiting = await systemd.mainPid()
     const upgrade = await systemd.run('timeout', '20', 'sh', '/opt/weft/deploy/deb/postinst', 'configure', '0.0.1')
     expect(upgrade).toMatchObject({ code: 0 })
@@ -70,13 +70,13 @@ describe('the unit', () => {
     const thaw = await freezeThread(host!, pid, 'weft-loop0')
     await until('StatusText', /the thread weft-loop0 hangs/)
     await until('SubState', /^stop-watchdog$/)
-    await thaw() // a traced process that was aborted is there until its tracer goes
+    await thaw() // an aborted process stays until its tracer exits
     await until('NRestarts', /^1$/)
     await until('ActiveState', /^active$/)
     await until('StatusText', /^subnet 10\.5\.\d+\.0\/24, 0 peers, etcd store reachable$/)
     expect(await systemd.mainPid()).not.toBe(pid)
 
-    // The Debian package is removed, where the unit was masked meanwhile.
+    // The Debian package is removed while the unit is masked.
     await systemd.run('mv', '/etc/systemd/system/weftd.service', '/usr/lib/systemd/system')
     for (const verb of ['enable', 'mask']) await systemd.systemctl(verb, 'weftd')
     const link = '/etc/systemd/system/multi-user.target.wants/weftd.service'
@@ -119,7 +119,7 @@ describe('the unit', () => {
     const pid = await systemd.mainPid()
 
     const initiations = network === WIREGUARD ? await watchHandshakes(b) : undefined
-    // The queue of the TUN device holds 4,000 packets, and so 20 s of these: a busy machine takes more than 4 s to start a program.
+    // The queue of the TUN device holds 4,000 packets, which is 20 s of these pings: a busy machine needs more than 4 s to start a program.
     const pings = addresses.map((address) => pinging(from, to, { address, everyS: 0.005 }))
     for (let restart = 0; restart < 3; restart++) await systemd.systemctl('restart', 'weftd')
     for (const each of pings) {
@@ -129,10 +129,10 @@ describe('the unit', () => {
     }
     expect(await systemd.mainPid()).not.toBe(pid)
     expect((await initiations?.()) ?? 0).toBe(0)
-    // Each took what was kept for it, and nothing is kept while it runs.
+    // Each daemon took the stored descriptors, and systemd keeps none while it runs.
     expect(await systemd.property('NFileDescriptorStore')).toBe('0')
 
-    // One that was told to leave is not started again for having done so.
+    // systemd does not restart a daemon after --leave.
     const leaving = a.spawn([
       'nsenter',
       '--target',
@@ -157,12 +157,12 @@ describe('the unit', () => {
   it.for([
     ['a flag that there is not', 'ExecStart=/opt/node /opt/weft/bin/weftd --nonsense'],
     ['a value that cannot be, in a variable', 'Environment=FLANNELD_ENGINE=warp'],
-  ] as const)('is not started again with %s', async ([, line], { skip }) => {
+  ] as const)('is not restarted with %s', async ([, line], { skip }) => {
     skip(!hasSystemd, 'no systemd, or no cgroups of version 2')
     lab = await createLab({ hosts: 1 })
     const command = line.startsWith('ExecStart=') ? ['ExecStart='] : []
     systemd = await bootSystemd(lab.hosts[0]!, [...command, line])
-    // That the job failed is the error which it ends with.
+    // The job fails with this error.
     await expect(systemd.systemctl('start', 'weftd')).rejects.toThrow(/exit-code|control process|failed/)
     await until('ActiveState', /^failed$/)
     const state = ['Result', 'ExecMainStatus', 'NRestarts'].map((name) => systemd!.property(name))

@@ -1,7 +1,7 @@
-// underlays.test.ts - udp in a network of both families: peers are reached by IPv6 or IPv4, whichever is to be first, and by the other when
-// that one fails, while connections go on; only the addresses that a peer has published are let in.
+// underlays.test.ts - udp in a dual-stack network: peers are reached over the preferred family, and over the other one when that fails,
+// while connections continue. Only the published addresses of a peer are accepted.
 
-import { mkdirSync, writeFileSync } from 'node:fs'
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { afterEach, expect, it } from 'vitest'
@@ -39,7 +39,7 @@ async function running(underlay?: string): Promise<readonly [Daemon, Daemon]> {
   return daemons
 }
 
-/** Has a host hear nothing of a family from other hosts, as if the network between them carried none, until that is called which it returns. */
+/** Drops all packets of a family between a host and the others until the returned function is called. */
 async function cut(host: Host, family: Family): Promise<() => Promise<unknown>> {
   const table = `${family === 'ipv4' ? 'ip' : 'ip6'} cut`
   const rules = `table ${table} {\nchain in {\ntype filter hook prerouting priority raw\niifname "eth0" drop\n}\n}\n`
@@ -47,18 +47,18 @@ async function cut(host: Host, family: Family): Promise<() => Promise<unknown>> 
   return () => host.output(['nft', 'delete', 'table', ...table.split(' ')])
 }
 
-/** The family by which the only peer of a host is reached. */
+/** Returns the family over which the only peer of a host is reached. */
 async function familyTo(host: Host): Promise<Family | undefined> {
   const endpoint = (await statusOf(host)).peers?.list[0]?.endpoint
   if (!endpoint) return undefined
   return endpoint.startsWith('[') ? 'ipv6' : 'ipv4'
 }
 
-/** Eight streams that go on until they are ended. */
+/** Starts eight streams that run until they are ended. */
 function eightStreams(from: Pod, to: Pod) {
   const args = ['--parallel', '8', '--time', '600', '--bitrate', '4M', '--forceflush']
   const client = from.spawn(['iperf3', '--client', to.address, ...args])
-  /** The number of intervals in which something was sent, by each stream's number. */
+  /** The number of intervals in which each stream sent something, by its number. */
   const moved = new Map<string, number>()
   let error = ''
   client.stderr!.on('data', (text: Buffer) => void (error += text.toString()))
@@ -67,7 +67,7 @@ function eightStreams(from: Pod, to: Pod) {
     if (stream !== undefined) moved.set(stream, (moved.get(stream) ?? 0) + (Number(bytes) > 0 ? 1 : 0))
   })
   return {
-    /** All of them go on from here, though a retransmission may be due late. */
+    /** Waits until all streams have moved from here on. A retransmission may be late. */
     async goOn(): Promise<void> {
       const before = new Map(moved)
       await eventually(() => {
@@ -84,7 +84,7 @@ const UNDERLAYS: readonly (readonly [underlay: string | undefined, first: Family
   [undefined, 'ipv4', 'ipv6'],
 ]
 it.each(UNDERLAYS)(
-  'eight streams go on by the other family, and go back: Underlay %s',
+  'eight streams continue over the other family, and switch back: Underlay %s',
   async (underlay, first, other) => {
     const daemons = await running(underlay)
     const [a, b] = lab.hosts as [Host, Host]
@@ -97,17 +97,17 @@ it.each(UNDERLAYS)(
     const server = await iperfServer((command) => to.spawn(command))
     const streams = eightStreams(from, to)
     await streams.goOn()
-    // What came of one before the other had heard of its lease is none of it.
-    const strangers = async (): Promise<unknown> =>
+    // Packets that arrived from a peer before its lease was known do not count.
+    const unknownPackets = async (): Promise<unknown> =>
       Promise.all(
         [a, b].map(async (host) => {
           const { rx_drop_spoofed_source, rx_drop_unknown_sender } = (await statusOf(host)).dataPath!.counters
           return { rx_drop_spoofed_source, rx_drop_unknown_sender }
         }),
       )
-    const before = await strangers()
+    const before = await unknownPackets()
 
-    const mend = await Promise.all([a, b].map((host) => cut(host, first)))
+    const repair = await Promise.all([a, b].map((host) => cut(host, first)))
     const away = new RegExp(
       ` does not answer at .*, and is reached at .*: look at the routes and firewalls for ${FAMILY_NAMES[first]} `,
     )
@@ -118,7 +118,7 @@ it.each(UNDERLAYS)(
     expect((await weft(a, ['events'])).stdout).toMatch(/ is now reached at \S+ instead of /)
     await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 1 }))
 
-    for (const each of mend) await each()
+    for (const each of repair) await each()
     await Promise.all(
       daemons.map((daemon) => daemon.line(new RegExp(`answers by ${FAMILY_NAMES[first]} again, and is reached at `))),
     )
@@ -127,31 +127,34 @@ it.each(UNDERLAYS)(
     await everyWay()
     streams.end()
     await server.stop()
-    expect(await strangers()).toEqual(before)
+    expect(await unknownPackets()).toEqual(before)
     await eventually(async () => expect(await doctor(a)).toMatchObject({ code: 0, names: [] }))
     for (const { lines } of daemons)
       expect(lines.filter((line) => line.includes('is reached at') || /^W.* not let in/.test(line))).toHaveLength(2)
   },
 )
 
-it('a peer that was restarted while the first fails is reached by the other, and a peer that is down stays where it was', async () => {
+it('a peer that restarts while the first family fails is reached over the other one, and a peer that is down stays on its family', async () => {
   const [, second] = await running('ipv6')
   const [a, b] = lab.hosts as [Host, Host]
   await reach(a.namespace, b.subnetEnv()['FLANNEL_SUBNET']!.replace(/\.1\/.*/, '.0'))
-  const mend = await Promise.all([a, b].map((host) => cut(host, 'ipv6')))
+  const repair = await Promise.all([a, b].map((host) => cut(host, 'ipv6')))
   for (const host of [a, b]) await eventually(async () => expect(await familyTo(host)).toBe('ipv4'))
+  // The state for the next process is written shortly after the choice, and a killed process writes nothing more.
+  const known = (): unknown => JSON.parse(readFileSync(`${b.subnetFile}.last-known`, 'utf8'))
+  await eventually(() => expect(known()).toMatchObject({ others: [expect.any(String)] }))
   await second.stop('SIGKILL')
   await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 0 }))
   expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1452')
   const again = start(b)
   await again.line(/flannel is ready/)
   for (const host of [a, b]) expect(await familyTo(host)).toBe('ipv4')
-  expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1452') // what fits both
+  expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1452') // it fits both families
   await reach(a.namespace, b.subnetEnv()['FLANNEL_SUBNET']!.replace(/\.1\/.*/, '.0'))
-  for (const each of mend) await each()
+  for (const each of repair) await each()
 })
 
-it('a weftd with sockets of one family hands over to one that wants both, and that one to one that wants one', async () => {
+it('a weftd with sockets of one family hands over to one with both, which hands over to one with a single family', async () => {
   lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
   const [a, b] = lab.hosts as [Host, Host]
   configure(BOTH)
@@ -170,7 +173,7 @@ it('a weftd with sockets of one family hands over to one that wants both, and th
   const [from, to] = [await a.startPod(), await b.startPod()]
   await reach(from.namespace, to.address)
   const pings = [pinging(from, to, { everyS: 0.01 }), pinging(to, from, { everyS: 0.01 })]
-  const isBoundByIpv6 = async (): Promise<boolean> => /:205D /.test(await a.output(['cat', '/proc/net/udp6'])) // 8285
+  const isBoundByIpv6 = async (): Promise<boolean> => /:205D /.test(await a.output(['cat', '/proc/net/udp6'])) // port 8285
   for (const [network, sockets] of [
     [BOTH, /Forwarding between flannel0 and UDP 192\.168\.77\.1:8285 and \[fd77::1\]:8285 with/],
     [IPV4_ALONE, ONE],
@@ -182,7 +185,7 @@ it('a weftd with sockets of one family hands over to one that wants both, and th
   for (const each of pings) expect((await each.stop()).lost).toBe(0)
 })
 
-it('a peer that is reached by the other family is so from the first packet of the next weftd', async () => {
+it('a peer that is reached over the other family stays there from the first packet of the next weftd', async () => {
   let [first] = await running()
   const [a, b] = lab.hosts as [Host, Host]
   const [from, to] = [await a.startPod(), await b.startPod()]
@@ -196,7 +199,7 @@ it('a peer that is reached by the other family is so from the first packet of th
     first = start(a)
     await first.line(/flannel is ready/)
     await ended(before.process)
-    // It was not found out anew, and is not left before the first is steady.
+    // The family was not probed again, and is not left before the first one is steady.
     await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 1 }))
     expect(await familyTo(a)).toBe('ipv6')
     expect(first.lines.filter((line) => line.includes('is reached at'))).toEqual([])

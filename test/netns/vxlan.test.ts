@@ -1,4 +1,5 @@
-// vxlan.test.ts - VXLAN by weftd itself, beside hosts whose kernel carries it: the bytes, the traffic, and who is chosen.
+// vxlan.test.ts - VXLAN carried by weftd itself, together with hosts whose kernel carries it: the bytes, the traffic, and the choice
+// between the two.
 
 import { once } from 'node:events'
 import { mkdirSync, readdirSync, readFileSync, writeFileSync, chmodSync, rmSync } from 'node:fs'
@@ -32,7 +33,7 @@ needs(HOSTS, 'ping', 'iperf3', 'tcpdump', 'nft', 'curl', 'ethtool', 'python3')
 let lab: Lab
 afterEach(() => lab?.close())
 
-/** Bits a second of a stream whose first window alone arrives. No machine is as slow. */
+/** The bits per second of a stream that stalls after its first window. Every machine is faster. */
 const STALLED = 2e6
 
 type Way = 'kernel' | 'userspace' | undefined
@@ -43,7 +44,7 @@ function configure(dataPath: Way, options: object = {}, network: object = {}): v
   const backend = { Type: 'vxlan', ...(dataPath ? { DataPath: dataPath } : {}), ...options }
   writeFileSync(join(leases(), 'config'), JSON.stringify({ Network: '10.5.0.0/16', ...network, Backend: backend }))
 }
-/** The configuration is read at the start: each host may have another. */
+/** Starts a daemon. It reads the configuration at its start, so each host may have a different one. */
 async function start(
   host: Host,
   dataPath: Way,
@@ -58,18 +59,18 @@ async function start(
 }
 const leaseOf = (host: Host): string =>
   readFileSync(join(leases(), 'subnets', subnetOf(host).replace('/', '-')), 'utf8')
-/** Of a host with IPv6, whose key has both subnets, or that of IPv6. */
+/** Returns the lease of a host with IPv6, whose key has both subnets or only the IPv6 subnet. */
 function leaseOfBoth(host: Host): string {
   const subnet = host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/', '::-')
   const name = readdirSync(join(leases(), 'subnets')).find((each) => each.endsWith(`&${subnet}`)) ?? ''
   return readFileSync(join(leases(), 'subnets', name), 'utf8')
 }
 const macsOf = (host: Host): string[] => [...leaseOfBoth(host).matchAll(/"VtepMAC":"([^"]+)"/g)].map(([, mac]) => mac!)
-/** No node draws the first subnets. */
+/** Ranges from which no node draws the first subnets. */
 const APART = { SubnetMin: '10.5.16.0', IPv6SubnetMin: 'fd00:5:0:10::' }
 const macOf = (host: Host): string => /"VtepMAC":"([^"]+)"/.exec(leaseOf(host))![1]!
 
-/** A folder for PATH in which `ip` knows no devices of type vxlan, as iproute2 says it of a kernel without. */
+/** Creates a folder for PATH whose `ip` fails for devices of type vxlan, as iproute2 does on a kernel without vxlan. */
 async function pathWithoutVxlan(): Promise<string> {
   const folder = join(lab.folder, 'bin')
   mkdirSync(folder)
@@ -85,7 +86,7 @@ async function needsKernelVxlan(skip: (condition: boolean, why?: string) => void
   skip(why !== undefined, why)
 }
 
-/** The frames of so many datagrams that pass eth0 of a host. */
+/** Captures `count` datagrams on a host's eth0, and returns their frames. */
 async function passing(host: Host, ip: 'ip' | 'ip6', count: number, traffic: () => Promise<void>): Promise<Buffer[]> {
   const filter = `${ip} and udp dst port 8472`
   const child = host.spawn([...`tcpdump -i eth0 -U --immediate-mode -s 0 -c ${count} -w -`.split(' '), filter])
@@ -93,16 +94,16 @@ async function passing(host: Host, ip: 'ip' | 'ip6', count: number, traffic: () 
   const done = (async () => {
     for await (const frame of frames(child.stdout!)) found.push(Buffer.from(frame))
   })()
-  await once(createInterface({ input: child.stderr! }), 'line') // listening on eth0
+  await once(createInterface({ input: child.stderr! }), 'line') // tcpdump's line "listening on eth0"
   await traffic()
   await done
   return found
 }
-/** The inner frames of them, and the UDP ports they came from. */
+/** Returns the inner frames of captured datagrams, and their UDP source ports. */
 const captured = async (host: Host, count: number, traffic: () => Promise<void>) =>
   (await passing(host, 'ip', count, traffic)).map((frame) => innerOf(frame, udpOf(frame)))
 const innerOf = (frame: Buffer, udp: number) => ({ port: frame.readUInt16BE(udp), frame: frame.subarray(udp + 8) })
-/** Likewise over IPv6, with whether the datagram has a checksum that is right. */
+/** Does the same over IPv6, and returns whether the UDP checksum is present and right. */
 const captured6 = async (host: Host, count: number, traffic: () => Promise<void>) =>
   (await passing(host, 'ip6', count, traffic)).map((frame) => ({
     ...innerOf(frame, UDP6),
@@ -112,7 +113,7 @@ const captured6 = async (host: Host, count: number, traffic: () => Promise<void>
 describe('a cluster of both', () => {
   beforeEach(({ skip }) => needsKernelVxlan(skip))
 
-  it('has kernels and weftd talk to each other, neither knowing', async () => {
+  it('has kernels and weftd exchange packets without noticing the difference', async () => {
     lab = await createLab({ hosts: 3 })
     const [a, b, c] = lab.hosts as [Host, Host, Host]
     await start(a, 'kernel')
@@ -131,11 +132,11 @@ describe('a cluster of both', () => {
       [podC, podB],
     ] as const
     for (const [from, to] of pairs) await reach(from.namespace, to.address)
-    // Hosts too, by the addresses of their devices.
+    // Hosts reach each other too, with the addresses of their devices.
     await reach(a.namespace, tunAddress(b))
     await reach(b.namespace, tunAddress(a))
 
-    // The largest that fits, and one byte more; and what is larger than a packet.
+    // The largest packet that fits, one byte more, and more than the maximum packet.
     for (const [from, to] of pairs) {
       const ping = (size: number, ...more: string[]) =>
         from.run(['ping', '-n', '-c', '1', '-W', '60', '-s', String(size), ...more, to.address])
@@ -145,7 +146,7 @@ describe('a cluster of both', () => {
       expect((await ping(60_000)).code).toBe(0)
     }
 
-    // A link, not a router: what a kernel sends with a TTL of 2 arrives.
+    // The tunnel is a link and not a router: a packet that the kernel sends with TTL 2 arrives.
     await answersWithTtl(podA, podB, 3)
     await answersWithTtl(podB, podA, 3)
 
@@ -163,21 +164,21 @@ describe('a cluster of both', () => {
     }
   })
 
-  /** Containers are one host's router away from the tunnel at either end: a TTL of 3 is the least that gets there. */
+  /** Containers are one router away from the tunnel at each end, so the lowest TTL that arrives is 3. */
   async function answersWithTtl(from: Pod, to: Pod, ttl: number): Promise<void> {
     const ping = (value: number) => from.run(['ping', '-n', '-c', '1', '-W', '60', '-t', String(value), to.address])
     expect((await ping(ttl)).code).toBe(0)
     expect((await ping(ttl - 1)).stdout).toContain('Time to live exceeded')
   }
 
-  it("carries routers' marks of congestion both ways, as kernels do (RFC 6040)", async ({ skip }) => {
+  it('carries congestion marks in both directions, as kernels do (RFC 6040)', async ({ skip }) => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     await start(a, 'kernel')
     const daemon = await start(b, 'userspace')
     const [podA, podB] = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
     await reach(podA.namespace, podB.address)
-    // Each host's way out marks what is capable of it, as a congested router does.
+    // Each host marks outgoing packets that support ECN, as a congested router does.
     const congested = `
       add table ip congested
       add chain ip congested out { type filter hook postrouting priority 0; }
@@ -187,14 +188,14 @@ describe('a cluster of both', () => {
     await b.output(['nft', '-f', '-'], { input: congested })
     const ect0 = 2
     const marked = 3
-    /** The TOS of the requests that arrive, of a ping with this one. */
+    /** Sends a ping with this TOS, and returns the TOS of the requests that arrive. */
     const arriving = async (from: Pod, to: Pod, tos: number): Promise<number[]> => {
       const child = to.spawn('tcpdump -i eth0 -U --immediate-mode -c 3 -w - icmp[icmptype]=icmp-echo'.split(' '))
       const seen: number[] = []
       const done = (async () => {
         for await (const frame of frames(child.stdout!)) seen.push(frame.readUInt8(14 + 1))
       })()
-      await once(createInterface({ input: child.stderr! }), 'line') // listening on eth0
+      await once(createInterface({ input: child.stderr! }), 'line') // tcpdump's line "listening on eth0"
       await from.output(['ping', '-n', '-c', '3', '-i', '0.2', '-Q', String(tos), to.address])
       await done
       return seen
@@ -205,10 +206,10 @@ describe('a cluster of both', () => {
     ] as const) {
       expect(await arriving(from, to, ect0)).toEqual([marked, marked, marked])
       expect(await arriving(from, to, 0xb8 | ect0)).toEqual(Array(3).fill(0xb8 | marked))
-      expect(await arriving(from, to, 0)).toEqual([0, 0, 0]) // which no router marks
+      expect(await arriving(from, to, 0)).toEqual([0, 0, 0]) // routers mark no packet without ECN
     }
 
-    // A router that marks what is not capable: nobody would hear of it, so the packet is lost, and counted.
+    // A router marks a packet that does not support ECN. Its sender would not learn of it, so weftd drops and counts the packet.
     await a.output(['nft', 'flush', 'chain', 'ip', 'congested', 'out'])
     await a.output('nft add rule ip congested out udp dport 8472 ip ecn set ce'.split(' '))
     expect((await podA.run(['ping', '-n', '-c', '1', '-W', '1', podB.address])).code).toBe(1)
@@ -231,15 +232,15 @@ describe('a cluster of both', () => {
     const bytes = (mac: string): string => mac.replaceAll(':', '')
     const heads = found.map(({ frame }) => frame.subarray(0, 22).toString('hex'))
     const head = (to: Host, from: Host): string => `0800000001234500${bytes(macOf(to))}${bytes(macOf(from))}0800`
-    // Requests by the kernel, answers by weftd, which differ in nothing but who is who.
+    // The kernel sends requests and weftd answers; they differ only in the addresses.
     expect(new Set(heads)).toEqual(new Set([head(b, a), head(a, b)]))
     for (const { frame } of found) expect(frame.readUInt16BE(22 + 2)).toBe(frame.length - 22)
-    // A port of the flow's, not the one that is listened on.
+    // The source port depends on the flow, and is not the listening port.
     for (const { port } of found) expect(port).not.toBe(8472)
   })
 
   it(
-    'keeps a hundred connections while a host changes from one to the other and back, under load',
+    'keeps a hundred connections under load while a host changes from one data path to the other and back',
     async () => {
       lab = await createLab({ hosts: 3 })
       const [a, b, c] = lab.hosts as [Host, Host, Host]
@@ -260,7 +261,7 @@ describe('a cluster of both', () => {
         createInterface({ input: child.stdout! }).on('line', (line) => (rounds = Number(line)))
         return { child, rounds: () => rounds, said: () => said }
       })
-      /** Every connection of every talker has gone on by some rounds. */
+      /** Waits until every connection of every client has advanced by some rounds. */
       async function goOn(): Promise<void> {
         const before = talkers.map(({ rounds }) => rounds())
         await eventually(() => {
@@ -289,7 +290,7 @@ describe('a cluster of both', () => {
     4 * EVENT_MS,
   )
 
-  it('routes past the tunnel to hosts on the same link, with DirectRouting, and calls those routes its own', async () => {
+  it('with DirectRouting routes past the tunnel to hosts on the same link, and treats those routes as its own', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const direct = { DirectRouting: true }
@@ -313,19 +314,19 @@ describe('a cluster of both', () => {
   })
 })
 
-describe('a cluster of both, of both families', () => {
+describe('a dual-stack cluster of both', () => {
   beforeEach(({ skip }) => needsKernelVxlan(skip))
   const BOTH = ['ipv4', 'ipv6'] as const
   type Side = (typeof BOTH)[number]
   const addressOf = (pod: Pod, family: Side): string => (family === 'ipv4' ? pod.address : pod.ipv6) ?? ''
-  /** The headers before what ICMP and TCP carry. */
+  /** The bytes of the headers in front of the ICMP and TCP payload. */
   const [MTU, PING, TCP] = [
     { ipv4: 1450, ipv6: 1430 },
     { ipv4: 28, ipv6: 48 },
     { ipv4: 40, ipv6: 60 },
   ] as const
 
-  /** The kernel's on the first host, weftd's on the second. */
+  /** The first host uses the kernel's data path, the second weftd's. */
   async function running(engine: readonly string[] = [], network: object = IPV6, options: object = {}) {
     lab = await createLab({ hosts: 2, families: BOTH })
     const [a, b] = lab.hosts as [Host, Host]
@@ -334,10 +335,10 @@ describe('a cluster of both, of both families', () => {
     const pods = (await Promise.all(lab.hosts.map((host) => host.startPod()))) as [Pod, Pod]
     return { a, b, pods, daemons: [kernel, ours] as const }
   }
-  /** TCP whole and in parallel, and datagrams of one packet and of many. */
+  /** Sends TCP in one and in parallel connections, and datagrams of one packet and of many. */
   async function streams(from: Pod, to: Pod, family: Side): Promise<void> {
     const server = await iperfServer((command) => to.spawn(command))
-    const longest = String(MTU.ipv6 - TCP[family] + 12) // of UDP, in what both take
+    const longest = String(MTU.ipv6 - TCP[family] + 12) // the payload of UDP, with an MTU that fits both families
     for (const args of [
       [],
       ['--length', '64K', '--parallel', '4'],
@@ -350,7 +351,7 @@ describe('a cluster of both, of both families', () => {
     await server.stop()
   }
 
-  it('has kernels and weftd talk to each other by each, neither knowing', async () => {
+  it('has kernels and weftd exchange packets over each family without noticing the difference', async () => {
     const { a, b, pods, daemons } = await running()
     const [podA, podB] = pods
     for (const host of [a, b]) expect(host.subnetEnv()['FLANNEL_MTU']).toBe('1430')
@@ -358,7 +359,7 @@ describe('a cluster of both, of both families', () => {
     expect(shown).toMatch(
       /vxlan id 1 local fd77::1 dev eth0 .*dstport 8472 nolearning.* noudp6zerocsumtx noudp6zerocsumrx/,
     )
-    // Each family has its own MAC, and the device's MTU is what the kernel's is.
+    // Each family has its own MAC, and the device's MTU equals the kernel's.
     const macs = [...leaseOfBoth(b).matchAll(/"VtepMAC":"([^"]+)"/g)].map(([, mac]) => mac)
     expect([new Set(macs).size, macs.length]).toEqual([2, 2])
     for (const [device, mtu] of [
@@ -378,12 +379,12 @@ describe('a cluster of both, of both families', () => {
         const tooBig = await ping(1430 - PING[family] + 1, '-M', 'do')
         expect(tooBig.stdout + tooBig.stderr).toMatch(/message too long, mtu[:=] ?1430/)
         expect((await ping(60_000)).code).toBe(0)
-        // A link, not a router: what a kernel sends with a TTL of 3 arrives, and less does not.
+        // The tunnel is a link and not a router: a packet that the kernel sends with TTL 3 arrives, and a lower TTL does not.
         expect((await ping(8, '-t', '3')).code).toBe(0)
         expect((await ping(8, '-t', '2')).stdout).toMatch(/Time to live exceeded|Hop limit/)
         await streams(from, to, family)
       }
-      // Hosts too, by the addresses of their devices.
+      // Hosts reach each other too, with the addresses of their devices.
       const [subnetA, subnetB] = [a, b].map((host) =>
         family === 'ipv4' ? tunAddress(host) : host.subnetEnv()['FLANNEL_IPV6_SUBNET']!.replace('::1/64', '::'),
       ) as [string, string]
@@ -408,7 +409,7 @@ describe('a cluster of both, of both families', () => {
     ],
     ["without offloads of the hosts' interfaces", [], 'tx off gro off gso off tso off'],
     ['and a smaller MTU', [], 'mtu'],
-  ])('does so %s', async (_what, engine, offloads) => {
+  ])('also does so %s', async (_what, engine, offloads) => {
     const { a, b, pods } = await running(engine, IPV6, offloads === 'mtu' ? { MTU: 1400 } : {})
     if (offloads === 'mtu') expect(b.subnetEnv()['FLANNEL_MTU']).toBe('1330')
     else if (offloads !== undefined)
@@ -420,7 +421,7 @@ describe('a cluster of both, of both families', () => {
       }
   })
 
-  it('is of IPv6 alone where the network is', async () => {
+  it('uses IPv6 only if the network has only IPv6', async () => {
     const { b, pods } = await running([], { Network: undefined, EnableIPv4: false, ...IPV6 })
     await reach(pods[0].namespace, pods[1].ipv6 ?? '')
     expect((await b.run(['ip', 'link', 'show', 'flannel.1'])).code).toBe(1)
@@ -429,10 +430,10 @@ describe('a cluster of both, of both families', () => {
     )
   })
 
-  it('sends over IPv6 what a kernel sends, with a UDP checksum, which a kernel asks for', async () => {
+  it('sends over IPv6 what a kernel sends, with the UDP checksum that a kernel requires', async () => {
     const { a, b, pods } = await running()
     await reach(pods[0].namespace, pods[1].ipv6 ?? '')
-    // An interface that leaves no sums to others: what is captured is what would be on a wire.
+    // Without offloads the captured packets equal those on a wire.
     for (const host of [a, b]) await host.output('ethtool -K eth0 tx off gro off'.split(' '))
     const macs = Object.fromEntries([a, b].map((host) => [host.name, macsOf(host)[1]!.replaceAll(':', '')]))
     const found = await captured6(a, 8, () => answers(pods[0].namespace, pods[1].ipv6!, 4))
@@ -444,39 +445,39 @@ describe('a cluster of both, of both families', () => {
     for (const { port } of found) expect(port).not.toBe(8472)
   })
 
-  it('shows what each family drops, once, and watches the threads of both', async () => {
+  it('counts the drops of each family, once, and watches the threads of both', async () => {
     const { b, pods, daemons } = await running(['--workers', '2'], { ...IPV6, ...APART })
     for (const family of BOTH) await reach(pods[1].namespace, addressOf(pods[0], family))
     const NOBODYS = ['10.5.1.9', 'fd00:5:0:1::9'] as const
-    // Of the pings that reached the peer some may have come before its lease was known.
+    // Some pings that reached the peer may have arrived before its lease was known.
     const toNobody = (text: string): readonly string[] =>
       [...text.matchAll(/ > \[?([^\] ]+)\]? .*: no peer has the destination/g)]
         .map(([, to]) => to!)
         .filter((to) => (NOBODYS as readonly string[]).includes(to))
     const lost = async () => toNobody((await weft(b, ['capture', '--reason', 'no_route'])).stdout)
     const following = b.spawn(weftOf(b, ['capture', '--follow', '--reason', 'no_route']))
-    let heard = ''
-    following.stdout!.on('data', (text: Buffer) => (heard += text.toString()))
+    let received = ''
+    following.stdout!.on('data', (text: Buffer) => (received += text.toString()))
     const pinged: string[] = []
     for (const address of [...NOBODYS, ...NOBODYS]) {
       await pods[1].run(['ping', '-n', '-c', '1', '-W', '1', address])
       pinged.push(address)
       await eventually(async () => expect(await lost()).toEqual(pinged))
-      await eventually(() => expect(toNobody(heard)).toEqual(pinged))
+      await eventually(() => expect(toNobody(received)).toEqual(pinged))
     }
     following.kill('SIGINT')
     const { pid = 0 } = daemons[1].process
     const loops = [...threadNames(pid).values()].filter((name) => name.startsWith('weft-loop'))
     expect(loops).toHaveLength(4)
-    // A stranger by IPv6 is named.
+    // An unknown sender over IPv6 is logged.
     const packet = Buffer.concat([
       Buffer.from(`0800000000000100${macsOf(b)[1]!.replaceAll(':', '')}02000000009986dd`, 'hex'),
       ipv6Packet(parseIpv6('fd00:5:0:1::9')!, parseIpv6(pods[1].ipv6!)!, Buffer.alloc(16), { protocol: 17 }),
     ])
     const script = `require('node:dgram').createSocket('udp6').send(Buffer.from('${packet.toString('hex')}', 'hex'), 8472, 'fd77::2', () => process.exit())`
     await lab.hosts[0]!.output([process.execPath, '-e', script])
-    await daemons[1].line(/Packets from fd77::1 are not let in: no lease says that fd00:5:0:1::9 is there/)
-    // One that hangs is told by its family.
+    await daemons[1].line(/Packets from fd77::1 are not let in: no lease assigns fd00:5:0:1::9 to this sender/)
+    // A thread that hangs is named with its family.
     const thaw = await freezeThread(b, pid, loops[0]!)
     await daemons[1].line(new RegExp(`The thread IPv[46]: ${loops[0]} hangs`))
     await thaw()
@@ -484,10 +485,10 @@ describe('a cluster of both, of both families', () => {
   })
 })
 
-it('of both families finds what reaches a peer by each, and goes by that', async () => {
+it('with both families finds the path MTU to a peer over each family, and uses it', async () => {
   lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
   const [a, b] = lab.hosts as [Host, Host]
-  // What is longer is dropped, and nobody says so.
+  // Longer packets are dropped without an ICMP error.
   const hole = `table inet hole {
     chain in { type filter hook prerouting priority -400; udp dport 8472 meta length gt 1400 drop; }
   }`
@@ -521,7 +522,7 @@ it('of both families finds what reaches a peer by each, and goes by that', async
 })
 
 describe('who carries it', () => {
-  it('is weftd where the kernel has no vxlan, which is said, and the MAC stays over a restart', async () => {
+  it('is weftd if the kernel has no vxlan, which is logged, and the MAC stays after a restart', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const env = { PATH: await pathWithoutVxlan() }
@@ -533,7 +534,7 @@ describe('who carries it', () => {
     await reach(a.namespace, tunAddress(b))
     const mac = macOf(a)
     expect(await daemon.stop()).toBe(0)
-    // With nothing of it left on the host the lease tells.
+    // If nothing of the device is left on the host, the MAC comes from the lease.
     await a.output('ip link del flannel.1'.split(' '))
     rmSync(`${a.subnetFile}.last-known`)
     await start(a, undefined, {}, env)
@@ -541,7 +542,7 @@ describe('who carries it', () => {
     await reach(b.namespace, tunAddress(a))
   })
 
-  it('is weftd for both families where the kernel has no vxlan, and for either of them a host may change: MACs and subnets stay', async ({
+  it('is weftd for both families if the kernel has no vxlan, and a host may change between the two: MACs and subnets stay', async ({
     skip,
   }) => {
     await needsKernelVxlan(skip)
@@ -565,7 +566,7 @@ describe('who carries it', () => {
     for (const way of ['tun', 'vxlan', 'tun'] as const) {
       for (const address of [podB.address, podB.ipv6!]) await reach(podA.namespace, address)
       expect([await kinds(), leaseOfBoth(a)]).toEqual([[way, way], lease])
-      // The next takes over from one that runs.
+      // The next daemon takes over from the running one.
       const next = await start(a, way === 'tun' ? 'kernel' : 'userspace', {}, {}, { network: IPV6 })
       await changing.line(/Ending: another weftd has taken over/)
       await ended(changing.process)
@@ -574,7 +575,7 @@ describe('who carries it', () => {
     for (const address of [podA.address, podA.ipv6!]) await reach(podB.namespace, address)
   })
 
-  it('is the kernel where it can, and none where it has to and cannot', async ({ skip }) => {
+  it('is the kernel if it can, and nobody if it must and cannot', async ({ skip }) => {
     await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
@@ -603,7 +604,7 @@ describe('who carries it', () => {
     expect(daemon.process.exitCode).toBe(1)
   })
 
-  it('reaches a kernel without offloads of the TUN', async ({ skip }) => {
+  it('reaches a kernel without the offloads of the TUN', async ({ skip }) => {
     await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
@@ -625,7 +626,7 @@ describe('who carries it', () => {
 })
 
 it.for(['kernel', 'userspace'] as const)(
-  'loses nothing over overlapping restarts where weft chooses who carries it: %s',
+  'loses no packet over overlapping restarts if weft chooses the data path: %s',
   async (carrier, { skip }) => {
     if (carrier === 'kernel') await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 2 })
@@ -647,7 +648,7 @@ it.for(['kernel', 'userspace'] as const)(
   },
 )
 
-it('says which device has the port, and leaves none of its own behind', async ({ skip }) => {
+it('names the device that has the port, and leaves no device of its own', async ({ skip }) => {
   const why = await whyNoVxlan()
   skip(why !== undefined, why)
   lab = await createLab({ hosts: 1 })

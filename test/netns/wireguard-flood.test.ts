@@ -1,5 +1,5 @@
-// wireguard-flood.test.ts - floods of what looks like handshakes, by who knows nothing, who knows our public key, and who forges peers'
-// addresses: no peer loses its session, a new one gets its own. With WEFT_LONG=1 keys are renewed beneath it, and what each costs is told.
+// wireguard-flood.test.ts - floods of forged handshakes from senders without our public key, with it, and with peers' addresses. No peer
+// loses its session, and a new one gets its own. With WEFT_LONG=1 keys are renewed meanwhile, and the cost of each kind is printed.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -21,13 +21,16 @@ import { pinging } from '../support/pinging.ts'
 const lacks = needs(HOSTS, 'g++', 'ping', 'tcpdump')
 const LONG = process.env['WEFT_LONG'] === '1'
 const PORT = 51_820
-/** Of each kind at once: fewer than a socket's buffer holds. */
+/** The burst of each kind, which is smaller than a socket's buffer. */
 const BURST = 1_000
-/** Rounds of them all, at least. */
+/** The minimum number of rounds with all kinds. */
 const ROUNDS = 5
-/** Keys that are younger are not renewed (white paper, section 6.1: Rekey-After-Time). */
+/** Younger keys are not renewed (white paper, section 6.1: Rekey-After-Time). */
 const REKEY_AFTER_S = 120
-/** For what each kind costs it is sent for so long, as fast as a host can: what the compiler does at first is little of that. */
+/**
+ * The time for which each kind is sent, as fast as a host can, to measure its cost. The work of the JIT compiler at the start is a small
+ * part of it.
+ */
 const FLOOD_MS = 15_000
 const AT_ONCE = 200_000
 
@@ -61,7 +64,7 @@ function publicKeyOf(host: Host): Buffer {
   return Buffer.from(lease.BackendData.PublicKey, 'base64')
 }
 
-/** The first initiation that `from` sends to `to` from now on. */
+/** Returns a function that waits for the first initiation that `from` sends to `to` from now on. */
 async function firstInitiation(from: Host, to: Host): Promise<() => Promise<Buffer>> {
   const its = `src host ${from.address} and udp dst port ${PORT} and udp[8:4] = 0x01000000`
   const sniffer = to.spawn(['tcpdump', '-i', 'eth0', '--immediate-mode', '-nlx', '-c', '1', its])
@@ -84,14 +87,17 @@ interface Kind {
   readonly what: string
   readonly datagrams: readonly Buffer[]
   readonly by?: Sender
-  /** Why most of them are dropped; all of them where JavaScript gets to see none. */
+  /** The reason why most of them are dropped, or all of them if JavaScript never gets to see one. */
   readonly reason: 'rx_drop_wrong_key' | 'rx_drop_handshake' | 'rx_drop_no_session' | 'rx_drop_malformed'
   readonly areAll?: true
 }
 
-/** What somebody may send who knows this public key, and these addresses; and who has seen an initiation of the first's. */
+/**
+ * Returns the kinds of messages that a sender can forge who knows this public key and these addresses, and has seen an initiation of the
+ * first host.
+ */
 function kindsOf(publicKey: Uint8Array, [peer, newcomer]: readonly [Host, Host], replayed: Buffer): readonly Kind[] {
-  /** Of this type and length, at random but for that, and with the right mac1 where that is asked for. */
+  /** Returns random messages of this type and length, with a right mac1 if `isMeant`. */
   const many = (type: number, bytes: number, isMeant = false): readonly Buffer[] =>
     Array.from({ length: 64 }, () => {
       const made = Buffer.from(systemRandomness.bytes(bytes))
@@ -126,7 +132,7 @@ async function sessionWith(host: Host, peer: Host): Promise<SessionStatus> {
   const { peers } = await statusOf(host)
   return peers!.list.find(({ subnet }) => subnet === subnetOf(peer))!.session!
 }
-/** Bytes that a daemon's sockets hold, which it has not taken yet (proc_net_udp: tx_queue:rx_queue, in hex). */
+/** Returns the bytes that a daemon's sockets hold and it has not read yet (proc_net_udp: tx_queue:rx_queue, in hex). */
 function waitingBytes({ process: { pid } }: Daemon): number {
   const port = `:${PORT.toString(16).toUpperCase()}`
   const sockets = readFileSync(`/proc/${pid}/net/udp`, 'utf8')
@@ -139,17 +145,17 @@ function waitingBytes({ process: { pid } }: Daemon): number {
   )
 }
 
-/** Two hosts whose containers talk, and what somebody else may send to the first of them. */
+/** Starts two hosts whose containers talk, and returns the forged messages to the first one. */
 async function twoPeers() {
   lab = await createLab({ hosts: 4 })
-  const [a, b, c, stranger] = lab.hosts as [Host, Host, Host, Host]
+  const [a, b, c, outsider] = lab.hosts as [Host, Host, Host, Host]
   const daemon = await start(a)
   const initiation = await firstInitiation(b, a)
   await start(b)
   const [podA, podB] = [await a.startPod(), await b.startPod()]
   await reach(podB.namespace, podA.address)
   const kinds = kindsOf(publicKeyOf(a), [b, c], await initiation())
-  const send = ({ datagrams, by }: Kind, count: number) => forge.send(stranger, a, PORT, datagrams, count, by)
+  const send = ({ datagrams, by }: Kind, count: number) => forge.send(outsider, a, PORT, datagrams, count, by)
   return { a, b, c, daemon, podA, podB, kinds, send }
 }
 
@@ -166,7 +172,7 @@ it('no peer loses its session, and a new one gets its own', { timeout: 900_000 }
       expect(await send(kind, BURST)).toBe(BURST)
       await eventually(async () => {
         expect((await countersOf(a))[kind.reason]! - before, kind.what).toBeGreaterThanOrEqual(kind.areAll ? BURST : 1)
-        // What the socket has no room for would be lost, whatever it is.
+        // Any datagram that does not fit into the socket's buffer would be lost.
         expect(waitingBytes(daemon)).toBe(0)
       })
     }
@@ -185,7 +191,7 @@ it('no peer loses its session, and a new one gets its own', { timeout: 900_000 }
     await eventually(() => expect(rounds).toBeGreaterThanOrEqual(ROUNDS))
     return podC
   }
-  /** A handshake gave the peer new keys, since those of before became old. */
+  /** The peer got new keys from a handshake, because the old ones had expired. */
   const renewed = async (): Promise<void> => {
     const ROUNDED_S = 2
     const ago = async () => ((await sessionWith(a, b)).handshakeSecondsAgo ?? Infinity) + ROUNDED_S
@@ -210,7 +216,7 @@ it('no peer loses its session, and a new one gets its own', { timeout: 900_000 }
   expect(daemon.lines.filter((line) => line.startsWith('E'))).toEqual([])
 })
 
-/** What a daemon did in a while, in cores: in JavaScript, in its lanes, and in the kernel for these; and of how many datagrams. */
+/** A daemon's CPU time in an interval, in cores: in JavaScript, in its lanes, and in the kernel for these; and the number of datagrams. */
 interface Cost {
   readonly what: string
   readonly seconds: number
@@ -246,12 +252,12 @@ async function costOf(what: string, host: Host, daemon: Daemon, during: () => Pr
 }
 
 it.for(LONG ? ['as fast as a host can'] : [])(
-  'costs JavaScript no more than a tenth of a core: %s',
+  'costs JavaScript at most a tenth of a core: %s',
   { timeout: 900_000 },
   async (_, { annotate }) => {
     const { a, daemon, podA, podB, kinds, send } = await twoPeers()
     const pings = pinging(podA, podB, { everyS: 0.05 })
-    // Of the same length, and no message of WireGuard's: what any flood costs, of whatever.
+    // Datagrams of the same length that are not WireGuard messages, as a baseline for any flood.
     const noMessages = kinds[0]!.datagrams.map((each) => Buffer.concat([Buffer.from([9]), each.subarray(1)]))
     const anything: Kind = { what: 'no messages of WireGuard', datagrams: noMessages, reason: 'rx_drop_malformed' }
     const flood = async (kind: Kind): Promise<void> => {
@@ -273,7 +279,8 @@ it.for(LONG ? ['as fast as a host can'] : [])(
       ].join('  '),
     )
     process.stdout.write(`${lines.join('\n')}\n`)
-    // Of what the lanes do test/native/walk_test.cc counts what is dear, looks at MACs. The rest any datagram costs.
+    // test/native/walk_test.cc counts the MAC checks, which are the expensive part of the lanes' work. The rest is the cost of any
+    // datagram.
     for (const { what, main } of costs) expect(main - idle.main, what).toBeLessThan(0.1)
   },
 )

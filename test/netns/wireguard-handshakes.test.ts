@@ -1,5 +1,5 @@
-// wireguard-handshakes.test.ts - our handshakes with wireguard-go, and with the kernel's device: as the one that asks and the one that answers, with psk and a wrong one,
-// with each message lost, with cookies on both sides, while either moves, and again and again.
+// wireguard-handshakes.test.ts - our handshakes with wireguard-go and with the kernel's device: as initiator and responder, with a right
+// and a wrong psk, with each message lost, with cookies on both sides, while either side moves, and repeatedly.
 
 import { join } from 'node:path'
 import { beforeEach, describe, expect, it } from 'vitest'
@@ -12,7 +12,7 @@ import { kernelHasWireguard } from '../support/wireguard.ts'
 needs(HOSTS, 'wg', 'wireguard-go')
 
 const IS_LONG = process.env['WEFT_LONG'] === '1'
-/** Of a scenario: a day's took five minutes. */
+/** The limit of a scenario; a simulated day took five minutes. */
 const LIMIT_MS = (IS_LONG ? 30 : 2) * EVENT_MS
 
 /** Runs a scenario in a namespace of its own, which ends with it. */
@@ -34,48 +34,48 @@ describe.each(['wireguard-go', 'kernel'])('with %s', { timeout: 2 * LIMIT_MS + E
   it.each([
     ['initiator', [true]],
     ['responder', [false]],
-  ])('data crosses both ways where we are the %s', async (scenario, initiated) => {
+  ])('data crosses in both directions if we are the %s', async (scenario, initiated) => {
     const result = await probe(scenario)
     expect(result).toMatchObject({ ...CROSSED, initiated, hasHandshake: true, state: FRESH })
     expect(result.state!.at).toBeGreaterThan(0)
   })
 
-  it('a psk is not needed', async () => {
+  it('a psk is optional', async () => {
     expect(await probe('no psk')).toEqual(CROSSED)
   })
 
-  it('another psk gives neither side a session, and both can tell', async () => {
+  it('a wrong psk gives neither side a session, and both detect it', async () => {
     const { initiated, state, hasHandshake } = await probe('wrong psk')
-    expect(initiated!.every((isOurs) => !isOurs)).toBe(true) // what we answered, and nobody used
+    expect(initiated!.every((isOurs) => !isOurs)).toBe(true) // our response, which the other side did not use
     expect(hasHandshake).toBe(false)
     expect(state).toMatchObject({ failure: 'not-authentic', stale: 0 })
     expect(state!.unconfirmed).toBeGreaterThanOrEqual(2)
   })
 
-  it('a lost message is made good: our initiation, its response, our keepalive, our answer', async () => {
+  it('a lost message is repeated: our initiation, its response, our keepalive, our response', async () => {
     const results = [await probe('lost initiation'), await probe('lost response'), await probe('lost keepalive')]
     expect(results).toMatchObject([
       { ...CROSSED, sent: [1, 1], initiated: [true] },
-      { ...CROSSED, sent: [1, 1], heard: [2, 2], initiated: [true] },
-      // It has no handshake before a packet comes under the keys.
+      { ...CROSSED, sent: [1, 1], received: [2, 2], initiated: [true] },
+      // It completes no handshake before a packet arrives under the keys.
       { ...CROSSED, initiated: [true], hasHandshake: false },
     ])
     expect(await probe('lost answer')).toMatchObject({
       ...CROSSED,
       sent: [2, 2],
-      heard: [1, 1],
+      received: [1, 1],
       initiated: [false, false],
       state: FRESH,
     })
   })
 
-  it('new keys follow old ones, as often as they are wanted', async () => {
+  it('new keys replace old ones as often as they are requested', async () => {
     const five = Array.from({ length: 5 }, () => true)
     expect(await probe('rekeying')).toMatchObject({ ...CROSSED, sent: [1, 1, 1, 1, 1], initiated: five, state: FRESH })
   })
 
   it.each([['an hour', 30], ...(IS_LONG ? ([['a day', 720]] as const) : [])] as const)(
-    'each asks for new keys in turn, every two minutes of %s, whatever is lost',
+    'both sides request new keys in turn, every two minutes of %s, with any message lost',
     async (scenario, times) => {
       const { initiated, ...others } = await probe(scenario)
       expect(others).toMatchObject({ ...CROSSED, state: FRESH })
@@ -84,23 +84,23 @@ describe.each(['wireguard-go', 'kernel'])('with %s', { timeout: 2 * LIMIT_MS + E
     },
   )
 
-  it('both may begin at once', async () => {
+  it('both can start simultaneously', async () => {
     expect(await probe('both at once')).toMatchObject({ ...CROSSED, state: FRESH })
   })
 
-  it('each is found where it moves to', async () => {
+  it('each side follows the other one to a new address', async () => {
     expect(await probe('we move')).toMatchObject({ ...CROSSED, roamed: [] })
     expect(await probe('it moves')).toMatchObject({ initiated: [true, false], roamed: ['127.0.0.1:51999'] })
   })
 
-  it('is let in by the cookie that it gets from us', async () => {
+  it('the other side is accepted with the cookie that it gets from us', async () => {
     const ours = await probe('we are loaded')
-    expect(ours).toMatchObject({ ...CROSSED, heard: [1, 1], initiated: [false] })
+    expect(ours).toMatchObject({ ...CROSSED, received: [1, 1], initiated: [false] })
     expect(ours.cookiesSent).toBeGreaterThan(0)
   })
 
-  // How much loads wireguard-go depends on how quick the machine is at this moment: with the long tests, which are tried by hand.
-  it.each(IS_LONG ? ['it is loaded'] : [])('lets us in by its cookie: %s', async (what) => {
+  // The speed of the machine decides what overloads wireguard-go, so this is one of the long tests that are run by hand.
+  it.each(IS_LONG ? ['it is loaded'] : [])('the other side accepts us with its cookie: %s', async (what) => {
     const its = await probe(what)
     expect(its).toMatchObject({ ...CROSSED, initiated: [true] })
     expect(its.proved![0]).toBe(false)

@@ -1,5 +1,5 @@
-// wireguard-mixed.test.ts - one network in which each host has WireGuard carried by another: the kernel, weftd itself; by
-// leases in a directory, in etcd, and of the Kubernetes API.
+// wireguard-mixed.test.ts - one network in which the kernel carries WireGuard on some hosts and weftd on others; with leases in a
+// directory, in etcd, and in the Kubernetes API.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -7,7 +7,7 @@ import { afterEach, describe, expect, it } from 'vitest'
 import { startEtcd } from '../../lab/etcd.ts'
 import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { openKubeGate } from '../support/kube-gate.ts'
+import { openKubeRelay } from '../support/kube-relay.ts'
 import { startKubeServer } from '../support/kube-server.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
 
@@ -23,7 +23,7 @@ afterEach(async () => {
   ends = []
 })
 
-/** A store's flags for a host, once it says this configuration. */
+/** Returns the flags of a store for a host, after writing this configuration to it. */
 type Store = (host: Host, config: string) => Promise<readonly string[]>
 
 const STORES: Readonly<Record<string, (on: Lab) => Promise<Store>>> = {
@@ -46,19 +46,19 @@ const STORES: Readonly<Record<string, (on: Lab) => Promise<Store>>> = {
   async 'the Kubernetes API'(on) {
     const api = await startKubeServer()
     ends.push(() => api.close())
-    const gate = await openKubeGate(on, api)
-    ends.push(() => gate.close())
+    const relay = await openKubeRelay(on, api)
+    ends.push(() => relay.close())
     for (const [at, { name }] of on.hosts.entries()) await api.admin.addNode(name, `10.5.${at + 1}.0/24`)
     return async (host, config) => {
       const file = join(on.folder, `${host.name}-net-conf.json`)
       writeFileSync(file, config)
-      return ['--kube-subnet-mgr', '--kubeconfig-file', gate.kubeconfig, '--net-config-path', file]
+      return ['--kube-subnet-mgr', '--kubeconfig-file', relay.kubeconfig, '--net-config-path', file]
     }
   },
 }
 
 describe.each([['kernel', 'userspace', 'userspace']])('a network of %s, %s and %s', (...carriers) => {
-  it.each(Object.keys(STORES))('is one, by leases in %s', async (kind) => {
+  it.each(Object.keys(STORES))('carries packets between all hosts, with leases in %s', async (kind) => {
     lab = await createLab({ hosts: carriers.length })
     const store = await STORES[kind]!(lab)
     const daemons: Daemon[] = []

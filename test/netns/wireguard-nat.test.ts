@@ -1,4 +1,5 @@
-// wireguard-nat.test.ts - a node behind NAT: with a keepalive it can be called, at the place that it last sent from; without one it calls.
+// wireguard-nat.test.ts - a node behind NAT: with a keepalive peers can reach it at the address that it last sent from; without one it must
+// start the session.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -13,9 +14,9 @@ import { HOSTS, needs } from '../support/needs.ts'
 needs(HOSTS, 'nft', 'ping', 'tcpdump', 'wg', 'wireguard-go')
 
 const PUBLIC = '192.168.77.201'
-/** For how long the NAT knows of a sender that is quiet: by the kernel's timers, which are of whole seconds. */
+/** How long the NAT remembers a silent sender; the kernel's timers have whole seconds. */
 const REMEMBERS_S = 3
-/** A message of data that has none, and the header of UDP. */
+/** A data message without data, and the UDP header. */
 const KEEPALIVE_BYTES = 32 + 8
 
 let lab: Lab
@@ -36,7 +37,7 @@ async function start(host: Host, options: object, ...iface: string[]): Promise<D
   return daemon
 }
 
-/** What a host sends comes from another address and any of these ports; what is no answer to it does not come in. */
+/** Makes a host's packets leave from another address and any of these ports; only answers to them come in. */
 async function translate(host: Host, ports: string): Promise<void> {
   const table = `table ip home {
     chain out { type nat hook postrouting priority srcnat; oif eth0 meta l4proto udp snat to ${PUBLIC}:${ports} random; }
@@ -56,23 +57,23 @@ async function remembers(host: Host, seconds: number): Promise<void> {
 const placeOf = async (peer: string, by: Host): Promise<string | null | undefined> =>
   (await statusOf(by)).peers?.list.find(({ publicIp }) => publicIp === peer)?.endpoint
 
-it.each(['userspace', 'kernel'])('stays reachable while all are quiet, from a node by %s', async (other) => {
+it.each(['userspace', 'kernel'])('stays reachable while all hosts are silent, for a node with %s', async (other) => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   await homeOf(a)
   const keepalive = { PersistentKeepaliveInterval: 1 }
   const daemons = [await start(b, { ...keepalive, DataPath: other }), await start(a, keepalive)]
   const [podA, podB] = [await a.startPod(), await b.startPod()]
-  await reach(podB.namespace, podA.address) // as soon as the node behind NAT has called
+  await reach(podB.namespace, podA.address) // as soon as the node behind NAT has sent something
   const keepalives = await watchDatagrams(b, `host ${PUBLIC} and udp port 51820 and udp[4:2] = ${KEEPALIVE_BYTES}`)
   await eventually(() => expect(keepalives.lines.length).toBeGreaterThan(2 * REMEMBERS_S))
   const ends = (await keepalives.stop()).map((line) => /\.201\.(\d+)\b/.exec(line)?.[1])
-  expect(new Set(ends).size).toBe(1) // the NAT forgot none of it
+  expect(new Set(ends).size).toBe(1) // the NAT kept its entry all the time
   await answers(podB.namespace, podA.address)
   await answers(podA.namespace, podB.address)
   if (other === 'userspace') expect(await placeOf(a.address, b)).toBe(`${PUBLIC}:${ends[0]}`)
 
-  // A NAT that begins anew gives other ports, and is followed.
+  // A NAT that restarts assigns other ports, and weftd follows.
   const again = await watchDatagrams(b, `src host ${PUBLIC} and udp src portrange 41000-41999`)
   await translate(a, '41000-41999')
   await remembers(a, 0)
@@ -83,7 +84,7 @@ it.each(['userspace', 'kernel'])('stays reachable while all are quiet, from a no
   for (const { lines } of daemons) expect(lines.filter((line) => line.startsWith('E'))).toEqual([])
 })
 
-it('whose public address is not its interface’s calls others although the NAT has forgotten it', async () => {
+it('whose public address is not its interface’s reaches others although the NAT has forgotten it', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   await homeOf(a)
@@ -99,6 +100,6 @@ it('whose public address is not its interface’s calls others although the NAT 
     await reach(podA.namespace, podB.address)
     expect(await placeOf(PUBLIC, b)).toMatch(new RegExp(`^${PUBLIC}:${ports.slice(0, 2)}`))
   }
-  expect(await handshakes()).toBe(0) // what comes by a lane would be answered to the old place until there is one
+  expect(await handshakes()).toBe(0) // a packet that comes from a lane is answered to the old address until a handshake
   for (const { lines } of daemons) expect(lines.filter((line) => line.startsWith('E'))).toEqual([])
 })

@@ -1,5 +1,5 @@
-// wireguard-seen.test.ts - what is told of sessions, by whomever packets are encrypted: in `weft wg`, the peers, the status and the metrics; and
-// what the doctor finds where keys cannot be agreed on.
+// wireguard-seen.test.ts - the reports on WireGuard sessions, whoever encrypts: `weft wg`, the peers, the status and the metrics; and the
+// doctor's findings if handshakes fail.
 
 import { copyFileSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -40,7 +40,7 @@ async function areWell(...hosts: readonly Host[]): Promise<void> {
     )
 }
 const sessionOf = async (host: Host) => (await statusOf(host)).peers!.list[0]!.session!
-/** Resolves when the doctor finds these there, and nothing else but what comes `sooner or later`. */
+/** Resolves when the doctor has exactly these findings on the host, apart from those in `sooner or later`. */
 async function finds(
   host: Host,
   names: readonly FindingName[],
@@ -59,8 +59,8 @@ const two = async (): Promise<readonly [Host, Host]> => {
   return lab.hosts as [Host, Host]
 }
 
-describe.each(['userspace', 'kernel'] as const)('by %s, what is told of a session', (carrier) => {
-  it('is the same everywhere, and has no key that is secret', async () => {
+describe.each(['userspace', 'kernel'] as const)('by %s, the state of a session', (carrier) => {
+  it('is the same in all reports, and contains no secret key', async () => {
     const [a, b] = await two()
     const options = { DataPath: carrier, PersistentKeepaliveInterval: 25 }
     const daemons = [await start(a, options), await start(b, options)]
@@ -103,7 +103,7 @@ describe.each(['userspace', 'kernel'] as const)('by %s, what is told of a sessio
     ]
     expect(stdout.split('\n')).toEqual(lines)
     if (!isOurs) {
-      // As `wg` itself says it, but for what goes on meanwhile.
+      // The output of `wg` itself, except for values that change meanwhile.
       const inside = ['nsenter', '--target', String(daemons[0]!.process.pid), '--mount', 'wg', 'show']
       expect((await a.output(inside)).split('\n').map((line) => line.replace(/transfer.*|latest.*/, ''))).toEqual(
         stdout.split('\n').map((line) => line.replace(/transfer.*|latest.*/, '')),
@@ -115,40 +115,40 @@ describe.each(['userspace', 'kernel'] as const)('by %s, what is told of a sessio
     expect(/^weft_peer_handshake_attempts\{.*\} 0$/m.test(metrics)).toBe(isOurs)
     for (const host of [a, b]) expect((await doctor(host)).names).toEqual([])
 
-    const told = [stdout, metrics, JSON.stringify(await statusOf(a)), ...daemons.flatMap((daemon) => daemon.lines)]
+    const outputs = [stdout, metrics, JSON.stringify(await statusOf(a)), ...daemons.flatMap((daemon) => daemon.lines)]
     for (const words of [['wg', '--json'], ['peers'], ['status'], ['doctor'], ['explain', '10.5.1.2', '10.5.2.2']])
-      told.push((await weft(a, words)).stdout)
+      outputs.push((await weft(a, words)).stdout)
     for (const path of ['', 'status.json', 'events.json', 'history.json'])
-      told.push(await a.output(['curl', '-sS', `http://127.0.0.1:8080/${path}`]))
+      outputs.push(await a.output(['curl', '-sS', `http://127.0.0.1:8080/${path}`]))
     const files = readdirSync(lab.folder, { recursive: true, withFileTypes: true }).filter((each) => each.isFile())
     const others = files.filter(({ name }) => !/wgkey$|^config/.test(name))
-    told.push(...others.map((each) => readFileSync(join(each.parentPath, each.name), 'latin1')))
+    outputs.push(...others.map((each) => readFileSync(join(each.parentPath, each.name), 'latin1')))
     for (const secret of [PSK!, ...[a, b].map((host) => readFileSync(keyFile(host), 'utf8').trim())])
       for (const form of ['base64', 'base64url', 'hex', 'latin1'] as const)
-        expect(told.filter((text) => text.includes(Buffer.from(secret, 'base64').toString(form)))).toEqual([])
+        expect(outputs.filter((text) => text.includes(Buffer.from(secret, 'base64').toString(form)))).toEqual([])
   })
 })
 
 describe('the doctor', () => {
-  it('finds that the pre-shared keys differ, on the hosts that can know', async () => {
+  it('finds that the pre-shared keys differ, on the hosts that can detect it', async () => {
     const [a, b] = await two()
     await start(a)
     await start(b, { PSK: OTHER_PSK })
-    // The first one was started by another than the store has, which it notices within a minute.
+    // The first host started with another configuration than the store has now, which it notices within a minute.
     const late = [['config-differs'], []]
     for (const [at, host] of [a, b].entries())
       await finds(host, ['psk-differs', 'peer-silent'], /no handshake was ever completed, \d+ started here/, late[at])
   })
 
-  it('finds by a device that handshakes come and come to nothing', async () => {
+  it("finds with the kernel's device that handshakes arrive but never complete", async () => {
     const [a, b] = await two()
     await start(a)
     await start(b, { DataPath: 'kernel', PSK: OTHER_PSK })
-    await finds(a, ['config-differs', 'psk-differs', 'peer-silent']) // the other one was started by another
+    await finds(a, ['config-differs', 'psk-differs', 'peer-silent']) // the other host started with another configuration
     await finds(b, ['handshake-one-way', 'peer-silent'])
   })
 
-  it('finds that answers do not arrive, where they are sent, and that none come, where they are lost', async () => {
+  it('finds on the sender that its answers do not arrive, and on the receiver that none arrive', async () => {
     const [a, b] = await two()
     await start(a)
     await inShell(b, 'iptables -A INPUT -p udp --dport 51820 -j DROP')
@@ -160,7 +160,7 @@ describe('the doctor', () => {
     for (const host of [a, b]) await finds(host, [])
   })
 
-  it('finds that nobody answers, and paths that take less than the interface', async () => {
+  it("finds that a peer never answers, and paths whose MTU is below the interface's", async () => {
     const [a, b] = await two()
     await start(a)
     const other = await start(b)
@@ -179,7 +179,8 @@ describe('the doctor', () => {
     const ahead = Math.floor(Date.now() / 1_000 + 86_400) * 60
     writeFileSync(kept, String(ahead))
     const first = await start(a)
-    // What it began would be answered, however its peer's clock is: it is not to, and what it begins all the same is to be lost.
+    // Handshakes that it starts would be answered whatever its peer's clock shows. So it must not start any, and those that it starts must
+    // be lost.
     await start(b, {}, leases(), '--probe-interval', '0')
     await eventually(async () => expect((await statusOf(a)).peers).toMatchObject({ answering: 1 }))
     expect(Number(readFileSync(kept, 'utf8'))).toBeGreaterThan(ahead)
@@ -191,13 +192,13 @@ describe('the doctor', () => {
     await finds(b, ['clock-behind', 'peer-silent'], /the last handshake was .*\d+ with an old timestamp since$/)
   })
 
-  it('finds that a host without a lease here begins handshakes, and whose lease has another key', async () => {
+  it('finds the host without a lease that starts handshakes, and the host whose lease has another key', async () => {
     lab = await createLab({ hosts: 3 })
     const [a, b, c] = lab.hosts as [Host, Host, Host]
     await start(a)
     await start(b)
     await areWell(a, b)
-    // It knows the lease of another network's node.
+    // The host knows the lease of a node of another network.
     const [own, others] = [leases(), leases('other-leases')]
     const lease = join('subnets', subnetOf(a).replace('/', '-'))
     mkdirSync(join(others, 'subnets'), { recursive: true })
@@ -209,7 +210,7 @@ describe('the doctor', () => {
   })
 })
 
-it('weft wg says what to do on a node that encrypts nothing', async () => {
+it('weft wg explains what to do on a node without encryption', async () => {
   lab = await createLab({ hosts: 1 })
   const [host] = lab.hosts as [Host]
   mkdirSync(leases())

@@ -1,4 +1,5 @@
-// wireguard-userspace.test.ts - WireGuard by weftd itself: among its own kind, beside the kernel's device, over restarts, and to whoever listens.
+// wireguard-userspace.test.ts - WireGuard carried by weftd: between weftds, with the kernel's device, over restarts, and as a third party
+// on the underlay sees it.
 
 import { spawn } from 'node:child_process'
 import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -40,7 +41,7 @@ async function startIn(network: object, host: Host, options: object = {}, ...mor
   await daemon.line(/flannel is ready/)
   return daemon
 }
-/** The peers of a host that another carries them for, as `wg` lists them: their fields, the public key first. */
+/** Returns the peers of a host for which another program encrypts, as `wg` lists them: their fields, the public key first. */
 async function peersOf(host: Host, { process: { pid } }: Daemon): Promise<string[][]> {
   const inside = ['nsenter', '--target', String(pid), '--mount']
   const shown = await host.output([...inside, 'wg', 'show', 'flannel-wg', 'dump'])
@@ -52,7 +53,7 @@ async function peersOf(host: Host, { process: { pid } }: Daemon): Promise<string
 }
 const errors = ({ lines }: Daemon): string[] => lines.filter((line) => line.startsWith('E'))
 
-it('carries packets whole, and shows nobody what is in them', async () => {
+it('carries packets whole, and hides their content', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   const daemons = [await start(a, { PSK }), await start(b, { PSK })]
@@ -69,8 +70,8 @@ it('carries packets whole, and shows nobody what is in them', async () => {
   await eventually(() => expect(said).toContain('listening on'))
   for (const size of [56, 1_392, 8_000])
     await podA.output(['ping', '-n', '-c', '3', '-i', '0.05', '-s', String(size), '-p', pattern, podB.address])
-  // From the ports of lanes, to the one that peers know; from there are handshakes too, and the keepalive after ten seconds without a packet
-  // back, whose lengths no packet has.
+  // From the ports of the lanes to the public port. Handshakes come from there too, and the keepalive after ten seconds without a packet
+  // back, whose lengths differ from any packet's.
   await eventually(() => expect(dump.match(/\.520[67]\d > [0-9.]+\.51820: /g)?.length ?? 0).toBeGreaterThan(12))
   seen.kill('SIGINT')
   await ended(seen)
@@ -83,7 +84,7 @@ it('carries packets whole, and shows nobody what is in them', async () => {
 
 describe("beside the kernel's device", () => {
   it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
-    'is understood, whoever of the two begins: %j',
+    'is understood, whichever side starts: %j',
     async (options) => {
       lab = await createLab({ hosts: 3 })
       const [a, b, c] = lab.hosts as [Host, Host, Host]
@@ -93,8 +94,8 @@ describe("beside the kernel's device", () => {
       const pods: Pod[] = []
       for (const host of [a, b, c]) pods.push(await host.startPod())
       const [podA, podB, podC] = pods as [Pod, Pod, Pod]
-      await reach(podA.namespace, podB.address) // ours begins
-      await reach(podB.namespace, podC.address) // the other does
+      await reach(podA.namespace, podB.address) // ours starts
+      await reach(podB.namespace, podC.address) // the other side starts
       await reach(podC.namespace, podA.address)
       const handshakes = (await peersOf(b, its)).map((fields) => Number(fields[4]))
       expect(handshakes).toHaveLength(2)
@@ -109,18 +110,18 @@ describe("beside the kernel's device", () => {
         const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
         expect(bitsPerSecond).toBeGreaterThan(0)
         await server.stop()
-        // It answers to where it hears from.
+        // It answers to the address from which it receives.
         expect(await endpoints()).toEqual([`${a.address}:51820`, `${c.address}:51820`])
       }
     },
   )
 
   it.each([{}, { PSK, PersistentKeepaliveInterval: 1 }])(
-    'in the mode auto speaks by the family that both choose, and with others by another: %j',
+    'in the mode auto uses the family that both sides choose, and with others another family: %j',
     async (options) => {
       lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
       const [a, b, c] = lab.hosts as [Host, Host, Host]
-      // Their IPv4 addresses are private: by IPv6 go the two that have global ones.
+      // Their IPv4 addresses are private, so the two hosts with a global IPv6 address use IPv6.
       for (const [host, ipv6] of [
         [a, '2001:db8::1'],
         [b, '2001:db8::2'],
@@ -135,7 +136,7 @@ describe("beside the kernel's device", () => {
       await ours.line(/Forwarding between flannel-wg and UDP 192\.168\.77\.1:51820 and \[2001:db8::1\]:51820/)
       const [podA, podB, podC] = [await a.startPod(), await b.startPod(), await c.startPod()]
       await eventually(async () => expect((await statusOf(a)).peers?.list).toHaveLength(2))
-      // The first packet waits for the handshake, and goes by the family that the handshake went by: none is lost.
+      // The first packet waits for the handshake and then uses the same family: none is lost.
       for (const to of [podB.address, podC.ipv6!, podC.address, podB.ipv6!])
         await podA.output(['ping', '-n', '-c', '1', '-W', '20', to])
       for (const [from, to] of [
@@ -147,10 +148,10 @@ describe("beside the kernel's device", () => {
       const endpoints = (await peersOf(b, its)).map(([, , endpoint = '']) => endpoint)
       expect(endpoints.toSorted()).toEqual(['192.168.77.3:51820', '[2001:db8::1]:51820'])
       const { list } = (await statusOf(a)).peers!
-      const told = list.map(
+      const listed = list.map(
         ({ publicIp, families }) => `${publicIp} ${families.ipv4!.endpoint} ${families.ipv6!.endpoint}`,
       )
-      expect(told.toSorted()).toEqual([
+      expect(listed.toSorted()).toEqual([
         `${b.address} [2001:db8::2]:51820 [2001:db8::2]:51820`,
         `${c.address} 192.168.77.3:51820 192.168.77.3:51820`,
       ])
@@ -165,7 +166,7 @@ describe("beside the kernel's device", () => {
   )
 })
 
-it('keeps the key that peers know when its file is another, says so, and has the new one after a restart', async () => {
+it('keeps the key that peers know if its file changes, logs that, and uses the new key after a restart', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   const [first, other] = [await start(a, { PSK }), await start(b, { PSK })]
@@ -174,9 +175,11 @@ it('keeps the key that peers know when its file is another, says so, and has the
   const file = join(lab.folder, `${a.name}-wgkey`)
   rmSync(file)
   writeFileSync(file, 'dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=', { mode: 0o400 })
-  await a.output(['ip', 'link', 'set', 'flannel-wg', 'down']) // which has it look at once
+  await a.output(['ip', 'link', 'set', 'flannel-wg', 'down']) // which makes weftd check immediately
   await first.line(/Repaired: flannel-wg was down/)
-  await first.line(/This node goes on with the key of its start, and the key file .*wgkey holds another key: restart/)
+  await first.line(
+    /This node continues with the key that it read at its start, although the key file .*wgkey holds another key: restart/,
+  )
   await reach(podB.namespace, podA.address)
   const again = await start(a, { PSK })
   await ended(first.process)
@@ -184,7 +187,7 @@ it('keeps the key that peers know when its file is another, says so, and has the
   const published = readdirSync(join(leases(), 'subnets')).map((name) =>
     readFileSync(join(leases(), 'subnets', name), 'utf8'),
   )
-  // RFC 7748 section 6.1 has its public key.
+  // RFC 7748 section 6.1 has this public key.
   expect(published.join()).toContain('hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=')
   expect([...errors(first), ...errors(again), ...errors(other)]).toEqual([])
 })
@@ -224,7 +227,7 @@ it('refuses to start if neither its Node.js has the ciphers, as in FIPS mode, no
   expect(daemon.process.exitCode).toBe(1)
 })
 
-it('carries packets both ways by several lanes, of which each may seal by the same keys', async () => {
+it('carries packets in both directions over several lanes, which encrypt with the same keys', async () => {
   lab = await createLab({ hosts: 3 })
   const daemons: Daemon[] = []
   for (const host of lab.hosts) daemons.push(await start(host, {}, '--workers', '2'))
@@ -268,7 +271,7 @@ describe('a planned restart', () => {
     },
     { with: 'its own kind, both families', network: BOTH, other: {}, more: ['--workers', '2'] },
   ]
-  it.each(OTHERS)('loses nothing, and needs no handshake: $with', async ({ network, other, more }) => {
+  it.each(OTHERS)('loses no packet, and needs no handshake: $with', async ({ network, other, more }) => {
     lab = await createLab({ hosts: 2, families: network === BOTH ? ['ipv4', 'ipv6'] : ['ipv4'] })
     const [a, b] = lab.hosts as [Host, Host]
     const all: Daemon[] = []
@@ -299,7 +302,7 @@ describe('a planned restart', () => {
       const so = lines
       await eventually(() => expect(lines).toBeGreaterThan(so))
       for (const host of isAmongItself ? [a, b] : [a])
-        // The new one has the socket once the old one has let go of it.
+        // The new daemon has the socket once the old one has closed it.
         await eventually(async () =>
           expect((await statusOf(host)).dataPath!.counters).toMatchObject({
             tx_drop_no_session: 0,
@@ -310,7 +313,7 @@ describe('a planned restart', () => {
         )
     }
     const pinged = await Promise.all(pings.map((each) => each.stop()))
-    // A wireguard-go that has too much to do loses packets without any restart.
+    // An overloaded wireguard-go loses packets even without a restart.
     if (isAmongItself) expect(pinged.map(({ lost }) => lost)).toEqual(pinged.map(() => 0))
     for (const { sent } of pinged) expect(sent).toBeGreaterThan(100)
     expect(await handshakes()).toBe(0)
@@ -321,7 +324,7 @@ describe('a planned restart', () => {
     for (const daemon of all) expect(errors(daemon)).toEqual([])
   })
 
-  it('that fails leaves the keys to who had them, or to nobody: it goes on, in the latter case by others', async () => {
+  it('that fails leaves the keys with their owner or destroys them: the daemon continues, with new keys in the second case', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const daemon = await start(a, { PSK })
@@ -334,10 +337,10 @@ describe('a planned restart', () => {
       const pings = pingingBothWays(podA, podB)
       const { connection, ask } = await meet(a)
       const { fds } = await ask('path')
-      // The lock; of eight lanes a queue, a socket and one to send by; the sessions.
+      // The lock; for each of eight lanes a queue, a socket and a socket for sending; the sessions.
       expect(fds).toHaveLength(1 + 24 + 1)
       if (hasTaken) {
-        // Whoever is first to seal the memory has the keys, and this one dies with them.
+        // The first process that seals the memory owns the keys, and this one dies with them.
         const claim = ['-c', `import fcntl; fcntl.fcntl(3, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)`]
         const claimer = spawn('python3', claim, { stdio: ['ignore', 'ignore', 'inherit', fds.at(-1)!] })
         await ended(claimer)
@@ -355,7 +358,7 @@ describe('a planned restart', () => {
       if (hasTaken) expect(begun).toBeGreaterThan(0)
       else expect(begun).toBe(0)
     }
-    // And it hands over to the next, with the keys that it has.
+    // The daemon then hands over to the next one with its keys.
     const handshakes = await watchHandshakes(b)
     const next = await start(a, { PSK })
     await ended(daemon.process)
@@ -364,7 +367,7 @@ describe('a planned restart', () => {
     expect([...errors(next), ...errors(other)]).toEqual([])
   })
 
-  it('to another psk goes on with the keys of nobody', async () => {
+  it('to another psk does not reuse the keys', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     await start(a, {})
@@ -378,7 +381,7 @@ describe('a planned restart', () => {
   })
 })
 
-it('refuses a second network on its host, whose packets it would get a part of', async () => {
+it('refuses a second network on its host, which would receive a part of its packets', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   const daemons = [await start(a), await start(b)]
@@ -399,7 +402,7 @@ it('refuses a second network on its host, whose packets it would get a part of',
   expect(daemons.flatMap(errors)).toEqual([])
 })
 
-it('goes on after a kill, although the other side has keys of before', async () => {
+it('continues after a kill, although the other side has earlier keys', async () => {
   lab = await createLab({ hosts: 2 })
   const [a, b] = lab.hosts as [Host, Host]
   const first = await start(a, { PSK })

@@ -1,4 +1,4 @@
-// wireguard.test.ts - the wireguard backend, by the kernel's device.
+// wireguard.test.ts - the wireguard backend with the kernel's device.
 
 import { mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -14,7 +14,7 @@ import { noWireguardDevice } from '../support/wireguard.ts'
 needs(HOSTS, 'ping', 'wg')
 
 const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
-/** Of a peer that nobody is. */
+/** The key of a peer that does not exist. */
 const SOME_KEY = 'xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg='
 
 let lab: Lab
@@ -25,7 +25,7 @@ const file = (subnet: string): string => join(leases(), 'subnets', subnet.replac
 const keyFile = (host: Host): string => join(lab.folder, `${host.name}-wgkey`)
 async function start(host: Host, options: object = {}): Promise<Daemon> {
   mkdirSync(leases(), { recursive: true })
-  // The tests' own peers are above what nodes draw from.
+  // The tests' own peers are above the range from which nodes draw.
   const Backend = { Type: 'wireguard', DataPath: 'kernel', ...options }
   const config = { Network: '10.5.0.0/16', SubnetMax: '10.5.239.0', Backend }
   writeFileSync(join(leases(), 'config'), JSON.stringify(config))
@@ -37,7 +37,7 @@ async function start(host: Host, options: object = {}): Promise<Daemon> {
   await daemon.line(/flannel is ready/)
   return daemon
 }
-/** What `wg` says, asked where the daemon is: lines of fields, the device first. */
+/** Returns the output of `wg` in the daemon's namespace: lines of fields, the device first. */
 async function dump(host: Host, daemon: Daemon): Promise<string[][]> {
   const pid = String(daemon.process.pid)
   const text = await host.output(['nsenter', '--target', pid, '--mount', 'wg', 'show', 'flannel-wg', 'dump'])
@@ -54,7 +54,7 @@ describe('wireguard', () => {
     skip(lack !== undefined, lack)
   })
 
-  it('has a device, a route and peers as flanneld, and touches no session when peers come and go', async () => {
+  it('has a device, a route and peers like flanneld, and touches no session when peers appear or disappear', async () => {
     lab = await createLab({ hosts: 3 })
     const [a, b, c] = lab.hosts as [Host, Host, Host]
     const options = { PSK, ListenPort: 51_999, PersistentKeepaliveInterval: 25, Mode: 'separate' }
@@ -97,14 +97,14 @@ describe('wireguard', () => {
 
     const gone = subnetOf(c)
     expect(await daemons[2]!.stop()).toBe(0)
-    expect((await c.run('ip link show flannel-wg'.split(' '))).code).not.toBe(0) // as flanneld's
+    expect((await c.run('ip link show flannel-wg'.split(' '))).code).not.toBe(0) // flanneld leaves none either
     rmSync(file(gone))
     await eventually(async () =>
       expect((await dump(a, daemons[0]!)).slice(1).map(([key]) => key)).toEqual([publicKey(b)]),
     )
     await reach(podA.namespace, podB.address)
 
-    // What is left of it for the next one: the key.
+    // The key remains for the next daemon.
     const key = publicKey(a)
     expect(await daemons[0]!.stop()).toBe(0)
     const again = await start(a, options)
@@ -113,7 +113,7 @@ describe('wireguard', () => {
     expect(again.lines.filter((line) => line.startsWith('E'))).toEqual([])
   })
 
-  it('is put back when others take its parts, or all of it', async () => {
+  it('restores its device, its address or its route after other programs removed them', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const [daemon] = [await start(a), await start(b)]
@@ -132,7 +132,7 @@ describe('wireguard', () => {
     }
   })
 
-  it('passes over what is no peer of it, and says so once', async () => {
+  it('ignores leases that cannot be its peers, and logs each once', async () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
     const daemon = await start(host)
@@ -156,11 +156,11 @@ describe('wireguard', () => {
     expect(daemon.lines.filter((line) => /is not used/.test(line))).toHaveLength(2)
   })
 
-  it('refuses a key file that holds none, and a mode that it has not', async () => {
+  it('refuses a key file without a key, and an unknown mode', async () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
     writeFileSync(keyFile(host), 'no key\n')
-    await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete it, and weftd makes another/)
+    await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete it, so that weftd creates a key/)
     await expect(start(host, { Mode: 'ipv6' })).rejects.toThrow(/Backend\.Mode is "ipv6", and the network has no IPv6/)
     await expect(start(host, { PSK: 'short' })).rejects.toThrow(
       /Backend\.PSK is "<hidden>"; give it a key as `wg genpsk`/,
@@ -168,7 +168,7 @@ describe('wireguard', () => {
   })
 })
 
-it('says what is missing if the kernel has no WireGuard, and "DataPath" is "kernel"', async () => {
+it('reports what is missing if the kernel has no WireGuard, and "DataPath" is "kernel"', async () => {
   lab = await createLab({ hosts: 1 })
   const [host] = lab.hosts as [Host]
   mkdirSync(leases())

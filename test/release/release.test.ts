@@ -23,7 +23,7 @@ import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../
 import { reach } from '../../lab/measure.ts'
 import { DEBIANS, fetchNode, insteadIn, makeDebian, npmFolder } from '../support/debian.ts'
 import { eventually } from '../support/event.ts'
-import { tellStep } from '../support/long-step.ts'
+import { printStep } from '../support/long-step.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 import { exchangeByContainers, isolatePodman, type Podman } from '../support/podman.ts'
@@ -80,7 +80,6 @@ const inDebian = (name: string, ...command: readonly string[]): string[] => [
   ...command,
 ]
 
-/** Makes a copy of this clone in its current state. */
 function copyTo(name: string): string {
   const clone = join(workshop.folder, name)
   const made = new Set(['build', 'dist', 'release', 'prebuilds', '.setup-lock'].map((each) => join(packageRoot, each)))
@@ -97,14 +96,14 @@ async function releaseOf(clone: string, umask: string, ...settings: readonly str
 beforeAll(async () => {
   if (missing !== undefined) return
   workshop = await createLab({ hosts: 0 })
-  tellStep('a release')
+  printStep('a release')
   release = process.env['WEFT_RELEASE_DIR'] ?? (await releaseOf(copyTo('first'), '022'))
   for (const name of ['x64', 'arm64'] as const) {
     const file = join(release, `weftd-linux-${name}`)
     chmodSync(file, 0o644) // the mode of a downloaded file
     await output(['install', '-m', '0755', file, executableOf(name)])
   }
-  tellStep('the same release in another folder, of somebody who shares nothing')
+  printStep('the same release in another folder, of somebody who shares nothing')
   const home = join(workshop.folder, 'home')
   mkdirSync(home)
   writeFileSync(join(home, '.rpmmacros'), '%vendor Somebody\n%optflags -O0\n')
@@ -116,11 +115,11 @@ beforeAll(async () => {
     'NODE_OPTIONS=--stack-trace-limit=50',
   )
   for (const name of RELEASES) {
-    tellStep(`a bare Debian, ${name}`)
+    printStep(`a bare Debian, ${name}`)
     const systemd = name === NEWEST ? ['systemd', 'systemd-sysv', 'dbus'] : []
     await makeDebian(debianOf(name), ['iproute2', 'iptables', ...systemd], name)
   }
-  tellStep('the images')
+  printStep('the images')
   podman = isolatePodman(join(workshop.folder, 'podman'))
   await podman.run('load', '--quiet', '--input', join(release, `weft-image-${version}.tar`))
 }, 60 * MINUTE)

@@ -1,6 +1,6 @@
-// leases.test.ts - hosts that come, crash and change their configuration at once: nobody believes in a subnet that another believes in,
-// of either family, and who switches one family keeps the subnet of the other. 2,000 seeds here, 100,000 by `npm run test:soak`.
-// WEFT_SEED=… repeats one.
+// leases.test.ts - simulated hosts that start, crash and change their configuration simultaneously. No two hosts may use overlapping
+// subnets of either family, and a host that switches one family keeps the subnet of the other. It runs 2,000 seeds, or 100,000 with `npm
+// run test:soak`. WEFT_SEED=… repeats one seed.
 
 import { isDeepStrictEqual } from 'node:util'
 import { expect, it } from 'vitest'
@@ -18,7 +18,7 @@ import { createVirtualStore, type Connection, type Fault, type VirtualStore } fr
 import { takeOverTime, type VirtualTime } from './virtual-time.ts'
 
 const HOSTS = 5
-/** Each seven subnets, so that hosts draw the same ones. */
+/** Each network has seven subnets, so that hosts often draw the same one. */
 const IPV4 = { Network: '10.5.0.0/24', SubnetLen: 27 }
 const IPV6 = { EnableIPv6: true, IPv6Network: 'fd00:5::/61' }
 const configOf = (members: object): NetworkConfig => parseNetworkConfig(JSON.stringify(members))
@@ -28,7 +28,7 @@ const CONFIGS = {
   only6: configOf({ ...IPV6, EnableIPv4: false }),
   other6: configOf({ ...IPV4, ...IPV6, IPv6Network: 'fd00:6::/61' }),
   longer: configOf({ ...IPV4, ...IPV6, SubnetLen: 28, IPv6SubnetLen: 66 }),
-  /** Three subnets of IPv6: not one for each host. */
+  /** Three IPv6 subnets are too few for the five hosts. */
   scarce: configOf({ ...IPV4, ...IPV6, IPv6Network: 'fd00:7::/124' }),
 } as const
 type How = keyof typeof CONFIGS
@@ -38,11 +38,11 @@ interface Host {
   readonly number: number
   readonly connection: Connection
   how: How
-  /** What it believes in while it runs. */
+  /** The lease that the host uses while it runs. */
   lease: OwnLease | undefined
-  /** As in its subnet.env. */
+  /** The subnets in the host's subnet.env. */
   previous: Nets
-  /** What of that no start since then could not have: it stays. */
+  /** The previous subnets that the configuration of each later start allowed. The host must keep them. */
   promised: Nets
   isReserved: boolean
   lines: string[]
@@ -84,9 +84,10 @@ async function simulate(seed: number): Promise<Outcome> {
   try {
     let running = hosts.map((host) => live(host, 2 + random.below(3), world))
     await untilOver(running, time)
-    // In the end, on a sound network, each has what it is to have, and nothing left over across that.
+    // At the end the store works without faults. Then each host must have the subnets of its configuration, and no second lease that
+    // overlaps them.
     for (const { connection } of hosts) connection.setUnrest(0)
-    await time.advance(30_000) // what is applied late
+    await time.advance(30_000) // calls that the store applies late
     running = hosts.map((host) => live(host, 1, world))
     await untilOver(running, time)
     for (const { lease, number } of hosts) {
@@ -121,16 +122,16 @@ interface World {
   readonly count: (what: string) => void
 }
 
-/** Of the networks those that a configuration hands out. */
+/** Returns the subnets that a configuration could hand out. */
 const compatibleOf = ({ ipv4, ipv6 }: Nets, range: NetworkConfig): Nets => ({
   ipv4: ipv4 && range.ipv4 && isCompatible(ipv4, range.ipv4) ? ipv4 : undefined,
   ipv6: ipv6 && range.ipv6 && isCompatible(ipv6, range.ipv6) ? ipv6 : undefined,
 })
 
-/** In virtual time, which goes on as the simulation says. */
+/** Waits in virtual time, which the simulation advances. */
 const pause = (ms: number): Promise<void> => new Promise((resolve) => void setTimeout(resolve, ms))
 
-/** So many starts of a daemon, most of them with another configuration, some of which crash in the middle. */
+/** Starts a daemon `starts` times, mostly with another configuration each time. Some starts crash halfway. */
 async function live(host: Host, starts: number, world: World): Promise<void> {
   const { random, count, store } = world
   for (let start = 0; start < starts; start++) {
@@ -140,7 +141,7 @@ async function live(host: Host, starts: number, world: World): Promise<void> {
     host.promised = compatibleOf(host.promised, CONFIGS[host.how])
     if (starts > 1) host.connection.setUnrest(random.of([0, 0, 0.2, 0.4]))
     const crashing = new AbortController()
-    // A crash comes at a moment of virtual time, whatever is under way then.
+    // The crash happens at a moment of virtual time, independent of the calls under way.
     if (starts > 1 && random.chance(0.4)) setTimeout(() => crashing.abort(new Error('crashed')), random.below(150))
     const lease = await obtain(host, crashing.signal, world).catch((error: unknown) => {
       if (!crashing.signal.aborted) throw error
@@ -148,7 +149,7 @@ async function live(host: Host, starts: number, world: World): Promise<void> {
       return undefined
     })
     if (!lease) continue
-    believe(host, lease, world)
+    accept(host, lease, world)
     await pause(random.below(200))
     const entry = store.entries().find(({ key }) => key === lease.key)
     if (entry && random.chance(0.15)) {
@@ -158,7 +159,7 @@ async function live(host: Host, starts: number, world: World): Promise<void> {
   }
 }
 
-/** As node/loops/lease does; undefined where no subnet is left. */
+/** Obtains a lease like node/loops/lease; returns undefined if no subnet is left. */
 async function obtain(host: Host, signal: AbortSignal, { count }: World): Promise<OwnLease | undefined> {
   const add = (line: string): void => void host.lines.push(line)
   const log = { info: add, warn: add, error: add, v: () => false }
@@ -175,7 +176,7 @@ async function obtain(host: Host, signal: AbortSignal, { count }: World): Promis
   }
 }
 
-function believe(host: Host, lease: OwnLease, { hosts, store, violations, count }: World): void {
+function accept(host: Host, lease: OwnLease, { hosts, store, violations, count }: World): void {
   const { previous, promised, how, number } = host
   const say = (text: string): void => void violations.push(`${text}; its log: ${host.lines.slice(-8).join(' | ')}`)
   host.lease = lease
@@ -226,7 +227,7 @@ const only = process.env['WEFT_SEED']
 const SEEDS = process.env['WEFT_LONG'] === '1' ? 100_000 : 2_000
 
 it(
-  'no two nodes believe in subnets that overlap, and a switch of one family costs no subnet of the other',
+  'gives no two nodes overlapping subnets, and a switch of one family keeps the subnet of the other',
   async ({ annotate }) => {
     const first = Math.floor(Date.now() / 1000) % 1_000_000
     const seeds = only === undefined ? Array.from({ length: SEEDS }, (_, index) => first + index) : [Number(only)]

@@ -1,10 +1,10 @@
-// simulation.test.ts - seeds through the simulation: 100 here, 10,000 by `npm run test:soak`. WEFT_SEED=… repeats one.
+// simulation.test.ts - runs the simulation with 100 seeds, or 10,000 with `npm run test:soak`. WEFT_SEED=… repeats one seed.
 
 import { expect, it, vi } from 'vitest'
 import { simulate } from './simulation.ts'
 import { FAULTS, type Fault } from './virtual-store.ts'
 
-// Of what a node does only this needs real time.
+// Writing subnet.env is the only part of a node that needs real time.
 vi.mock('../../src/node/loops/subnet-env-file.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
   writeSubnetEnv: async () => {},
@@ -13,11 +13,11 @@ vi.mock('../../src/node/loops/subnet-env-file.ts', async (importOriginal) => ({
 
 const only = process.env['WEFT_SEED']
 const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 100
-/** One by which a node moves, and is back before its data path has followed; few seeds do that. */
+/** With this seed a node changes its address and changes it back before its data path has followed, which is rare. */
 const THERE_AND_BACK = 669_843
 
 it(
-  'every node converges, no subnet has two owners, no steady peer is lost',
+  'every node converges, no subnet has two owners, and no steady peer is lost',
   async ({ annotate }) => {
     const first = Math.floor(Date.now() / 1000) % 1_000_000
     const seeds =
@@ -34,7 +34,7 @@ it(
       for (const [fault, count] of hits) total.set(fault, (total.get(fault) ?? 0) + count)
       expect(violations).toEqual([])
     }
-    // A fault that never struck proves nothing.
+    // The seeds must include each fault at least once.
     if (only !== undefined) return
     expect(FAULTS.filter((fault) => !total.has(fault))).toEqual([])
     expect(holds).toBeGreaterThan(seeds.length / 10)

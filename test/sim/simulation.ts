@@ -1,7 +1,7 @@
-// simulation.ts - nodes with the daemon's own loops on a virtual store, in virtual time, with faults by a seed.
+// simulation.ts - simulated nodes that run the daemon's own loops on a virtual store, in virtual time, with faults chosen by a seed.
 //
-// Each run ends with the network sound again for a minute. Then every node's table must equal the store, and along
-// the way no subnet may have had two owners, and no peer that lived throughout may have left a table.
+// Each run ends with a minute without faults. Then every node's table must equal the store. During the run no subnet may have two owners,
+// and no peer whose lease stayed in the store may leave a table.
 
 import { setMaxListeners } from 'node:events'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
@@ -19,15 +19,15 @@ import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type Vir
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
 const NODES = 5
-/** After the last fault every node has what the store has within the first; what was held back, within the second. */
+/** After the last fault every node agrees with the store within CONVERGED_MS, or within CONFIRMED_MS if it held lost peers. */
 const CONVERGED_MS = 16_000
 const CONFIRMED_MS = 60_000
-/** By then a listing shows what no watch has told. */
+/** The time within which a listing finds a change that no watch has reported. */
 const LISTED_MS = 61_000
-/** A change on a sound network. */
+/** The time within which a change arrives if there are no faults. */
 const ARRIVED_MS = 1_000
 
-/** What a node logs when it no longer keeps peers that vanished. */
+/** The log lines that end the hold of lost peers. */
 const HOLD_ENDS = /The store still lacks|had vanished are back/
 
 interface Node {
@@ -35,35 +35,35 @@ interface Node {
   readonly connection: Connection
   readonly machine: Machine
   readonly lines: string[]
-  /** When it last stood still. */
+  /** The time at which the machine last resumed after a freeze or a suspension. */
   wokeAt: number
   stopping: AbortController
   ended: Promise<unknown>
-  /** Of the process that runs. */
+  /** The health of the running process. */
   health: Health
-  /** How often the processes before it kept peers that had vanished. */
+  /** The number of holds of lost peers in earlier processes. */
   holdsBefore: number
-  /** Of the data path that is open. */
+  /** The lease of the open data path. */
   lease: Lease | undefined
-  /** Ends that, while there is one. */
+  /** Ends the data path with a fault; undefined if there is none. */
   die: (() => void) | undefined
   table: Map<string, Lease>
-  /** Peers in the table whose key has not left the store since. */
+  /** Peers in the table whose key has been in the store ever since. */
   steady: Set<string>
 }
 
 interface Outcome {
   readonly hits: ReadonlyMap<Fault, number>
-  /** How often a node kept peers that had vanished. */
+  /** The number of times that a node held lost peers. */
   readonly holds: number
-  /** What was violated; empty when all is well. */
+  /** Violated rules; empty if there are none. */
   readonly violations: readonly string[]
 }
 
-/** Seven subnets for five nodes: whoever comes late finds his taken. */
+/** Seven subnets for five nodes, so a late node may find its subnet taken. */
 const SUBNETS = 7
 const config = parseNetworkConfig('{"Network":"10.5.0.0/24","SubnetLen":27}')
-/** A lease by somebody who is not simulated, written by the operator. */
+/** A lease that an operator wrote for a host outside the simulation. */
 const FOREIGN = '10.6.0.0-24'
 const foreignValue = (last: number): string => `{"PublicIP":"198.51.100.${last}","PublicIPv6":null}`
 
@@ -96,12 +96,12 @@ export async function simulate(seed: number): Promise<Outcome> {
       connection.setBehind(0)
     }
     store.setDown(false)
-    // A node that stood still meanwhile has it from no listing but its next one.
+    // A node that was frozen learns the change only from its next listing.
     const lists = Math.max(...nodes.map(({ wokeAt }) => Math.max(wokeAt, store.unnoticedAt()))) + LISTED_MS
     if (store.unnoticedAt() > -Infinity) await time.advance(Math.max(0, lists - time.now()))
     await time.advance(CONVERGED_MS)
     const isHolding = ({ health }: Node): boolean => (health.snapshot()?.held ?? 0) > 0
-    // A lease may end in this very moment: what changed must have had time to arrive.
+    // A lease may expire at this very moment, so the last change gets time to arrive.
     const settle = async (): Promise<void> => {
       while (time.now() - store.changedAt() < ARRIVED_MS) await time.advance(ARRIVED_MS)
     }
@@ -138,7 +138,7 @@ async function oneFault(
     hits.set(fault, (hits.get(fault) ?? 0) + 1)
     act()
   }
-  /** Somebody else has the subnet whose lease has ended. */
+  /** Gives the subnet of an expired lease to a host outside the simulation. */
   const takeSubnet = (): void => {
     const { lease } = node
     if (lease && random.chance(0.5) && !store.entries().some(({ key }) => key === lease.key))
@@ -153,7 +153,7 @@ async function oneFault(
     case 1:
       connection.cutWatches(random.of(['watch cut', 'watch silent'] as const))
       break
-    case 2: // what a watch has not seen yet is compacted away while it is cut off
+    case 2: // changes that a disconnected watch has not seen yet are compacted away
       connection.setCut(true)
       churn(node, nodes, store)
       await time.advance(20_000)
@@ -173,7 +173,7 @@ async function oneFault(
     case 5:
       await crash(node, random.of([0, 1_000, 100_000]), time, store, violations, hits)
       break
-    case 6: // longer than a lease lives: it ends, and somebody else may take its subnet
+    case 6: // longer than the TTL of a lease, which expires; another host may take the subnet
       connection.setCut(true)
       await time.advance(1.1 * LEASE_TTL_MS)
       takeSubnet()
@@ -208,7 +208,7 @@ async function oneFault(
     case 12:
       strike('clock set', () => machine.setClock(random.of([-1, 1]) * random.of([60_000, 3_600_000])))
       break
-    case 13: // its own lease too, or not
+    case 13: // with or without the node's own lease
       strike('store wiped', () => {
         for (const { key } of store.entries()) if (key !== node.lease?.key || random.chance(0.5)) store.remove(key)
       })
@@ -223,7 +223,7 @@ async function oneFault(
       if (node.die) strike('data path died', node.die)
       break
     case 16: {
-      // Which a node takes over with the data path that it opens then.
+      // The node takes the new address when it opens its next data path.
       const { die } = node
       if (!die) break
       strike('address changed', () => {
@@ -233,7 +233,7 @@ async function oneFault(
       })
       break
     }
-    default: // a node that comes while everything is busy
+    default: // a node restarts while all connections are disturbed
       for (const each of nodes) each.connection.setUnrest(0.1)
       await crash(node, 0, time, store, violations, hits)
       await time.advance(random.below(30_000))
@@ -242,7 +242,7 @@ async function oneFault(
   await time.advance(random.of([0, 100, 3_000, 70_000]))
 }
 
-/** Something that the node cut off does not see: another's lease goes and comes. */
+/** Makes a change that a disconnected node does not see: deletes the lease of another node. */
 function churn(out: Node, nodes: readonly Node[], store: VirtualStore): void {
   const other = nodes.find((node) => node !== out && node.lease)
   if (other?.lease) store.remove(other.lease.key)
@@ -284,7 +284,7 @@ function newNode(store: VirtualStore, time: VirtualTime, publicIp: string): Node
 function start(node: Node, store: VirtualStore, violations: string[]): void {
   const say = (line: string): void => void node.lines.push(line)
   node.stopping = new AbortController()
-  setMaxListeners(0, node.stopping.signal) // as runDaemon does
+  setMaxListeners(0, node.stopping.signal) // runDaemon does the same
   node.holdsBefore = holdsOf(node)
   node.health = createHealth()
   const previous = node.lease?.subnet ?? {}
@@ -312,15 +312,15 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
           }
           const lost = [...node.table.keys()].filter((key) => key !== own && !peers.has(key)).length
           if (lost > 2 && lost > peers.size && !HOLD_ENDS.test(node.lines.slice(-10).join(' ')))
-            violations.push(`${node.publicIp} believed at once that ${lost} of ${node.table.size} peers are gone`)
+            violations.push(`${node.publicIp} immediately removed ${lost} of ${node.table.size} peers`)
           node.table = new Map(peers)
-          // Steady is what the node knows to be there. While it catches up, also with a deletion that was under way when the store was
-          // restored, it sees keys go and come that are there.
+          // Steady peers are those that the node knows to exist. While a node catches up, it may see an existing key deleted and put again,
+          // for instance if the store was restored during a deletion.
           const current = store
             .entries()
             .filter((entry) => entry.created <= node.connection.seen() && ownerOf(entry.value) !== undefined)
           node.steady = new Set(
-            current.map(({ key }) => key).filter((key) => peers.has(key) && node.connection.hasHeardOfLoss(key)),
+            current.map(({ key }) => key).filter((key) => peers.has(key) && node.connection.knowsLoss(key)),
           )
         },
         resync: async () => [],
@@ -354,13 +354,16 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
     .catch((error: unknown) => error)
 }
 
-/** Then who has no lease forwards on without one, and waits. Writes that were applied late may have taken what was left. */
+/**
+ * True if no subnet is free. Then a node without a lease waits and forwards without one. Writes that were applied late may hold the last
+ * subnets.
+ */
 const isFull = (store: VirtualStore): boolean =>
   store.entries().filter(({ key }) => key.startsWith('10.5.0.')).length >= SUBNETS
 
-/** In what a node's table differs from the store. */
+/** Lists the differences between a node's table and the store. */
 function differences(node: Node, store: VirtualStore): string[] {
-  // One that was started when no subnet was left has no data path yet.
+  // A node that started when no subnet was free has no data path yet.
   if (node.die === undefined && isFull(store)) return []
   const found: string[] = []
   const own = store.entries().find(({ key }) => key === node.lease?.key)
@@ -373,7 +376,7 @@ function differences(node: Node, store: VirtualStore): string[] {
     try {
       wanted.set(key, addressText(decodeLease(key, value).attrs.publicIp))
     } catch {
-      // Whoever knew it keeps it as it was, whoever did not has nothing.
+      // A node that knew the lease keeps its old value; a node that did not know it has none.
       unreadable.add(key)
     }
   }
@@ -387,7 +390,7 @@ function differences(node: Node, store: VirtualStore): string[] {
   return found.map((text) => `${text}; its log: ${node.lines.slice(-8).join(' | ')}`)
 }
 
-/** What no packet may depend on: two nodes that take those of one subnet for theirs. */
+/** Lists pairs of nodes that both forward for one subnet. */
 function twoOwners(nodes: readonly Node[]): string[] {
   const found: string[] = []
   for (const [index, one] of nodes.entries())
@@ -397,21 +400,21 @@ function twoOwners(nodes: readonly Node[]): string[] {
   return found
 }
 
-/** Whose lease it is: a node's address, without what changes of it. */
+/** Returns the owner of a lease: a node's address without the part that an address change modifies. */
 const ownerOf = (value: string): string | undefined =>
   /"PublicIP":"([^"]+)"/.exec(value)?.[1]?.replace(/^(192\.0\.2\.)\d*(\d)$/, '$1$2')
 
-/** Looks at every write: no subnet may get a second owner while the first one's lease lives. */
+/** Checks every write: no subnet may get a second owner before the first lease has expired. */
 function watchOwners(store: VirtualStore, nodes: readonly Node[], violations: string[]): void {
-  /** Junk tells nobody's name: whoever had the subnet, as far as it knows, may take it for its own. */
-  const mayMend = (key: string, me: string): boolean =>
+  /** A junk value does not name its owner. The node that held the subnet may overwrite it. */
+  const mayOverwrite = (key: string, me: string): boolean =>
     nodes.some(({ lease, publicIp }) => lease?.key === key && ownerOf(`"PublicIP":"${publicIp}"`) === me)
   store.onWrite = (before, after, all) => {
     const mine = parseLeaseKey(after.key)
     const me = ownerOf(after.value)
     if (!mine || me === undefined || after.key === FOREIGN) return
     const holder = before && ownerOf(before.value)
-    if (before && holder !== me && (holder !== undefined || !mayMend(after.key, me)))
+    if (before && holder !== me && (holder !== undefined || !mayOverwrite(after.key, me)))
       violations.push(`${me} took ${after.key}, which ${holder} held`)
     for (const other of all) {
       const subnet = other.key === after.key ? undefined : parseLeaseKey(other.key)

@@ -1,5 +1,5 @@
-// virtual-store.ts - a store that exists only in a simulation: one history, and for each node a connection that the
-// scheduler cuts, delays and lets lose answers.
+// virtual-store.ts - a simulated store with one history. Each node has a connection that the scheduler cuts or delays, and that can lose
+// answers.
 
 import { WeftError } from '../../src/base/errors.ts'
 import type { Expected, Store, StoreBatch, StoreChange, StoreEntry } from '../../src/control/store/store.ts'
@@ -12,71 +12,71 @@ interface Key extends StoreEntry {
 
 export const FAULTS = [
   'refused', // a call does not reach the store
-  'answer lost', // it does, and nobody hears of it
-  'slow', // it takes seconds
-  'applied late', // it is done after whoever asked for it has given up
+  'answer lost', // the store applies the call, but the answer is lost
+  'slow', // the call takes seconds
+  'applied late', // the store applies the call after the caller has given up
   'watch cut',
-  'watch silent', // it says nothing for a while, then breaks
-  'watch behind', // what it tells is seconds old, as by a member that lags
-  'compacted', // history that a watch needs is gone
+  'watch silent', // the watch is silent for a while, then breaks
+  'watch behind', // the watch reports changes seconds late, like a member that lags
+  'compacted', // the history that a watch needs is compacted away
   'node cut off',
   'store down',
   'node crashed',
-  'node frozen', // and goes on where it was
-  'node suspended', // with its clock that counts without a break
+  'node frozen', // the node resumes later, as after SIGCONT
+  'node suspended', // the node sleeps, and its monotonic clock with it
   'clock set',
   'lease expired',
   'lease deleted',
   'junk written',
-  'subnet taken', // by somebody who does not ask, after its lease ended
-  'store restored', // to what it was some time ago
-  'restored unnoticed', // and no watch is told, unless the store has gone back behind it
+  'subnet taken', // a host outside the simulation writes the key after its lease expired
+  'store restored', // to an earlier snapshot
+  'restored unnoticed', // no watch reports the restore, unless the store went back behind the watch
   'address changed',
   'data path died',
-  'store wiped', // most leases go at once
+  'store wiped', // most leases are deleted simultaneously
 ] as const
 export type Fault = (typeof FAULTS)[number]
 
 export interface Connection {
   readonly store: Store
-  /** Everything up to this revision was delivered to whoever watches for this node. */
+  /** The last revision that was delivered to the watch of this node. */
   seen(): bigint
-  /** True when the node was told of the last time that a key was gone, by its watch or by a listing since. */
-  hasHeardOfLoss(key: string): boolean
+  /** True if the node knows of the last deletion of a key, from its watch or from a later listing. */
+  knowsLoss(key: string): boolean
   setCut(cut: boolean): void
-  /** How likely a call or a watch fails in one way or another; 0 is a sound network. */
+  /** The probability that a call or a watch fails in some way; 0 for a connection without faults. */
   setUnrest(unrest: number): void
   cutWatches(fault: 'watch cut' | 'watch silent'): void
-  /** From now on watches tell what happened so long ago. */
+  /** From now on watches report each change `ms` milliseconds late. */
   setBehind(ms: number): void
 }
 
 export interface VirtualStore {
   entries(): readonly Key[]
-  /** When anything last changed. */
+  /** The time of the last change. */
   changedAt(): number
   connect(): Connection
   setDown(down: boolean): void
   compact(): void
-  /** Writes or deletes as an operator, or somebody who is not simulated, does; without `ttlMs` for ever. */
+  /** Writes or deletes a key like an operator or a host outside the simulation. Without `ttlMs` the key never expires. */
   put(key: string, value: string, ttlMs?: number): void
   remove(key: string): void
   snapshot(): void
-  /** Watches are told of it, or have to notice. */
-  restore(isTold: boolean): void
-  /** When it was restored so that only a listing can show it. */
+  /** With `isReported` watches end with an error; otherwise they have to notice the restore themselves. */
+  restore(isReported: boolean): void
+  /** The time of the last restore that only a listing can show. */
   unnoticedAt(): number
-  /** Said of each write; throws when it may not be. */
+  /** Called for each write; throws if the write breaks a rule. */
   onWrite: (before: StoreEntry | undefined, after: StoreEntry, all: readonly StoreEntry[]) => void
-  /** Said of each key that is gone, whatever took it. */
+  /** Called for each key that disappears, for any reason. */
   onGone: (key: string) => void
 }
 
 const CALL_TIMEOUT_MS = 6_000
-/** A day of 24 hours is mostly waiting: leases live for 20 minutes here, and are renewed 5 before. */
+/** The TTL is 20 minutes instead of 24 hours, because a simulated day would mostly be waiting. Renewal is 5 minutes before the end. */
 export const LEASE_TTL_MS = 20 * 60_000
 
-/** With `isLocked` it is as a lease directory, which lets no key come across another, and knows no order of them. */
+/** With `isLocked` the store behaves like a lease directory, which refuses overlapping keys and does not order them. */
 export function createVirtualStore(
   time: VirtualTime,
   random: Random,
@@ -97,7 +97,7 @@ export function createVirtualStore(
     readonly change: StoreChange
     readonly loss: number
   }[] = []
-  /** How often keys were gone in all, and the number of the last time of each. */
+  /** losses: the number of keys that have disappeared. lossOf: the number of the last loss of each key. */
   let losses = 0
   const lossOf = new Map<string, number>()
   const lose = (key: string): void => {
@@ -108,7 +108,7 @@ export function createVirtualStore(
   const hit = (fault: Fault): void => void hits.set(fault, (hits.get(fault) ?? 0) + 1)
   const unavailable = (why: string): WeftError => new WeftError('STORE_UNAVAILABLE', why)
 
-  /** By the clock of the machine that asks, which does not see the answer while it stands still. */
+  /** Uses the clock of the calling machine, which does not see an answer while it is stopped. */
   const onNode: VirtualTime['at'] = (ms, run) => void setTimeout(run, ms)
 
   let changedAt = 0
@@ -148,9 +148,9 @@ export function createVirtualStore(
     let cut = false
     let unrest = 0
     let seen = 0n
-    let known = 0 // restores that a watch has told of
+    let known = 0 // restores that a watch has reported
     let behindMs = 0
-    let listedLosses = 0 // as of the last listing
+    let listedLosses = 0 // the number of losses at the last listing
     const watchedLoss = new Map<string, number>()
     const owner = {}
     const sleep = (ms: number, signal: AbortSignal, at: VirtualTime['at'] = onNode): Promise<void> =>
@@ -162,12 +162,12 @@ export function createVirtualStore(
           resolve()
         })
       })
-    /** One call: its way there, what it does, its way back. */
+    /** Makes one call: the request travels, the store acts, the answer travels. */
     async function call<T>(signal: AbortSignal, act: () => T): Promise<T> {
       signal.throwIfAborted()
       const trouble = random.chance(unrest) ? random.below(4) : -1
       if (trouble === 2) hit('slow')
-      // What was sent arrives, whatever becomes of the sender.
+      // A request that was sent arrives, even if its sender has stopped.
       await sleep(trouble === 2 ? 2_000 + random.below(6_000) : random.below(20), signal, (ms, run) => time.at(ms, run))
       if (cut || down || trouble === 0) {
         if (!cut && !down) hit('refused')
@@ -180,7 +180,7 @@ export function createVirtualStore(
           try {
             act()
           } catch {
-            // Nobody hears of it.
+            // The caller has given up, so the error has no receiver.
           }
         })
         await sleep(CALL_TIMEOUT_MS, signal)
@@ -247,7 +247,7 @@ export function createVirtualStore(
             const [next] = news
             if (next && batch.length === 0) time.at(next.at - until, () => wake())
             if (batch.length > 0) {
-              // In pieces, as a busy server delivers them.
+              // The batch arrives in pieces, as from a busy server.
               const piece = batch.slice(0, 1 + random.below(batch.length))
               await sleep(random.below(30), signal)
               at = piece.at(-1)!.revision
@@ -296,18 +296,18 @@ export function createVirtualStore(
       claims: (_since, signal) => call(signal, () => ({ revision: 0n, isWhole: true, values: new Map(claims) })),
       close: async () => {},
     }
-    // By the node's own clock, as the etcd store says it.
+    // The expiry uses the node's own clock, like the etcd store.
     const written = (key: Key, expiresAt: number | undefined) => ({ revision: key.revision, expiresAt })
     const mine = () => [...watches].filter((watch) => watch.owner === owner)
     return {
       store,
       seen: () => seen,
-      hasHeardOfLoss: (key) => (lossOf.get(key) ?? 0) <= Math.max(listedLosses, watchedLoss.get(key) ?? 0),
+      knowsLoss: (key) => (lossOf.get(key) ?? 0) <= Math.max(listedLosses, watchedLoss.get(key) ?? 0),
       setCut(value) {
         cut = value
         if (!value) return
         hit('node cut off')
-        // A dead connection is noticed by its keepalive.
+        // The keepalive detects a dead connection.
         for (const watch of mine()) time.at(8_000, () => watch.fail(unavailable('keepalive')))
         for (const watch of mine()) watch.isSilent = true
       },
@@ -350,12 +350,12 @@ export function createVirtualStore(
     },
     snapshot: () => void (saved = { keys: new Map(keys), revision }),
     unnoticedAt: () => unnoticedAt,
-    restore(isTold) {
-      hit(isTold ? 'store restored' : 'restored unnoticed')
-      if (isTold) restores++
+    restore(isReported) {
+      hit(isReported ? 'store restored' : 'restored unnoticed')
+      if (isReported) restores++
       else unnoticedAt = time.now()
       for (const key of keys.keys()) lose(key)
-      // Leases live on for a full term, as etcd's do after a restore.
+      // After a restore leases live for a full TTL, like those of etcd.
       keys = new Map(
         [...saved.keys].map(([key, entry]) => [key, { ...entry, endsAt: entry.endsAt && time.now() + LEASE_TTL_MS }]),
       )

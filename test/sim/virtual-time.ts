@@ -1,9 +1,9 @@
-// virtual-time.ts - timers and clocks that only move when the simulation says so, in place of Node's.
+// virtual-time.ts - timers and clocks that only the simulation advances, in place of those of Node.js.
 //
-// vitest's fake timers wait for a real timer between any two; here it is one turn of the event loop, which is all that
-// promises need, and a simulated day takes a fraction of a second.
+// vitest's fake timers wait for a real timer between two fake ones. Here one turn of the event loop suffices to settle the promises, so a
+// simulated day takes a fraction of a second.
 //
-// What runs as a `Machine` has timers and clocks of that machine's own, which can stand still and jump.
+// Code that runs as a `Machine` has timers and clocks of its own, which can stop and jump.
 
 import { AsyncLocalStorage } from 'node:async_hooks'
 
@@ -15,21 +15,21 @@ interface Timer {
 }
 
 interface MachineClock {
-  /** Nothing runs before. */
+  /** No timer of the machine runs before this time. */
   stoppedUntil: number
-  /** How much the clock of the day is ahead, and the one that counts without a break is behind. */
+  /** aheadMs: how far the wall clock is ahead. The next member: how far the monotonic clock is behind. */
   aheadMs: number
   behindMs: number
 }
 
-/** A host, or a process on one. */
+/** A host, or a process on a host. */
 export interface Machine {
   run<T>(body: () => T): T
-  /** As by SIGSTOP and SIGCONT: what was due runs at the end. */
+  /** Stops the process as SIGSTOP and SIGCONT do: timers that became due run at the end. */
   freeze(ms: number): void
-  /** As a laptop sleeps: its monotonic clock stands still, and no timer comes nearer. */
+  /** Suspends the host like a sleeping laptop: its monotonic clock stops, and no timer comes nearer. */
   suspend(ms: number): void
-  /** Sets the clock of the day. */
+  /** Moves the wall clock. */
   setClock(byMs: number): void
 }
 
@@ -42,18 +42,18 @@ const real = {
   performanceNow: performance.now.bind(performance),
 }
 const turn = setImmediate
-/** One for good: each that was used costs time with every promise from then on. */
+/** Created once, because each AsyncLocalStorage that was ever used slows down every promise. */
 const running = new AsyncLocalStorage<MachineClock>()
 
 export interface VirtualTime {
-  /** Milliseconds since the epoch. */
+  /** The virtual time, in milliseconds since the epoch. */
   now(): number
   /** Lets `ms` pass, timer by timer. */
   advance(ms: number): Promise<void>
-  /** On no machine. */
+  /** Runs `run` after `ms` with a timer that belongs to no machine. */
   at(ms: number, run: () => void): void
   newMachine(): Machine
-  /** Puts the real ones back. */
+  /** Restores the real timers and clocks. */
   restore(): void
 }
 
@@ -90,10 +90,10 @@ export function takeOverTime(startMs: number): VirtualTime {
       setClock: (byMs) => void (clock.aheadMs += byMs),
     }
   }
-  /** One turn of the event loop: all promises that can go on have gone on. */
+  /** Waits for one turn of the event loop, after which all settled promises have continued. */
   const settle = (): Promise<void> => new Promise((resolve) => turn(() => resolve()))
   const globals = globalThis as unknown as Record<string, unknown>
-  // Whole milliseconds, and one at least, as Node's: otherwise a rest of a time could be too small to move the clock.
+  // Delays are whole milliseconds and at least one, as in Node.js. Otherwise a tiny remainder might not move the clock.
   globals['setTimeout'] = (run: () => void, ms = 0) => after(Math.max(1, Math.trunc(ms)), run, running.getStore())
   globals['clearTimeout'] = globals['clearInterval'] = (id: number) => timers.delete(id)
   globals['setInterval'] = (run: () => void, ms = 0) => {

@@ -1,4 +1,4 @@
-// cluster.test.ts - an etcd of three members that lose one: killed, frozen, without its majority, replaced.
+// cluster.test.ts - an etcd cluster of three members in which a member is killed, frozen, left without the majority, or replaced.
 
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, expect, it } from 'vitest'
@@ -19,7 +19,7 @@ import { ETCD, needs } from '../support/needs.ts'
 
 needs(...ETCD)
 
-/** How many leaders are killed, at least; more in `npm run test:soak`. */
+/** The minimum number of leaders that are killed; more in `npm run test:soak`. */
 const ROUNDS = process.env['WEFT_LONG'] === '1' ? 30 : 3
 
 let cluster: EtcdCluster
@@ -53,16 +53,16 @@ function open(members: readonly EtcdMember[] = cluster.members): Store {
 
 const rest = (...gone: EtcdMember[]): EtcdMember[] => cluster.members.filter((member) => !gone.includes(member))
 
-/** Has another host take 10.5.`number`.0/24, by way of these members, when one of those that are `awake` leads. */
+/** Takes 10.5.`number`.0/24 for another host through the given members, as soon as one of the `awake` members leads. */
 async function join(number: number, through: readonly EtcdMember[], awake = through): Promise<void> {
-  // For a leader that is gone a member keeps a put for 7 s before it refuses it.
+  // A member holds a put for 7 s before it refuses it because the leader is gone.
   await cluster.leader(awake)
   const key = `/coreos.com/network/subnets/10.5.${number}.0-24`
   const put = ['put', key, `{"PublicIP":"192.0.2.${number}","PublicIPv6":null}`]
   await eventually(() => cluster.ctl(put, through))
 }
 
-/** Follows the leases as the daemon does. The minute's listing is put off: it would mend what the watch missed. */
+/** Follows the leases like the daemon, but without the listing every minute, which would repair what the watch missed. */
 function follow(store: Store) {
   const began = performance.now()
   const lines: string[] = []
@@ -94,13 +94,13 @@ function follow(store: Store) {
     get listings() {
       return listings
     },
-    /** Resolves when exactly these are known. */
+    /** Resolves when the view has exactly these leases. */
     until: (numbers: readonly number[]) =>
       eventually(() => {
         expect(failure).toBe(undefined)
         expect([...view.keys()].toSorted()).toEqual(numbers.map((number) => `10.5.${number}.0-24`).toSorted())
       }),
-    /** Logged at most so seldom that nobody has to fear for his disk, however long the test takes. */
+    /** Checks that the number of log lines per minute is small enough not to fill a disk, however long the test takes. */
     expectFewLines: () =>
       expect(lines.length).toBeLessThanOrEqual(10 * Math.ceil((performance.now() - began) / 60_000)),
   }
@@ -108,7 +108,7 @@ function follow(store: Store) {
 
 const network = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
 
-it('renews its lease and hears of every peer while each leader in turn is killed', async () => {
+it('renews its lease and learns of every peer while each leader in turn is killed', async () => {
   const store = open()
   const quiet = { info() {}, warn() {}, error() {}, v: () => false }
   const options = { random: () => 0, log: quiet, signal: over.signal }
@@ -119,7 +119,7 @@ it('renews its lease and hears of every peer while each leader in turn is killed
   await follower.until([own])
   const peers = [own]
   const killed = new Set<EtcdMember>()
-  // A busy machine may make the one that was killed the leader again.
+  // On a busy machine a member that was killed may become the leader again.
   for (let round = 0; round < ROUNDS || killed.size < 2; round++) {
     const leader = await cluster.leader()
     await leader.kill()
@@ -128,7 +128,7 @@ it('renews its lease and hears of every peer while each leader in turn is killed
     await join(number, rest(leader))
     peers.push(number)
     await follower.until(peers)
-    // As the daemon does: what may pass is tried again, anything else would be an error.
+    // Retries transient errors, as the daemon does. Any other error fails the test.
     for (const { revision } = lease; lease.revision === revision;) {
       try {
         lease = await renewLease(store, lease, { ...options, signal: AbortSignal.timeout(EVENT_MS) })
@@ -139,7 +139,7 @@ it('renews its lease and hears of every peer while each leader in turn is killed
     }
     await leader.start()
   }
-  expect(follower.listings).toBe(1) // it resumed: no listing was needed, so nothing was skipped either
+  expect(follower.listings).toBe(1) // the watch resumed: without a second listing it cannot have skipped a change
   follower.expectFewLines()
 }, 1_200_000)
 
@@ -149,7 +149,7 @@ it('leaves a member that froze with its connections open', async () => {
   await follower.until([1])
   const peers = [1]
   const moved = (): boolean => follower.lines.some((line) => line.includes('watch channel'))
-  // One after another, until it was the one with the watch.
+  // Freezes the members in turn until the one that serves the watch is frozen.
   for (const [index, frozen] of cluster.members.entries()) {
     await frozen.freeze()
     await join(index + 2, rest(frozen))
@@ -170,7 +170,7 @@ it('notices that its member lost the majority, keeps the peers, and catches up',
   await follower.until([1])
   const others = rest(alone)
   for (const other of others) await other.freeze()
-  // The member itself is well and its connection open: only it can tell that what it knows may be old.
+  // The member itself works and its connection is open, so only the member can report that its data may be old.
   await eventually(() => expect(follower.lines.join()).toMatch(/no leader/i))
   expect([...follower.view.keys()]).toEqual(['10.5.1.0-24'])
   expect(alone.process.exitCode).toBe(null)
@@ -181,7 +181,7 @@ it('notices that its member lost the majority, keeps the peers, and catches up',
   follower.expectFewLines()
 })
 
-it('goes on while each member is replaced by a new one without data', async () => {
+it('continues while each member is replaced by a new one without data', async () => {
   const follower = follow(open())
   await join(1, cluster.members)
   await follower.until([1])
@@ -202,7 +202,7 @@ it('goes on while each member is replaced by a new one without data', async () =
   expect(after).toHaveLength(3)
   expect(after.filter((id) => ids(before).includes(id))).toEqual([])
   expect(follower.lines.filter((line) => line.includes('watch channel'))).not.toEqual([])
-  // The same cluster under new members: no reason to list again, let alone to hold or to drop a peer.
+  // The cluster is the same although all members are new, so weftd must not list again, hold peers or drop one.
   expect(follower.listings).toBe(1)
   follower.expectFewLines()
 })

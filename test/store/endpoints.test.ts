@@ -1,4 +1,4 @@
-// endpoints.test.ts - several endpoints of etcd of which some are dead, each in a way of its own, and tokens that end.
+// endpoints.test.ts - several etcd endpoints of which some are dead in different ways, and tokens that expire.
 
 import { spawn } from 'node:child_process'
 import { generateKeyPairSync } from 'node:crypto'
@@ -25,11 +25,14 @@ import { startTroubledEtcd } from '../support/troubled-etcd.ts'
 
 const lacks = needs(...ETCD)
 
-/** How many starts are timed with each; and how many changes, one after another: for two minutes each in `npm run test:soak`. */
+/**
+ * STARTS: the starts that are timed with each set of endpoints. The next figure: the changes in a row. `npm run test:soak` runs both for
+ * two minutes.
+ */
 const STARTS = 5
 const CHANGES_MS = process.env['WEFT_LONG'] === '1' ? 120_000 : 0
 const CHANGES = 10
-/** What waiting for a single deadline would cost. */
+/** The delay that waiting for a single deadline would cause. */
 const DEADLINE_MS = 6_000
 
 const PREFIX = '/x'
@@ -72,7 +75,7 @@ function open(endpoints: readonly string[], more: Partial<Parameters<typeof crea
   return store
 }
 
-/** Follows as the daemon does; `has` resolves when a key has this address. */
+/** Follows the leases like the daemon; `has` resolves when a key has this address. */
 function follow(store: Store, relistMs?: number) {
   const found = new Map<string, number>()
   const { signal } = over
@@ -88,7 +91,7 @@ function follow(store: Store, relistMs?: number) {
   return { done, has: (key: string, ip: string) => eventually(() => expect(found.get(key)).toBe(parseIpv4(ip))) }
 }
 
-/** A listener for each connection; its URL. */
+/** Calls `onConnection` for each connection; returns the URL of the listener. */
 async function listen(onConnection: (socket: Socket) => void): Promise<string> {
   const sockets = new Set<Socket>()
   const server = createServer((socket) => {
@@ -104,7 +107,7 @@ async function listen(onConnection: (socket: Socket) => void): Promise<string> {
   return `http://127.0.0.1:${(server.address() as AddressInfo).port}`
 }
 
-/** Nobody accepts there, and the queue of those who wait for it is full: the kernel drops each SYN. */
+/** Returns an address whose listener never accepts. Its queue is full, so the kernel drops each SYN. */
 async function dropsSyn(): Promise<string> {
   const place = await ownPlace()
   const [host = '', port = ''] = place.split(':')
@@ -119,7 +122,7 @@ async function dropsSyn(): Promise<string> {
   await new Promise((resolve) => child.stdout.once('data', resolve))
   child.kill('SIGSTOP')
   await eventually(() => expect(readFileSync(`/proc/${child.pid}/stat`, 'utf8')).toMatch(/\) T /))
-  // One more than the backlog (net/ipv4, sk_acceptq_is_full).
+  // The queue holds one connection more than the backlog (sk_acceptq_is_full in the kernel).
   for (const _ of [1, 2]) {
     const socket = connect(Number(port), host)
     cleanups.push(() => socket.destroy())
@@ -128,14 +131,14 @@ async function dropsSyn(): Promise<string> {
   return `http://${place}`
 }
 
-/** A member that is well, and whose cluster is gone. */
+/** Returns a member that works but whose cluster is gone. */
 async function withoutLeader(): Promise<string> {
   const cluster = await startEtcdCluster()
   cleanups.push(() => cluster.close())
   const [alone, ...others] = cluster.members
   for (const other of others) await other.kill()
   const left = alone!
-  // It takes an election for it to know.
+  // The member notices this only after a failed election.
   await eventually(async () =>
     expect(await cluster.ctl(['endpoint', 'status', '-w', 'json'], [left])).not.toMatch(/"leader":[1-9]/),
   )
@@ -153,11 +156,11 @@ const DEAD: readonly (readonly [string, () => Promise<string>])[] = [
 ]
 
 it.each(DEAD)(
-  'costs neither a start nor a change a deadline: one endpoint of two that %s, and two of three',
+  'delays neither a start nor a change until a deadline if one of two endpoints %s, or two of three',
   async (_name, make) => {
     const [one, two] = [await make(), await make()]
     let starts = 0
-    /** A start up to the first whole table, as the daemon makes it. */
+    /** Starts up to the first complete table, like the daemon. */
     async function start(endpoints: readonly string[]): Promise<number> {
       const began = performance.now()
       const store = open(endpoints)
@@ -177,7 +180,7 @@ it.each(DEAD)(
     console.log(`start: ${JSON.stringify(took)} ms`)
     for (const name of ['two', 'three'] as const) expect(took[name]).toBeLessThan(DEADLINE_MS / 2 + 10 * took.alone)
 
-    // Listings come again and again meanwhile, each by an endpoint that may be a dead one.
+    // Meanwhile listings repeat, each through an endpoint that may be dead.
     const followers = { alone: follow(open(sets.alone), 500), three: follow(open(sets.three), 500) }
     const late = { alone: [] as number[], three: [] as number[] }
     const until = performance.now() + CHANGES_MS
@@ -199,7 +202,7 @@ it.each(DEAD)(
   CHANGES_MS + 600_000,
 )
 
-it('uses an endpoint again that is back, when the other one goes', async () => {
+it('returns to an endpoint that is back when the other one goes away', async () => {
   const [first, second] = [await startCuttingProxy(etcd.endpoint), await startCuttingProxy(etcd.endpoint)]
   cleanups.push(
     () => first.close(),
@@ -220,7 +223,7 @@ it('uses an endpoint again that is back, when the other one goes', async () => {
   expect(Math.min(first.cuts, second.cuts)).toBeGreaterThan(0)
 })
 
-it('leaves an endpoint that owes an answer and gives no sign of life', async () => {
+it('leaves an endpoint that owes an answer and fails its health check', async () => {
   const [first, second] = [await startTroubledEtcd(etcd.endpoint), await startTroubledEtcd(etcd.endpoint)]
   cleanups.push(
     () => first.close(),
@@ -237,7 +240,7 @@ it('leaves an endpoint that owes an answer and gives no sign of life', async () 
     other.set({})
     expect((await store.list(over.signal)).revision).toBeGreaterThan(0n)
   }
-  // The first may not have been the one that was asked.
+  // The first endpoint may not have been the one in use.
   expect(Math.min(first.strikes.held, second.strikes.held)).toBeGreaterThan(0)
 })
 
@@ -253,7 +256,7 @@ it('waits for endpoints that take seconds for each call', async () => {
   await renewLease(store, lease, { signal: over.signal })
 })
 
-it.each(['simple', 'jwt'])('goes on with %s tokens when users and roles are changed', async (kind) => {
+it.each(['simple', 'jwt'])('continues with %s tokens when users and roles change', async (kind) => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-jwt-'))
   cleanups.push(() => rmSync(folder, { recursive: true }))
   const { publicKey, privateKey } = generateKeyPairSync('rsa', { modulusLength: 2048 })
@@ -287,7 +290,7 @@ it.each(['simple', 'jwt'])('goes on with %s tokens when users and roles are chan
   }
 })
 
-it('trusts the authorities that the host does, when none is given', async () => {
+it("trusts the host's authorities if no authority is given", async () => {
   const server = await startEtcd({ tls: true })
   cleanups.push(() => server.close())
   await server.ctl('put', `${PREFIX}/config`, '{}')
@@ -298,7 +301,7 @@ it('trusts the authorities that the host does, when none is given', async () => 
   await expect(open([server.endpoint]).config(over.signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
 })
 
-it('names no address to a TLS server, of which Node.js would warn', async () => {
+it('sends no address as the server name to a TLS server, about which Node.js would warn', async () => {
   const server = await startEtcd({ tls: true })
   cleanups.push(() => server.close())
   await server.ctl('put', `${PREFIX}/config`, '{}')
@@ -308,7 +311,7 @@ it('names no address to a TLS server, of which Node.js would warn', async () => 
   cleanups.push(() => process.off('warning', onWarning))
   expect(await open([server.endpoint], { caFile: server.certificate }).config(over.signal)).toBe('{}')
   expect(warnings).toEqual([])
-  // The certificate has the address all the same: another one is refused.
+  // The address in the certificate is checked nevertheless: another address is refused.
   const { port } = new URL(server.endpoint)
   const way = await listen((socket) => {
     const on = connect(Number(port), new URL(server.endpoint).hostname)
@@ -321,7 +324,7 @@ it('names no address to a TLS server, of which Node.js would warn', async () => 
   )
 })
 
-it('takes a watch that `etcd grpc-proxy` joins to another for no other cluster', async () => {
+it('does not mistake a watch that `etcd grpc-proxy` joins to another for another cluster', async () => {
   const place = await ownPlace()
   const proxy = spawn(
     'setpriv',

@@ -1,4 +1,4 @@
-// hanging.test.ts - a lease directory whose server is gone: what hangs there, and that nothing else waits for it.
+// hanging.test.ts - a lease directory whose file server is gone: the calls that hang there must not block anything else.
 
 import { execFileSync } from 'node:child_process'
 import { constants, linkSync, mkdtempSync, renameSync, rmSync, writeFileSync } from 'node:fs'
@@ -10,14 +10,14 @@ import { expect, it } from 'vitest'
 import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { eventually } from '../support/event.ts'
 
-/** What a pipe keeps in the kernel is what a server that is gone keeps: whoever opens it waits until somebody writes. */
+/** A named pipe hangs in the kernel like a file on a dead server: opening it waits until another process writes. */
 function pipeIn(directory: string, name: string): string {
   const path = join(directory, name)
   execFileSync('mkfifo', [path])
   return path
 }
 
-it('keeps no more than two of the threads that all files of the process share, and nobody from stopping', async () => {
+it('blocks at most two of the threads that all files of the process share, and does not block a stop', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-hanging-'))
   const pipe = pipeIn(directory, 'config')
   const [same, other] = [join(directory, 'same'), join(directory, 'other')]
@@ -26,7 +26,7 @@ it('keeps no more than two of the threads that all files of the process share, a
   const store = createDirectoryStore({ directory })
   const stopping = new AbortController()
   try {
-    await store.list(stopping.signal) // its directories are there from now on
+    await store.list(stopping.signal) // this creates the directories
     const asked = Array.from({ length: 8 }, () => store.config(stopping.signal).catch((error: unknown) => error))
     await nextTurn()
     expect(await Promise.all(Array.from({ length: 8 }, () => readFile(other, 'utf8')))).toEqual(Array(8).fill('read'))
@@ -35,14 +35,14 @@ it('keeps no more than two of the threads that all files of the process share, a
     expect(await Promise.all(asked)).toEqual(asked.map(() => reason))
     await store.close()
   } finally {
-    // Whoever waits for the pipe is let go, and nobody comes after them.
+    // The process that waits for the pipe is released, and no other opens it afterwards.
     renameSync(other, pipe)
     await eventually(async () => (await open(same, constants.O_WRONLY | constants.O_NONBLOCK)).close())
     rmSync(directory, { recursive: true })
   }
 })
 
-it('has no pipe in the place of a lease, which nobody waits for', async () => {
+it('ignores a pipe in place of a lease without waiting for it', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-hanging-'))
   const store = createDirectoryStore({ directory })
   const signal = AbortSignal.timeout(60_000)

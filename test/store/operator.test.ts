@@ -1,4 +1,4 @@
-// operator.test.ts - `weft lease` and `weft config` on either store: what they print, change and exit with.
+// operator.test.ts - `weft lease` and `weft config` on both stores: their output, their changes and their exit codes.
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -62,7 +62,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     await run('config', 'set', file(CONFIG))
   })
 
-  it('shows, checks and puts the network configuration', async () => {
+  it('shows, checks and writes the network configuration', async () => {
     expect(await run('config', 'set', file(CONFIG))).toMatchObject({
       code: 0,
       out: 'stored; daemons use it when they restart\n',
@@ -111,7 +111,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('config', 'set', '/nowhere/config')).toMatchObject({ code: 2 })
   })
 
-  it('says what another configuration changes, and cuts no node off unless told', async () => {
+  it('reports what another configuration changes, and cuts off nodes only with --force', async () => {
     const vxlan = (): string => file('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}')
     expect(await run('config', 'set', vxlan())).toMatchObject({
       code: 0,
@@ -123,7 +123,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
       code: 1,
       out: '',
       err: expect.stringMatching(
-        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will reopen their data path when weftd restarts there; .*  do not reach each other; give --force/,
+        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will reopen their data path when weftd restarts there; .* do not reach each other; give --force/,
       ),
     })
     expect(await run('config', 'get')).toMatchObject({ out: `${CONFIG}\n` })
@@ -139,7 +139,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     for (const at of [7, 8, 9]) await run('lease', 'release', `10.5.${at}.0/24`, '--force')
   })
 
-  it('refuses a mistyped key, and names the one that was meant', async () => {
+  it('refuses a mistyped key, and suggests the right one', async () => {
     const typo = file('{"Network":"10.5.0.0/16","Bakcend":{"Type":"udp"},"Backend":{"Prot":1,"Type":"udp"}}')
     const says =
       'the network configuration has "Bakcend", which nothing reads; did you mean Backend?, and Backend has "Prot", which udp does not read; did you mean Port?; `weft config schema` lists all keys'
@@ -176,8 +176,8 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     for (const [words, problem] of [
       [['reserve', '10.5.7.0/24', '192.0.2.8'], 'is leased by 192.0.2.7'],
       [['reserve', '10.5.8.0/24'], 'the subnet is free'],
-      [['reserve', '10.5.8.0/24', 'host'], 'is no address'],
-      [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is no address'],
+      [['reserve', '10.5.8.0/24', 'host'], 'is not an address'],
+      [['reserve', '10.5.8.0/24', '192.0.2.8,192.0.2.9'], 'is not an address'],
       [['reserve', 'fd00:5:0:7::/64', '192.0.2.8'], 'the network configuration does not allow the subnet'],
       [['reserve', '10.5.8.0/24,10.5.9.0/24', '192.0.2.8'], 'is not a subnet'],
       [['show', '10.5.8.1/24'], 'is not a subnet'],
@@ -192,7 +192,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await json('lease', 'ls')).toEqual([])
   })
 
-  it('tells when a lease ends, and how its node is', async () => {
+  it('shows when a lease ends, and the state of its node', async () => {
     const store =
       kind === 'etcd'
         ? createEtcdStore({
@@ -228,15 +228,15 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
         ['-', '10.5.6.0/24', '192.0.2.6', 'udp', 'lease', end, 'this node'],
         ['-', '10.5.7.0/24', '192.0.2.7', 'udp', 'lease', end, 'silent'],
       ])
-      const told = JSON.parse((await weft([...words, '--json'])).out) as { expiresAt: string; nodeState: string }[]
-      expect(told.map(({ nodeState }) => nodeState)).toEqual(['this node', 'silent'])
-      for (const { expiresAt } of told) expect(Date.parse(expiresAt)).toBeGreaterThan(Date.now())
+      const printed = JSON.parse((await weft([...words, '--json'])).out) as { expiresAt: string; nodeState: string }[]
+      expect(printed.map(({ nodeState }) => nodeState)).toEqual(['this node', 'silent'])
+      for (const { expiresAt } of printed) expect(Date.parse(expiresAt)).toBeGreaterThan(Date.now())
     } finally {
       server.close()
     }
   })
 
-  it('releases what a node holds that answers by one family at least only where it is told twice', async () => {
+  it('releases the lease of a node that answers over at least one family only with --force', async () => {
     const lease = '10.5.7.0-24'
     await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.2')
     let peer = { ...dualPeer({}, silentSide), lease }
@@ -266,7 +266,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     }
   })
 
-  it('reserves, shows and releases subnets of both families, by either', async () => {
+  it('reserves, shows and releases subnets of both families, given either subnet', async () => {
     const both = '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}'
     if (kind === 'etcd') await etcd.ctl('put', `${flags.at(-1)}/config`, both)
     else writeFileSync(join(flags.at(-1)!, 'config'), both)
@@ -305,7 +305,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     ])
   })
 
-  it('puts no configuration that leases do not fit, unless it is told to', async () => {
+  it('writes a configuration that does not fit the leases only with --force', async () => {
     await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.7')
     const other = file('{"Network":"10.6.0.0/16"}')
     expect(await run('config', 'set', other)).toMatchObject({
@@ -316,7 +316,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('config', 'check')).toMatchObject({ out: expect.stringContaining('10.6.0.0/16') })
   })
 
-  it('says of a configuration without a family that leases would lose their subnets of that one alone', async () => {
+  it('reports for a configuration without one family that leases would lose only the subnet of that family', async () => {
     const both = file('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
     expect(await run('config', 'set', both)).toMatchObject({ code: 0 })
     await run('lease', 'reserve', '10.5.7.0/24,fd00:5:0:7::/64', '192.0.2.7,fd77::7')
@@ -333,7 +333,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('config', 'set', back, '--force')).toMatchObject({ code: 0 })
   })
 
-  it('names what is no lease', async () => {
+  it('names entries that are not leases', async () => {
     await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.7')
     if (kind === 'etcd') await etcd.ctl('put', `${flags.at(-1)}/subnets/10.5.9.0-24`, 'junk')
     else writeFileSync(join(flags.at(-1)!, 'subnets', '10.5.9.0-24'), 'junk')
@@ -343,7 +343,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
   })
 })
 
-it('tells how far the clock of an etcd is ahead, by what it tells everybody', async () => {
+it('reads from the Date header of etcd how far its clock is ahead', async () => {
   const hourAhead = createServer((_request, response) =>
     response.writeHead(404, { date: new Date(Date.now() + 3_600_000).toUTCString() }).end(),
   )
@@ -360,7 +360,7 @@ it('tells how far the clock of an etcd is ahead, by what it tells everybody', as
   hourAhead.close()
 })
 
-it('says that a store does not answer', async () => {
+it('reports that a store does not answer', async () => {
   const flags = ['--etcd-endpoints', `http://${await ownPlace()}`, '--status-socket', join(folder, 'none')]
   expect(await weft(['lease', 'ls', ...flags])).toMatchObject({
     code: 1,
@@ -369,7 +369,7 @@ it('says that a store does not answer', async () => {
   })
 })
 
-it('asks with the credentials of the daemon of this host, and shows none of them', async () => {
+it("uses the credentials of this host's daemon, and shows none of them", async () => {
   if (lacks) return
   const server = await startEtcd({ tls: true })
   const rows = ['user add root:secret', 'user grant-role root root', 'user add node:sesame', 'role add nodes']
@@ -380,7 +380,7 @@ it('asks with the credentials of the daemon of this host, and shows none of them
   ]
   for (const row of [...rows, ...grants]) await server.ctl(...row.split(' '))
   await server.ctl('--user', 'root:secret', 'put', '/n/config', CONFIG)
-  // What `/proc` has of a weftd: its name, and the environment that it was started with.
+  // `/proc` shows the name of a weftd and the environment that it was started with.
   const daemon = spawn('sleep', ['600'], {
     argv0: 'weftd',
     env: { FLANNELD_ETCD_USERNAME: 'node', FLANNELD_ETCD_PASSWORD: 'sesame' },

@@ -1,4 +1,4 @@
-// prefix.test.ts - the prefix of the keys in etcd, as people write it: slashes too many count as one, as in Go's path.Join.
+// prefix.test.ts - spellings of the prefix of the etcd keys: repeated slashes count as one, as in Go's path.Join.
 
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
@@ -15,7 +15,7 @@ beforeAll(async () => {
 })
 afterAll(() => etcd?.close())
 
-it.each(['/a/b', '/a/b/', '//a//b//'])('of keys below /a/b may be written %j', async (prefix) => {
+it.each(['/a/b', '/a/b/', '//a//b//'])('accepts the prefix %j for keys below /a/b', async (prefix) => {
   const config = '{"Network":"10.5.0.0/16"}'
   await etcd.ctl('put', '/a/b/config', config)
   await etcd.ctl('put', '/a/b/subnets/10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')

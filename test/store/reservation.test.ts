@@ -1,4 +1,4 @@
-// reservation.test.ts - a lease file becomes a reservation as docs/running.md says, also while its node holds the lease.
+// reservation.test.ts - a lease file becomes a reservation as docs/running.md says, even while its node holds the lease.
 
 import { chmodSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -9,7 +9,7 @@ import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
 import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
-it('chmod a-w FILE: the next renewal keeps the file, its mode and the lease without an end', async () => {
+it('chmod a-w FILE makes a lease endless, and the next renewal keeps the file and its mode', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-reservation-'))
   writeFileSync(join(directory, 'config'), '{"Network":"10.5.0.0/16"}')
   const store = createDirectoryStore({ directory })
@@ -21,7 +21,7 @@ it('chmod a-w FILE: the next renewal keeps the file, its mode and the lease with
     const lease = await acquireLease(store, config, attrs, options)
     const renewed = await renewLease(store, lease, options)
     expect(renewed.expiresAt).toBeGreaterThan(Date.now())
-    // Read once, the file is read again only when it has changed.
+    // The store has read the file once, and reads it again only if it changes.
     expect((await store.list(options.signal)).entries).toMatchObject([{ key: lease.key, isReservation: false }])
 
     const file = join(directory, 'subnets', lease.key)

@@ -1,4 +1,4 @@
-// store.test.ts - what every store promises, tried on each: a real etcd, a directory.
+// store.test.ts - the contract of every store, tested with a real etcd and a real directory.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
@@ -49,13 +49,13 @@ import { startTroubledEtcd } from '../support/troubled-etcd.ts'
 const lacks = needs(...ETCD)
 
 const TTL_MS = 3_600_000
-/** Of `npm run test:soak`. */
+/** True in `npm run test:soak`. */
 const LONG = process.env['WEFT_LONG'] === '1'
 const CONFIG = '{"Network":"10.5.0.0/16"}'
 const config = parseNetworkConfig(CONFIG)
 const attrs = (ip: string): LeaseAttrs => ({ publicIp: { ipv4: parseIpv4(ip)! }, backendType: '' })
 const value = (ip: string): string => `{"PublicIP":"${ip}","PublicIPv6":null}`
-/** For some calls in a row, each an event. */
+/** The timeout of a few calls in a row, each of which waits for an event. */
 const signal = (): AbortSignal => AbortSignal.timeout(4 * EVENT_MS)
 
 function quiet() {
@@ -64,26 +64,26 @@ function quiet() {
   return { lines, info: add, warn: add, error: add, v: () => false }
 }
 
-/** From now on no timer of this test's goes off: neither a deadline nor a poll can be what ends a wait. */
+/** Stops all timers of this test, so that neither a deadline nor a poll can end a wait. */
 const stopTime = (): unknown =>
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'setInterval', 'clearInterval'] })
 
-/** One store under test and ways to change it behind its back. */
+/** A store under test, and ways to change it from outside. */
 interface Bed {
   /** The prefix in etcd, or the directory. */
   readonly prefix: string
-  /** How long a key lives. */
+  /** The TTL of a key. */
   readonly ttlMs: number
-  /** `endpoint` is for etcd alone, in place of the cutting proxy. */
+  /** `endpoint` is for etcd only, and replaces the cutting proxy. */
   open(endpoint?: string): Store
   put(key: string, text: string): Promise<void>
   putBytes(key: string, bytes: Buffer): Promise<void>
   remove(key: string): Promise<void>
-  /** Lets a lease end now. */
+  /** Makes a lease expire now. */
   expire(key: string): Promise<void>
-  /** Makes a lease without an end, as an operator does. */
+  /** Writes a lease that never expires, as an operator does. */
   reserve(key: string, text: string): Promise<void>
-  /** All keys and values as another program sees them. */
+  /** Reads all keys and values with another program. */
   dump(): Promise<Record<string, string>>
   putConfig(text: string): Promise<void>
 }
@@ -145,7 +145,7 @@ function etcdBed(): Bed {
     remove: async (key) => void (await etcd.ctl('del', full(key))),
     async expire(key) {
       const { kvs } = JSON.parse(await etcd.ctl('get', full(key), '-w', 'json')) as { kvs: { lease: number }[] }
-      // Lease ids are larger than a number holds exactly: taken from the text.
+      // Lease ids exceed the precision of a JavaScript number, so they are read from the text.
       const text = await etcd.ctl('get', full(key), '-w', 'json')
       const id = BigInt(/"lease":(\d+)/.exec(text)![1]!).toString(16)
       expect(kvs).toHaveLength(1)
@@ -190,14 +190,14 @@ function directoryBed(): Bed {
   }
 }
 
-/** The watch's batches but the empty ones, which say that the store answers. */
+/** Yields the batches of a watch without the empty ones, which only show that the store answers. */
 async function* changesOf(store: Store, after: bigint, end: AbortSignal): AsyncGenerator<StoreBatch> {
   for await (const batch of store.watch(after, end)) if (batch.changes.length > 0) yield batch
 }
 
 /**
- * Follows a store as the daemon does. `until` resolves when the view fits. The minute's listing is put off: it would mend
- * what the watch missed.
+ * Follows a store like the daemon, but without the listing every minute, which would repair what the watch missed. `until` resolves when
+ * the view fits.
  */
 function follow(store: Store, log = quiet()) {
   const controller = new AbortController()
@@ -226,7 +226,7 @@ function follow(store: Store, log = quiet()) {
     },
     log,
     done,
-    /** Listings: one to begin with, and one for each gap in what the watch can tell. */
+    /** The number of listings: the first one, and one for each gap that a watch reports. */
     get listings() {
       return listings
     },
@@ -261,7 +261,7 @@ describe.each([
   ['etcd', etcdBed],
   ['directory', directoryBed],
 ] as const)('the %s store', (_name, makeBed) => {
-  it('has no configuration, then the one that was put', async () => {
+  it('reports a missing configuration, and reads the one that is written later', async () => {
     const bed = makeBed()
     const store = bed.open()
     await expect(store.config(signal())).rejects.toMatchObject({ code: 'CONFIG_MISSING' })
@@ -277,11 +277,11 @@ describe.each([
     expect(lease.key).toBe('10.5.7.0-24')
     expect(await bed.dump()).toEqual({ '10.5.7.0-24': '{"PublicIP":"1.2.3.4","PublicIPv6":null}' })
     const writtenAt = lease.expiresAt! - bed.ttlMs
-    expect(writtenAt).toBeGreaterThan(before - 1_000) // a file system's clock goes by ticks
+    expect(writtenAt).toBeGreaterThan(before - 1_000) // file timestamps are coarse
     expect(writtenAt).toBeLessThanOrEqual(after)
   })
 
-  it('knows which of two keys came first, however often they are written, or lets none come across another', async () => {
+  it('orders the creation of two keys, however often they are rewritten, or refuses overlapping keys', async () => {
     const store = makeBed().open()
     const [first, second] = ['10.5.1.0-24&fd00:5:0:2::-64', '10.5.1.0-24&fd00:5:0:1::-64']
     const isAcross = (key: string): boolean => key === first
@@ -298,7 +298,7 @@ describe.each([
     expect(await store.create('10.5.3.0-24', value('2.2.2.2'), signal(), () => false)).toBeDefined()
   })
 
-  it('creates only what is not there, and changes only what is as it was read', async () => {
+  it('creates only missing keys, and changes only values that are unchanged since they were read', async () => {
     const store = makeBed().open()
     const first = await store.create('10.5.1.0-24', value('1.1.1.1'), signal())
     expect(first).toBeDefined()
@@ -308,7 +308,7 @@ describe.each([
     const second = await update(value('3.3.3.3'), asRead)
     expect(second!.revision).toBeGreaterThan(first!.revision)
     expect(await update(value('4.4.4.4'), asRead)).toBeUndefined()
-    // A restored store gives the revision out again, for something else.
+    // A restored store reuses revisions for other values.
     expect(await update(value('4.4.4.4'), { ...asRead, revision: second!.revision })).toBeUndefined()
     const remove = (expected: typeof asRead) => store.delete('10.5.1.0-24', expected, signal())
     expect(await remove(asRead)).toBe(false)
@@ -318,7 +318,7 @@ describe.each([
     expect((await store.list(signal())).entries).toEqual([])
   })
 
-  it('gives 20 nodes that all draw the same subnet 20 subnets', async () => {
+  it('gives 20 different subnets to 20 nodes that all draw the same one', async () => {
     const bed = makeBed()
     const leases = await Promise.all(
       Array.from({ length: 20 }, (_, index) => acquire(bed.open(), `1.1.1.${index + 1}`, { random: () => 0 })),
@@ -327,7 +327,7 @@ describe.each([
     expect(Object.keys(await bed.dump())).toHaveLength(20)
   })
 
-  it('gives a node its lease again by its address, and keeps the previous subnet if it is free', async () => {
+  it('gives a node its lease again because of its address, and its previous subnet if that is free', async () => {
     const store = makeBed().open()
     const first = await acquire(store, '1.2.3.4', { previous: '10.5.5.0/24' })
     expect((await acquire(store, '1.2.3.4')).key).toBe(first.key)
@@ -336,7 +336,7 @@ describe.each([
     expect((await acquire(store, '1.2.3.7', { previous: '10.4.1.0/24' })).key).toMatch(/^10\.5\./)
   })
 
-  it('says who has the subnet of an earlier run', async () => {
+  it('names the host that has the subnet of an earlier run now', async () => {
     const store = makeBed().open()
     await acquire(store, '1.2.3.4', { previous: '10.5.5.0/24' })
     const log = quiet()
@@ -350,7 +350,7 @@ describe.each([
     expect(log.lines.filter((line) => line.includes('10.5.5.0/24, is leased by 1.2.3.4 now'))).toHaveLength(1)
   })
 
-  it('moves a lease that the configuration no longer fits', async () => {
+  it('replaces a lease that no longer fits the configuration', async () => {
     const bed = makeBed()
     const store = bed.open()
     await acquire(store, '1.2.3.4')
@@ -363,7 +363,7 @@ describe.each([
     expect(Object.keys(await bed.dump())).toEqual([moved.key])
   })
 
-  it('says that it is full, and what to do', async () => {
+  it('reports that no subnet is free, and what to do', async () => {
     const small = parseNetworkConfig('{"Network":"10.5.0.0/28"}')
     const store = makeBed().open()
     const take = (ip: string) =>
@@ -376,14 +376,14 @@ describe.each([
     })
   })
 
-  it('renews what is its own and nothing else', async () => {
+  it('renews only its own lease', async () => {
     const bed = makeBed()
     const store = bed.open()
     const renew = (lease: Awaited<ReturnType<typeof acquire>>) => renewLease(store, lease, { signal: signal() })
     const lease = await acquire(store, '1.2.3.4')
     const renewed = await renew(lease)
     expect(await bed.dump()).toEqual({ [lease.key]: value('1.2.3.4') })
-    // An answer that was lost: the lease as it was before the write that did happen.
+    // If the answer to a renewal was lost, the caller still has the revision from the time before the write.
     expect((await renew(lease)).revision).toBeGreaterThan(renewed.revision)
     await bed.put(lease.key, value('9.9.9.9'))
     await expect(renew(renewed)).rejects.toMatchObject({
@@ -395,7 +395,7 @@ describe.each([
     await expect(renew(renewed)).rejects.toMatchObject({ code: 'LEASE_LOST' })
   })
 
-  it('keeps a reservation without an end when its node takes it, renews it and comes back', async () => {
+  it('keeps a reservation without expiry when its node takes it, renews it and restarts', async () => {
     const at = makeBed()
     const key = '10.5.9.0-24'
     await at.reserve(key, value('192.0.2.9'))
@@ -408,7 +408,7 @@ describe.each([
     expect(entries).toMatchObject([{ key, isReservation: true }])
   })
 
-  it('learns that its lease was made a reservation while it held it', async () => {
+  it('notices that its lease became a reservation while it held it', async () => {
     const at = makeBed()
     const store = at.open()
     const options = { random: Math.random, log: quiet(), signal: signal() }
@@ -419,21 +419,21 @@ describe.each([
     expect((await store.list(signal())).entries).toMatchObject([{ isReservation: true }])
   })
 
-  it('tells who claimed a name before, and keeps it apart from the leases', async () => {
+  it('returns the previous claim of a name, and keeps claims separate from leases', async () => {
     const at = makeBed()
     const [first, second] = [at.open(), at.open()]
     expect(await first.claim('192.0.2.1', 'one', signal())).toBe(undefined)
     expect(await first.claim('192.0.2.1', 'one', signal())).toBe('one')
     expect(await second.claim('192.0.2.1', 'two', signal())).toBe('one')
     expect(await first.claim('192.0.2.1', 'one', signal())).toBe('two')
-    await second.unclaim('192.0.2.1', 'two', signal()) // it is another's now
+    await second.unclaim('192.0.2.1', 'two', signal()) // the claim belongs to another process now
     expect(await first.claim('192.0.2.1', 'one', signal())).toBe('one')
     await first.unclaim('192.0.2.1', 'one', signal())
     expect(await first.claim('192.0.2.1', 'one', signal())).toBe(undefined)
     expect(await at.dump()).toEqual({})
   })
 
-  it('tells all claims, or where it can those since another answer', async () => {
+  it('returns all claims, or only those since an earlier answer if the store can', async () => {
     const at = makeBed()
     const [first, second] = [at.open(), at.open()]
     await first.claim('192.0.2.1', 'one', signal())
@@ -460,7 +460,7 @@ describe.each([
     )
   })
 
-  it('reports what is there, then every change: puts, deletes and leases that end', async () => {
+  it('reports the existing leases, then every change: puts, deletes and expiries', async () => {
     const bed = makeBed()
     await bed.put('10.5.1.0-24', value('1.1.1.1'))
     const store = bed.open()
@@ -476,7 +476,7 @@ describe.each([
     await follower.until((view) => view.size === 0)
   })
 
-  it('loses no change between a listing and its watch', async () => {
+  it('misses no change between a listing and its watch', async () => {
     const bed = makeBed()
     const writer = bed.open()
     const store = bed.open()
@@ -491,26 +491,26 @@ describe.each([
     expect(seen).toMatchObject([{ kind: 'put', entry: { key: early.key } }])
   })
 
-  it('says no further than it has told, and tells the same to whoever watches from there again', async () => {
+  it('never advances the revision past what it delivered, and delivers the same again from the same revision', async () => {
     const bed = makeBed()
     const writer = bed.open()
     const store = bed.open()
     const { revision } = await store.list(signal())
     for (let watcher = 0; watcher < 2; watcher++) {
       const controller = new AbortController()
-      const told: StoreChange[] = []
+      const received: StoreChange[] = []
       if (watcher === 0) await acquire(writer, '1.1.1.1', { previous: '10.5.1.0/24' })
       for await (const batch of store.watch(revision, controller.signal)) {
-        if (batch.changes.length === 0) expect([told.length, batch.revision]).toEqual([0, revision])
-        told.push(...batch.changes)
-        if (told.length > 0) break
+        if (batch.changes.length === 0) expect([received.length, batch.revision]).toEqual([0, revision])
+        received.push(...batch.changes)
+        if (received.length > 0) break
       }
-      expect(told).toMatchObject([{ kind: 'put', entry: { key: '10.5.1.0-24' } }])
-      controller.abort(new Error('heard'))
+      expect(received).toMatchObject([{ kind: 'put', entry: { key: '10.5.1.0-24' } }])
+      controller.abort(new Error('received'))
     }
   })
 
-  it('loses no change to somebody who lists while it is watched', async () => {
+  it('misses no change if the same store is listed during a watch', async () => {
     const bed = makeBed()
     const writer = bed.open()
     const store = bed.open()
@@ -527,7 +527,7 @@ describe.each([
   })
 
   it.each(['not json', '{"PublicIP":', '{}'])(
-    "writes over what stands under the key of its earlier run and is nobody's lease: %s",
+    'overwrites an entry without an owner under the key of its earlier run: %s',
     async (text) => {
       const bed = makeBed()
       await bed.put('10.5.7.0-24', text)
@@ -538,7 +538,7 @@ describe.each([
     },
   )
 
-  it('leaves a subnet alone that was not its own and whose value nobody can read', async () => {
+  it('does not take a subnet that was not its own and whose value cannot be decoded', async () => {
     const bed = makeBed()
     await bed.put('10.5.1.0-24', 'not json')
     const lease = await acquire(bed.open(), '1.2.3.4', { previous: '10.5.7.0/28', random: () => 0 })
@@ -546,20 +546,20 @@ describe.each([
     expect((await bed.dump())['10.5.1.0-24']).toBe('not json')
   })
 
-  it('stops at once when told to', async () => {
+  it('stops immediately when its signal aborts', async () => {
     const bed = makeBed()
     const store = bed.open()
     const { revision } = await store.list(signal())
     const controller = new AbortController()
-    const reason = new Error('told to')
+    const reason = new Error('stopped')
     stopTime()
-    const next = changesOf(store, revision, controller.signal).next() // a quick store may say that it answers
+    const next = changesOf(store, revision, controller.signal).next() // a fast store may send an empty batch
     controller.abort(reason)
     await expect(next).rejects.toBe(reason)
     await expect(store.list(controller.signal)).rejects.toBe(reason)
   })
 
-  it('keeps junk to its own key and names it once', async () => {
+  it('limits a junk entry to its own key, and logs it once', async () => {
     const bed = makeBed()
     const store = bed.open()
     const good = await acquire(store, '1.1.1.1')
@@ -577,7 +577,7 @@ describe.each([
   })
 })
 
-describe('the etcd store, when things break', () => {
+describe('the etcd store under faults', () => {
   const putAll = (client: Etcd3, prefix: string, keys: readonly string[]) =>
     client.kv.txn({
       compare: [],
@@ -587,7 +587,7 @@ describe('the etcd store, when things break', () => {
       failure: [],
     })
 
-  it('delivers a transaction of 128 leases whole', async () => {
+  it('delivers a transaction of 128 leases in one batch', async () => {
     const bed = etcdBed()
     const store = bed.open()
     const { revision } = await store.list(signal())
@@ -602,7 +602,7 @@ describe('the etcd store, when things break', () => {
     }
   })
 
-  it(`misses nothing of 2,500 revisions when it is cut after each answer, ${LONG ? 'twenty times' : 'once'}`, async () => {
+  it(`misses none of 2,500 revisions if it is cut after each answer, ${LONG ? 'twenty times' : 'once'}`, async () => {
     const bed = etcdBed()
     const store = bed.open()
     let { revision } = await store.list(signal())
@@ -627,21 +627,21 @@ describe('the etcd store, when things break', () => {
         }
       }
       expect(seen).toEqual(new Set(keys))
-      // etcd sends at most 1,000 revisions in one answer to a watcher that is behind: it was cut in the middle.
+      // etcd sends at most 1,000 revisions in one answer to a watcher that is behind, so the connection was cut in between.
       expect(batches).toBeGreaterThan(1)
       expect(proxy.cuts).toBeGreaterThan(before)
     }
     client.close()
   }, 300_000)
 
-  it('has by value what 1% of the leases became, each second, though it is cut now and then', async () => {
+  it('reaches the right values when 1% of the leases change each second and its connection is cut now and then', async () => {
     const [leases, seconds] = LONG ? [10_000, 180] : [2_000, 4]
     const bed = etcdBed()
     const client = new Etcd3({ hosts: etcd.endpoint })
     const now = new Map<string, string>()
     const key = (index: number): string => `10.${(index >> 8) + 1}.${index & 255}.0-24`
     const full = (name: string): Buffer => Buffer.from(`${bed.prefix}/subnets/${name}`)
-    /** Puts those that have an address, and deletes the others, in one transaction. */
+    /** Puts the leases with an address and deletes the others, in one transaction. */
     const write = async (changes: readonly (readonly [string, string | undefined])[]): Promise<void> => {
       for (const [name, ip] of changes) {
         if (ip === undefined) now.delete(name)
@@ -663,7 +663,7 @@ describe('the etcd store, when things break', () => {
     const TICKS = 10
     for (let tick = 0; tick < seconds * TICKS; tick++) {
       const part = Array.from({ length: leases / 100 / TICKS }, (_, index) => key((tick * 7919 + index) % leases))
-      // One in four goes, or comes back; the others have another address.
+      // In every fourth round leases are deleted or put again; in the other rounds they get another address.
       await write(part.map((name) => [name, tick % 4 === 0 && now.has(name) ? undefined : `2.2.2.${tick % 250}`]))
       if (tick % 25 === 24) proxy.cut()
       await delay(began + ((tick + 1) * 1000) / TICKS - performance.now())
@@ -695,13 +695,13 @@ describe('the etcd store, when things break', () => {
     process.stdout.write(`  60,000 leases are known after ${Math.round(performance.now() - started)} ms\n`)
     const store = bed.open()
     const options = { random: Math.random, log: quiet(), signal: signal() }
-    // As the daemon does: tried again while the store takes too long for a listing.
+    // The call is repeated, as in the daemon, while the store takes too long for a listing.
     const lease = await eventually(() => acquireLease(store, wide, attrs('2.2.2.2'), options))
     await follower.until((view) => view.has(lease.key))
     expect(keys).not.toContain(lease.key)
   })
 
-  it('goes on after its connections were cut, with what happened meanwhile', async () => {
+  it('continues after its connections were cut, including the changes meanwhile', async () => {
     const bed = etcdBed()
     await bed.put('10.5.1.0-24', value('1.1.1.1'))
     const follower = follow(bed.open())
@@ -716,7 +716,7 @@ describe('the etcd store, when things break', () => {
     await follower.until((view) => view.size === 1 && view.has('10.5.2.0-24'))
   })
 
-  it('lists again after a compaction past its revision', async () => {
+  it('lists again if its revision was compacted away', async () => {
     const bed = etcdBed()
     await bed.put('10.5.1.0-24', value('1.1.1.1'))
     const store = bed.open()
@@ -732,7 +732,7 @@ describe('the etcd store, when things break', () => {
     await follow(store).until((view) => view.size === 1 && view.has('10.5.2.0-24'))
   })
 
-  it('hears of all that happened between its listing and a watch that was held back', async () => {
+  it('learns of all changes between its listing and a delayed watch', async () => {
     const bed = etcdBed()
     const troubled = await startTroubledEtcd(etcd.endpoint)
     try {
@@ -764,7 +764,7 @@ describe('the etcd store, when things break', () => {
     }
   })
 
-  it('has by value what was compacted away while it was cut off', async () => {
+  it('reaches the right values if the changes during a disconnection were compacted away', async () => {
     const bed = etcdBed()
     for (const last of [1, 2, 3, 4, 5, 6]) await bed.put(`10.5.${last}.0-24`, value(`1.1.1.${last}`))
     const follower = follow(bed.open())
@@ -792,12 +792,12 @@ describe('the etcd store, when things break', () => {
     expect(follower.listings).toBe(2)
   })
 
-  it('is as a snapshot that was restored, whose revisions are given out a second time', async () => {
+  it('follows a restored snapshot, which reuses revisions', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'weft-snapshot-'))
     folders.push(folder)
     const own = await startEtcd()
-    // From then on its raft term is above the one that a restored one begins with, which alone tells a watch that comes
-    // back at the same revision. Were the terms the same too, the minute's listing would find out.
+    // The restart raises the raft term above the one of a restored snapshot. The lower term is the only sign for a watch that resumes at
+    // the same revision. If the terms were equal too, the listing every minute would find the restore.
     await own.kill()
     await own.start()
     const way = await startCuttingProxy(own.endpoint)
@@ -822,7 +822,7 @@ describe('the etcd store, when things break', () => {
       await follower.until((view) => view.size === 4 && view.has('10.5.5.0-24'))
       way.refuse(true)
       await own.restore(join(folder, 'snapshot'))
-      // As many writes as were lost: the revision is the one that was known.
+      // Writes as often as writes were lost, so the revision is the known one again.
       for (const times of [1, 2, 3]) await put(6, `1.1.1.${times}`)
       way.refuse(false)
       const address = (view: PeerView, last: number) => view.get(`10.5.${last}.0-24`)?.attrs.publicIp.ipv4
@@ -839,7 +839,7 @@ describe('the etcd store, when things break', () => {
     }
   })
 
-  it('keeps a value of a megabyte, and one that is no text, to their keys; a neighbour of its prefix is none of its', async () => {
+  it('limits a value of 1 MB and one that is not text to their keys, and ignores a neighbouring prefix', async () => {
     const bed = etcdBed()
     const follower = follow(bed.open())
     await bed.put('10.5.1.0-24', value('1.1.1.1'))
@@ -860,7 +860,7 @@ describe('the etcd store, when things break', () => {
     expect(Math.max(...named.map((line) => line.length))).toBeLessThan(300)
   })
 
-  it('goes on after etcd was killed and started again', async () => {
+  it('continues after etcd was killed and restarted', async () => {
     const bed = etcdBed()
     await bed.put('10.5.1.0-24', value('1.1.1.1'))
     const follower = follow(bed.open())
@@ -872,7 +872,7 @@ describe('the etcd store, when things break', () => {
     expect(follower.view.has('10.5.1.0-24')).toBe(true)
   })
 
-  it('says in plain words why etcd does not answer, and by which scheme it may', async () => {
+  it('explains in plain words why etcd does not answer, and which scheme may be right', async () => {
     const tls = await startEtcd({ tls: true })
     const ask = async (endpoint: string): Promise<string> => {
       const store = createEtcdStore({
@@ -903,7 +903,7 @@ describe('the etcd store, when things break', () => {
     }
   })
 
-  it('says that etcd is away, where, and what to do', async () => {
+  it('reports that etcd is unavailable, where, and what to do', async () => {
     const dead = `http://${await ownPlace()}`
     const store = createEtcdStore({
       endpoints: [dead],
@@ -924,7 +924,7 @@ describe('the etcd store, when things break', () => {
     expect(JSON.stringify(error) + (error as Error).message).not.toContain('sesame')
   })
 
-  it('gives the cause however often it is asked', async () => {
+  it('reports the cause on every call', async () => {
     const store = createEtcdStore({
       endpoints: [`http://${await ownPlace()}`],
       prefix: '/x',
@@ -939,7 +939,7 @@ describe('the etcd store, when things break', () => {
   })
 })
 
-describe('the etcd store and who may use it', () => {
+describe('access to the etcd store', () => {
   const open = (server: Etcd, more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store => {
     const store = createEtcdStore({
       endpoints: [server.endpoint],
@@ -955,7 +955,7 @@ describe('the etcd store and who may use it', () => {
     return store
   }
 
-  it('takes endpoints as people write them, and goes past a dead one', async () => {
+  it('accepts endpoints in the usual spellings, and skips a dead one', async () => {
     const store = open(etcd, { endpoints: [`http://${await ownPlace()}/`, ` ${etcd.endpoint}/ `] })
     for (let times = 0; times < 5; times++)
       await expect(store.config(signal())).rejects.toMatchObject({ code: 'CONFIG_MISSING' })
@@ -964,13 +964,13 @@ describe('the etcd store and who may use it', () => {
     )
   })
 
-  it('speaks TLS with those endpoints that say https, whatever the others say', async () => {
+  it('speaks TLS with https endpoints, whatever the scheme of the others', async () => {
     const server = await startEtcd({ tls: true })
     try {
       const caFile = server.certificate
       for (const each of [etcd, server]) await each.ctl('put', '/x/config', CONFIG)
       const dead = await ownPlace()
-      // Each in turn is the only one that can answer.
+      // Each endpoint in turn is the only one that can answer.
       for (const endpoints of [
         [`http://${dead}`, server.endpoint],
         [`https://${dead}`, etcd.endpoint],
@@ -983,7 +983,7 @@ describe('the etcd store and who may use it', () => {
         expect((await watch.next()).done).toBe(false)
         controller.abort(new Error('enough'))
       }
-      // Without a scheme it is as the certificates say.
+      // Without a scheme the certificates decide.
       const bare = (each: Etcd): string[] => [each.endpoint.replace(/^https?:\/\//, '')]
       expect(await open(server, { endpoints: bare(server), caFile }).config(signal())).toBe(CONFIG)
       expect(await open(etcd, { endpoints: bare(etcd) }).config(signal())).toBe(CONFIG)
@@ -993,7 +993,7 @@ describe('the etcd store and who may use it', () => {
     }
   })
 
-  it('speaks plainly with an endpoint that says http though it has certificates, and says so once', async () => {
+  it('speaks plaintext with an http endpoint although certificates are given, and logs that once', async () => {
     const other = await startEtcd({ tls: true })
     try {
       const log = quiet()
@@ -1007,7 +1007,7 @@ describe('the etcd store and who may use it', () => {
   })
 
   it.each([{ certFile: '/nowhere/cert.pem' }, { keyFile: '/nowhere/key.pem' }])(
-    'goes on without half of a client certificate, %j, and says so once',
+    'works without half of a client certificate, %j, and logs that once',
     async (half) => {
       const server = await startEtcd({ tls: true })
       try {
@@ -1022,7 +1022,7 @@ describe('the etcd store and who may use it', () => {
   )
 
   it.each(['grpc_proxy', 'https_proxy', 'http_proxy'])(
-    'goes straight to etcd whatever %s says, for a token too',
+    'connects to etcd directly whatever %s says, also for a token',
     async (name) => {
       const server = await startEtcd()
       try {
@@ -1039,7 +1039,7 @@ describe('the etcd store and who may use it', () => {
     },
   )
 
-  it('watches past dead endpoints without an error', async () => {
+  it('opens watches without an error although some endpoints are dead', async () => {
     const dead = await Promise.all([1, 2, 3].map(async () => `http://${await ownPlace()}`))
     const store = open(etcd, { endpoints: [...dead, etcd.endpoint] })
     for (let times = 0; times < 12; times++) {
@@ -1056,11 +1056,11 @@ describe('the etcd store and who may use it', () => {
     await expect(none.watch(1n, signal())[Symbol.asyncIterator]().next()).rejects.toThrow('ECONNREFUSED')
   })
 
-  it('ends a call to a server that says nothing as soon as it is told to', async () => {
+  it('ends a call to a silent server as soon as its signal aborts', async () => {
     const silent = createServer((socket) => void socket.on('error', () => {}))
     await new Promise<void>((resolve) => silent.listen(0, '127.0.0.1', resolve))
     const store = open(etcd, { endpoints: [`http://127.0.0.1:${(silent.address() as AddressInfo).port}`] })
-    const reason = new Error('told to')
+    const reason = new Error('stopped')
     const controller = new AbortController()
     const connected = new Promise((resolve) => silent.once('connection', resolve))
     stopTime()
@@ -1071,7 +1071,7 @@ describe('the etcd store and who may use it', () => {
     silent.close()
   })
 
-  it('speaks TLS with nothing but the authority, and says what is missing', async () => {
+  it('speaks TLS with only the authority, and reports what is missing', async () => {
     const server = await startEtcd({ tls: true })
     try {
       await server.ctl('put', '/x/config', CONFIG)
@@ -1091,7 +1091,7 @@ describe('the etcd store and who may use it', () => {
     )
   })
 
-  it('takes certificates that are renewed on disk, without a restart', async () => {
+  it('uses certificates that are renewed on disk, without a restart', async () => {
     const [server, other] = await Promise.all([startEtcd({ tls: true }), startEtcd({ tls: true })])
     const folder = mkdtempSync(join(tmpdir(), 'weft-tls-'))
     folders.push(folder)
@@ -1101,7 +1101,7 @@ describe('the etcd store and who may use it', () => {
       copyFileSync(other.certificate, caFile)
       const store = open(server, { caFile })
       await expect(store.config(signal())).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
-      writeFileSync(caFile, 'half a file') // it is being written
+      writeFileSync(caFile, 'half a file') // the file is half written
       await expect(store.config(signal())).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
       copyFileSync(server.certificate, caFile)
       expect(await store.config(signal())).toBe(CONFIG)
@@ -1110,7 +1110,7 @@ describe('the etcd store and who may use it', () => {
     }
   })
 
-  it('asks an endpoint that it has, not the one that answered before certificates were renewed', async () => {
+  it('does not call a closed endpoint after certificates were renewed', async () => {
     const servers = await Promise.all([startEtcd({ tls: true }), startEtcd({ tls: true })])
     const folder = mkdtempSync(join(tmpdir(), 'weft-tls-'))
     folders.push(folder)
@@ -1130,7 +1130,7 @@ describe('the etcd store and who may use it', () => {
     }
   })
 
-  it('goes on as nobody while etcd has no users, says so once, and is the user as soon as it has', async () => {
+  it('works anonymously while etcd has no users, logs that once, and authenticates as soon as etcd has users', async () => {
     const server = await startEtcd()
     try {
       const log = quiet()
@@ -1150,7 +1150,7 @@ describe('the etcd store and who may use it', () => {
     }
   })
 
-  it('works with a user, and says what is wrong with another', async () => {
+  it('works with a user, and explains what is wrong with another', async () => {
     const server = await startEtcd()
     try {
       await server.ctl('user', 'add', 'root:sesame')
@@ -1175,7 +1175,7 @@ describe('the etcd store and who may use it', () => {
         })
         if (password !== '') expect(error.message).not.toContain(password)
       }
-      // Its tokens are in memory: after a restart ours is unknown, and another must be asked for.
+      // etcd keeps simple tokens in memory. After its restart the old token is unknown, and weftd must request another.
       await server.kill()
       await server.start()
       const writer = open(server, { username: 'root', password: new Secret('sesame') })
@@ -1188,12 +1188,12 @@ describe('the etcd store and who may use it', () => {
   })
 })
 
-/** How many leases of etcd there are, whoever has them. */
+/** Returns the number of etcd leases, whoever owns them. */
 const leasesIn = async (server: Etcd, ...user: string[]): Promise<number> =>
   Number(/found (\d+) leases/.exec(await server.ctl('lease', 'list', ...user))![1])
 
-describe('an etcd that is full', () => {
-  it('keeps a node in its lease, tells it what to do, leaves nothing behind, and writes again when it can', async () => {
+describe('an etcd without space', () => {
+  it("keeps a node's lease, explains what to do, leaves no etcd lease behind, and writes again as soon as it can", async () => {
     const server = await startEtcd({ flags: ['--quota-backend-bytes', String(1 << 20)] })
     const way = await startTroubledEtcd(server.endpoint)
     try {
@@ -1202,7 +1202,7 @@ describe('an etcd that is full', () => {
       const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ttlMs, ...files })
       stores.push(store)
       const first = await acquire(store, '1.1.1.1')
-      // What is there now came by a write whose answer was lost: what it stands under must not be given back.
+      // The answer to the write is lost, so weftd must not revoke the etcd lease of that key.
       way.set({ loseMethod: 'Txn' })
       await expect(renewLease(store, first, { signal: signal() })).rejects.toThrow('busy')
       way.set({})
@@ -1210,7 +1210,7 @@ describe('an etcd that is full', () => {
       expect(lease.revision).toBeGreaterThan(first.revision)
       const reserved = '10.5.250.0-24'
       await server.ctl('put', `/x/subnets/${reserved}`, value('2.2.2.2'))
-      // The answer to the write that is too much comes before the alarm is everywhere.
+      // The write that exceeds the quota is answered before the alarm has reached all members.
       const blow = () => server.ctl('put', '/elsewhere', 'x'.repeat(100_000))
       await eventually(() => expect(blow()).rejects.toThrow('database space exceeded'))
       await eventually(async () => expect(await server.ctl('alarm', 'list')).toContain('NOSPACE'))
@@ -1229,17 +1229,17 @@ describe('an etcd that is full', () => {
         unwritten: expect.stringMatching(/is full: .*compact and defragment .*--quota-backend-bytes.*alarm disarm/),
       })
       expect(renewed.expiresAt).toBeGreaterThanOrEqual(before + ttlMs)
-      // Seconds are rounded, and one has passed for each that it took to ask; without the renewal three more would be gone.
+      // timeLeft has whole seconds, and each query may take one. Without the renewal three more would be missing.
       const left = await timeLeft()
       expect(left).toBeGreaterThanOrEqual((ttlMs - (Date.now() - before)) / 1000 - 1)
-      // A node that starts again finds itself, or what an operator reserved for it.
+      // A restarted node finds its own lease, or its reservation.
       expect(await acquire(store, '1.1.1.1')).toMatchObject({ key: lease.key, unwritten: expect.any(String) })
       expect(await acquire(store, '2.2.2.2')).toMatchObject({
         key: reserved,
         expiresAt: undefined,
         unwritten: expect.any(String),
       })
-      // What has to be written is refused, however often.
+      // Every call that has to write is refused.
       const refused = { code: 'STORE_UNAVAILABLE', remedy: expect.stringContaining('alarm disarm') }
       for (let times = 0; times < 10; times++) {
         await expect(acquire(store, '3.3.3.3')).rejects.toMatchObject(refused)
@@ -1247,7 +1247,7 @@ describe('an etcd that is full', () => {
         const moved = renewLease(store, lease, { attrs: attrs('4.4.4.4'), signal: signal() })
         await expect(moved).rejects.toMatchObject(refused)
       }
-      // That of the first write, and the one that is in use.
+      // One etcd lease is from the first write, the other one is in use.
       expect(await leasesIn(server)).toBe(2)
 
       await server.ctl('del', '/elsewhere')
@@ -1259,7 +1259,7 @@ describe('an etcd that is full', () => {
       expect(written.revision).toBeGreaterThan(lease.revision)
       expect(written.unwritten).toBeUndefined()
 
-      // One that is gone is lost, full or not.
+      // A deleted lease is lost, whether etcd has space or not.
       await eventually(() => expect(blow()).rejects.toThrow('database space exceeded'))
       await server.ctl('del', `/x/subnets/${lease.key}`)
       await expect(renewLease(store, written, { signal: signal() })).rejects.toMatchObject({ code: 'LEASE_LOST' })
@@ -1270,8 +1270,8 @@ describe('an etcd that is full', () => {
   })
 })
 
-describe('leases of etcd that nothing came under', () => {
-  it('are not left behind by writes that are denied', async () => {
+describe('etcd leases without a key', () => {
+  it('are revoked if a write is denied', async () => {
     const server = await startEtcd()
     try {
       await server.ctl('user', 'add', 'root:sesame')
@@ -1295,7 +1295,7 @@ describe('leases of etcd that nothing came under', () => {
     }
   })
 
-  it('serve the next try when it is not known what became of the write', async () => {
+  it('are reused by the next attempt if the result of a write is unknown', async () => {
     const server = await startEtcd()
     const way = await startTroubledEtcd(server.endpoint)
     try {
@@ -1315,7 +1315,7 @@ describe('leases of etcd that nothing came under', () => {
       expect((await create())?.expiresAt).toBeGreaterThan(Date.now())
       await store.claim('1.1.1.1', 'me', signal())
       expect(await leasesIn(server)).toBe(2)
-      // Nor when all answers to a grant are lost, though the call is made several times: the next try knows its id.
+      // If all answers to a grant are lost, repeated calls still leave one lease, because the next attempt knows its id.
       way.set({ loseMethod: 'LeaseGrant' })
       const createThird = () => store.create('10.5.3.0-24', value('1.1.1.1'), signal())
       await expect(createThird()).rejects.toThrow('cannot be reached')
@@ -1329,7 +1329,7 @@ describe('leases of etcd that nothing came under', () => {
       expect(await store.create('10.5.4.0-24', value('1.1.1.1'), signal())).toBeDefined()
       expect(await store.create('10.5.4.0-24', value('2.2.2.2'), signal())).toBeUndefined()
       expect(await leasesIn(server)).toBe(4)
-      // One that has ended meanwhile is no obstacle.
+      // A lease that has expired meanwhile is not an obstacle.
       way.set({ failMethod: 'Txn' })
       await expect(store.create('10.5.2.0-24', value('1.1.1.1'), signal())).rejects.toThrow('cannot be reached')
       for (const [id] of (await server.ctl('lease', 'list')).matchAll(/^[0-9a-f]{16}$/gm))
@@ -1343,8 +1343,8 @@ describe('leases of etcd that nothing came under', () => {
   })
 })
 
-describe('the directory store, when things break', () => {
-  it('notices by itself that a lease has ended, and hands its subnet out again', async () => {
+describe('the directory store under faults', () => {
+  it('notices by itself that a lease has expired, and hands its subnet out again', async () => {
     const { prefix: directory } = directoryBed()
     const open = (): Store => {
       const store = createDirectoryStore({ directory, ttlMs: 600, rescanMs: 100 })
@@ -1354,18 +1354,18 @@ describe('the directory store, when things break', () => {
     const store = open()
     const lease = await acquire(store, '1.1.1.1', { previous: '10.5.7.0/24' })
     const follower = follow(open())
-    // Written anew until it was seen: a busy machine may look only when it has ended.
+    // The file is rewritten until the store has read it, because on a busy machine the store may look only after the expiry.
     await eventually(() => {
       if (follower.view.has(lease.key)) return
       writeFileSync(join(directory, 'subnets', lease.key), value('1.1.1.1'))
       throw new Error('it is not seen yet')
     })
     await follower.until((view) => view.size === 0)
-    expect(readdirSync(join(directory, 'subnets'))).toEqual([lease.key]) // no event told it
+    expect(readdirSync(join(directory, 'subnets'))).toEqual([lease.key]) // no file event reported it
     expect((await acquire(store, '2.2.2.2', { previous: '10.5.7.0/24' })).key).toBe(lease.key)
   })
 
-  it('sees by looking what no event tells it', async () => {
+  it('finds by a rescan what no file event reports', async () => {
     const bed = directoryBed()
     const store = bed.open()
     const { revision } = await store.list(signal())
@@ -1373,7 +1373,7 @@ describe('the directory store, when things break', () => {
     const first = changes.next()
     await bed.put('10.5.9.0-24', value('9.9.9.9'))
     await first
-    // A new inode under the watched name: inotify goes on watching the old one, as with a write of another host.
+    // The watched name gets a new inode. inotify keeps watching the old one, as it does when another host writes.
     const subnets = join(bed.prefix, 'subnets')
     renameSync(subnets, `${subnets}.old`)
     mkdirSync(subnets)
@@ -1385,13 +1385,13 @@ describe('the directory store, when things break', () => {
       }
     }
     await until('10.5.1.0-24')
-    // And what is written now, no event can tell.
+    // File events cannot report later writes either.
     writeFileSync(join(subnets, '10.5.2.0-24'), value('2.2.2.2'))
     await until('10.5.2.0-24')
     await changes.return(undefined)
   })
 
-  it('takes over a subnet whose lease has ended, once', async () => {
+  it('hands out the subnet of an expired lease only once', async () => {
     const bed = directoryBed()
     const old = await acquire(bed.open(), '1.1.1.1', { previous: '10.5.7.0/24' })
     await bed.expire(old.key)
@@ -1406,7 +1406,7 @@ describe('the directory store, when things break', () => {
     const bed = directoryBed()
     const store = bed.open()
     const lease = await acquire(store, '1.1.1.1')
-    // A lock belongs to the open file, so that another opening in this process is like another process.
+    // A lock belongs to an open file description, so a second one in this process acts like another process.
     const other = await openFile(join(bed.prefix, 'lock'), 'a')
     await addon.lockFile(other.fd)
     let done = 0
@@ -1414,7 +1414,7 @@ describe('the directory store, when things break', () => {
       store.create('10.5.250.0-24', value('2.2.2.2'), signal()),
       store.update(lease.key, value('3.3.3.3'), { ...lease, value: value('1.1.1.1') }, signal()),
     ].map((change) => change.finally(() => done++))
-    // What waits for a lock stands behind it with an arrow (proc_locks(5)), by the file's inode.
+    // /proc/locks shows a waiting lock with an arrow (proc_locks(5)) and the inode of its file.
     const waiting = new RegExp(`-> OFDLCK .*:${(await other.stat()).ino} `)
     await eventually(async () => expect(await readFile('/proc/locks', 'utf8')).toMatch(waiting))
     expect(done).toBe(0)
@@ -1424,28 +1424,28 @@ describe('the directory store, when things break', () => {
     expect(await bed.dump()).toEqual({ [lease.key]: value('3.3.3.3'), '10.5.250.0-24': value('2.2.2.2') })
   })
 
-  it('goes on with the others when one file cannot be read, and keeps what it knew of that one', async () => {
+  it('continues with the other leases if one file cannot be read, and keeps the known value of that lease', async () => {
     const at = directoryBed()
     const store = at.open()
     for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
     const keys = async (): Promise<string[]> => (await store.list(signal())).entries.map(({ key }) => key)
     expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
-    // A link to itself cannot be opened by anybody, root included (ELOOP).
+    // A symbolic link to itself cannot be opened by any user, root included (ELOOP).
     await at.remove('10.5.1.0-24')
     symlinkSync('10.5.1.0-24', join(at.prefix, 'subnets/10.5.1.0-24'))
     symlinkSync('10.5.3.0-24', join(at.prefix, 'subnets/10.5.3.0-24'))
     expect(await keys()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
   })
 
-  it('keeps what it knew of a file that cannot be read when it is told of a change', async () => {
+  it('keeps the known value of a file that cannot be read when an event reports a change', async () => {
     const at = directoryBed()
     const store = at.open()
     for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
     const { revision } = await store.list(signal())
     const controller = new AbortController()
     const changes = store.watch(revision, controller.signal)[Symbol.asyncIterator]()
-    expect((await changes.next()).value).toMatchObject({ changes: [] }) // from now on it is told
-    // Put in place at once: it is never gone.
+    expect((await changes.next()).value).toMatchObject({ changes: [] }) // from now on events report changes
+    // The rename is atomic, so the file is never missing.
     symlinkSync('10.5.1.0-24', join(at.prefix, 'tmp/link'))
     renameSync(join(at.prefix, 'tmp/link'), join(at.prefix, 'subnets/10.5.1.0-24'))
     await at.put('10.5.3.0-24', value('192.0.2.3'))
@@ -1455,7 +1455,7 @@ describe('the directory store, when things break', () => {
     await expect(changes.next()).rejects.toThrow('enough')
   })
 
-  it('says that its lease cannot be read when it is to be renewed', async () => {
+  it('reports at a renewal that its lease cannot be read', async () => {
     const { prefix: directory } = directoryBed()
     const store = directoryStore(directory)
     const lease = await acquire(store, '1.1.1.1')
@@ -1466,14 +1466,14 @@ describe('the directory store, when things break', () => {
     await expect(renewLease(store, lease, { signal: signal() })).rejects.toThrow('ELOOP')
   })
 
-  it('gives a node another subnet when a directory stands where the one of its earlier run would', async () => {
+  it('gives a node another subnet if a directory is in the place of its previous lease', async () => {
     const at = directoryBed()
     mkdirSync(join(at.prefix, 'subnets/10.5.7.0-24'))
     const lease = await acquire(at.open(), '1.1.1.1', { previous: '10.5.7.0/24', random: () => 0 })
     expect(lease.key).toBe('10.5.1.0-24')
   })
 
-  it('removes the files of leases that ended long ago, whoever comes next', async () => {
+  it('removes the files of leases that expired long ago, whichever node comes next', async () => {
     const at = directoryBed()
     for (const last of [1, 2]) await at.put(`10.5.${last}.0-24`, value(`192.0.2.${last}`))
     utimesSync(join(at.prefix, 'subnets/10.5.1.0-24'), 0, Date.now() / 1000 - 49 * 3600)
@@ -1483,19 +1483,19 @@ describe('the directory store, when things break', () => {
     expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.2.0-24', lease.key].toSorted())
   })
 
-  it('leaves the file of a lease that ended long ago, and was taken again since it was looked at', async () => {
+  it('keeps the file of a long expired lease that was taken again after the last listing', async () => {
     const at = directoryBed()
     await at.put('10.5.1.0-24', value('192.0.2.1'))
     utimesSync(join(at.prefix, 'subnets/10.5.1.0-24'), 0, Date.now() / 1000 - 49 * 3600)
     const [first, second] = [at.open(), at.open()]
     await first.list(signal())
     expect(await second.create('10.5.1.0-24', value('192.0.2.1'), signal())).toBeDefined()
-    // Whoever creates a lease removes what had ended by its own last listing.
+    // A node that creates a lease removes the files that had expired at its own last listing.
     expect(await first.create('10.5.2.0-24', value('192.0.2.2'), signal())).toBeDefined()
     expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
   })
 
-  it('keeps every lease whole and of one owner while processes race for subnets and are killed as they write', async () => {
+  it('keeps every lease whole and with one owner while processes race for subnets and are killed during writes', async () => {
     const WRITERS = 4
     const KILLED_WRITING = LONG ? 300 : 20
     const { prefix: directory } = directoryBed()
@@ -1530,7 +1530,7 @@ describe('the directory store, when things break', () => {
         watcher.close()
         if (readdirSync(join(directory, 'tmp')).some(isWriting)) killedWriting++
         for (const key of readdirSync(subnets)) {
-          // One that is given back while we look is gone.
+          // A lease that is released while the test reads the directory is missing.
           const text = await readFile(join(subnets, key), 'utf8').catch(() => undefined)
           if (text !== undefined) expect(whole).toContain(text)
         }
@@ -1550,7 +1550,7 @@ describe('the directory store, when things break', () => {
     }
     expect(violations).toEqual([])
     expect(new Set(claims.map(({ key }) => key)).size).toBeLessThanOrEqual(WRITERS)
-    // Whoever comes next is kept waiting by nobody that is dead.
+    // A dead process must not keep the next one waiting.
     expect((await acquire(directoryStore(directory), '192.0.2.9')).key).toMatch(/^10\.5\./)
   }, 1_200_000)
 
@@ -1562,10 +1562,10 @@ describe('the directory store, when things break', () => {
     expect(readdirSync(join(folders.at(-1)!, 'tmp'))).toEqual([])
   })
 
-  it('writes though a process of the same name and number died while it wrote', async () => {
+  it('can write although a process of the same name and pid died during a write', async () => {
     const bed = directoryBed()
     const first = bed.open()
-    await first.list(signal()) // makes the folders
+    await first.list(signal()) // creates the folders
     const names = new Set<string>()
     const watcher = watchDirectory(join(bed.prefix, 'tmp'), (_event, name) => void names.add(name ?? ''))
     const lease = await acquire(first, '1.1.1.1', { previous: '10.5.7.0/24' })
@@ -1577,7 +1577,7 @@ describe('the directory store, when things break', () => {
     expect(await bed.dump()).toEqual({ [lease.key]: value('1.1.1.1') })
   })
 
-  it('says what is wrong with a place that is no directory', async () => {
+  it('reports what is wrong with a path that is not a directory', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'weft-store-'))
     folders.push(folder)
     writeFileSync(join(folder, 'file'), '')

@@ -1,4 +1,4 @@
-// alone.ts - what comes before a node that nobody forwarded before, and that nobody takes over from.
+// alone.ts - the state of an earlier run for a node that no daemon precedes or follows.
 
 import { createBell } from '../../src/host/bell.ts'
 import type { NodeParts } from '../../src/node/node.ts'

@@ -1,9 +1,12 @@
-// as-ipv6.ts - what is written for IPv4, as it is for IPv6: rules, tables, addresses and networks of a test.
+// as-ipv6.ts - translates IPv4 rules, tables, addresses and networks of a test to IPv6.
 
 const prefixOf = ([a, b, c]: readonly string[]): string =>
   a !== '10' ? `2001:db8:${a}:${c}` : c === '0' ? `fd00:${b}` : `fd00:${b}:0:${c}`
 
-/** `10.5.1.0/24` becomes `fd00:5:0:1::/64`, `10.5.1.2` becomes `fd00:5:0:1::2`; what is no network of 10.0.0.0/8 is one of 2001:db8::/32. */
+/**
+ * `10.5.1.0/24` becomes `fd00:5:0:1::/64`, and `10.5.1.2` becomes `fd00:5:0:1::2`. A network outside 10.0.0.0/8 becomes one in
+ * 2001:db8::/32.
+ */
 export const asIpv6 = (text: string): string =>
   text
     .replaceAll('224.0.0.0/4', 'ff00::/8')

@@ -2,29 +2,29 @@
 
 import { FAULTS, FAULT_NAMES, READERS, type Expected, type FaultName, type Reader } from '../../lab/broken.ts'
 
-/** Faults are made on the last host: what is said there, and on another one. */
+/** Faults are made on the last host. `there` is that host, `here` another one. */
 export const SIDES = ['there', 'here'] as const
 export type Side = (typeof SIDES)[number]
 
-/** The limit of the first true line. */
+/** The limit for the first true report, in seconds. */
 export const SOON_S = 15
 
-export interface SideHeard {
-  /** The words that each reader said, when all had said what they had to say. */
+export interface SideReports {
+  /** The words that each reader reported once all expected words had appeared. */
   readonly words: Readonly<Record<Reader, readonly string[]>>
-  /** The seconds from the fault to the first of the words that were to be said, by reader. */
+  /** Per reader the seconds from the fault to the first expected word. */
   readonly seconds: Partial<Readonly<Record<Reader, number>>>
 }
-export interface Heard extends Readonly<Record<Side, SideHeard>> {
+export interface Reports extends Readonly<Record<Side, SideReports>> {
   readonly name: FaultName
-  /** The seconds from the undoing until status and doctor found nothing wrong any more, on both sides. */
+  /** The seconds from the repair until status and doctor find nothing wrong on either side. */
   readonly greenSeconds: number
 }
 
 export const mustOf = (words = ''): string[] => words.split(' ').filter((word) => word !== '' && !word.endsWith('?'))
 const mayOf = (words = ''): string[] => words.split(' ').map((word) => word.replace('?', ''))
 
-/** What is not as expected: `doctor: not path-mtu`, `page: though peer-lossy`. */
+/** Lists the differences from the expected words: `doctor: not path-mtu`, `page: though peer-lossy`. */
 export const wrongOf = (expected: Expected, words: Readonly<Record<Reader, readonly string[]>>): string[] =>
   READERS.flatMap((reader) => {
     const missing = mustOf(expected[reader]).filter((word) => !words[reader].includes(word))
@@ -32,8 +32,8 @@ export const wrongOf = (expected: Expected, words: Readonly<Record<Reader, reado
     return [...missing.map((word) => `${reader}: not ${word}`), ...extra.map((word) => `${reader}: though ${word}`)]
   })
 
-/** The reader who said something true first, and when; undefined where nobody had anything to say. */
-export function firstOf({ seconds }: SideHeard): readonly [Reader, number] | undefined {
+/** Returns the reader with the first true report and its time; undefined if no report was expected. */
+export function firstOf({ seconds }: SideReports): readonly [Reader, number] | undefined {
   const all = Object.entries(seconds) as [Reader, number][]
   return all.toSorted(([, a], [, b]) => a - b)[0]
 }
@@ -45,20 +45,20 @@ const shown = (words: readonly string[]): string =>
 
 const COLUMNS = ['fault', 'side', ...READERS, 'first true line'] as const
 
-/** What each said. */
-function saidTable(all: readonly Heard[]): string {
-  const rows = all.flatMap((heard) =>
+/** Returns the table with the reports of each reader. */
+function saidTable(all: readonly Reports[]): string {
+  const rows = all.flatMap((reports) =>
     SIDES.map((side) => {
-      const [reader, seconds] = firstOf(heard[side]) ?? []
+      const [reader, seconds] = firstOf(reports[side]) ?? []
       const first = reader === undefined || seconds === undefined ? '·' : `${seconds.toFixed(1)} s, ${reader}`
-      return row([`\`${heard.name}\``, side, ...READERS.map((each) => shown(heard[side].words[each])), first])
+      return row([`\`${reports.name}\``, side, ...READERS.map((each) => shown(reports[side].words[each])), first])
     }),
   )
   return [header(COLUMNS), ...rows].join('\n')
 }
 
-/** How each is made, and what makes it green again. */
-function madeTable(all: readonly Heard[]): string {
+/** Returns the table of how each fault is made and repaired. */
+function madeTable(all: readonly Reports[]): string {
   const rows = all.map(({ name, greenSeconds }) => {
     const { title, does, remedy } = FAULTS[name]
     return row([`\`${name}\``, title, does, remedy, `${greenSeconds.toFixed(0)} s`])
@@ -69,24 +69,24 @@ function madeTable(all: readonly Heard[]): string {
 const MARK = { said: 'SAID', made: 'MADE' } as const
 const between = (mark: string): RegExp => new RegExp(`(<!-- ${mark} -->\\n)[^]*?(<!-- END -->)`)
 
-/** The page with the tables of what was heard. */
-export function withTables(page: string, all: readonly Heard[]): string {
-  const sorted = FAULT_NAMES.flatMap((name) => all.filter((heard) => heard.name === name))
+/** Returns the page with tables of these reports. */
+export function withTables(page: string, all: readonly Reports[]): string {
+  const sorted = FAULT_NAMES.flatMap((name) => all.filter((reports) => reports.name === name))
   const put = (text: string, mark: string, table: string): string =>
     text.replace(between(mark), (_, before: string, after: string) => `${before}\n${table}\n\n${after}`)
   return put(put(page, MARK.said, saidTable(sorted)), MARK.made, madeTable(sorted))
 }
 
-/** What the page's tables say was heard. */
-export function heardOf(page: string): { name: string; side: string; heard: SideHeard }[] {
+/** Parses the reports from the page's tables. */
+export function reportsOf(page: string): { name: string; side: string; reports: SideReports }[] {
   const table = between(MARK.said).exec(page)?.[0] ?? ''
   return [...table.matchAll(/^\| `([\w-]+)` \| (\w+) \| (.*) \|$/gm)].map(([, name = '', side = '', cells = '']) => {
     const texts = cells.split(' | ')
     const wordsIn = (text = ''): string[] => [...text.matchAll(/`([^`]+)`/g)].map(([, word = '']) => word)
     const words = Object.fromEntries(
       READERS.map((reader, at) => [reader, wordsIn(texts[at])]),
-    ) as unknown as SideHeard['words']
+    ) as unknown as SideReports['words']
     const [, seconds, reader] = /^([\d.]+) s, (\w+)$/.exec(texts.at(-1) ?? '') ?? []
-    return { name, side, heard: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
+    return { name, side, reports: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
   })
 }

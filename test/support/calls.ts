@@ -1,5 +1,5 @@
-// calls.ts - counts how often a daemon ran a program: that is an event which shows that it looked at something, found nothing
-// to do, and is done with it when it asks the next time.
+// calls.ts - counts how often a daemon ran a program. This tells a test that the daemon has checked something: at the next call the
+// previous check is finished.
 
 import { execFileSync } from 'node:child_process'
 import { appendFileSync, chmodSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
@@ -8,15 +8,15 @@ import type { Lab } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 
 export interface Calls {
-  /** The environment of the daemon whose calls are to be counted. */
+  /** The environment of the daemon whose calls are counted. */
   readonly env: { readonly PATH: string }
-  /** The arguments of every call until now. */
+  /** Returns the arguments of every call so far. */
   readonly seen: () => string[]
-  /** Resolves when there are so many more calls than now, of those whose arguments match. */
+  /** Resolves after `count` more calls whose arguments match. */
   more(count: number, pattern?: RegExp): Promise<void>
 }
 
-/** Puts a program that notes each call in front of the one of this name; `label` tells two daemons' apart. */
+/** Puts a program that records each call in front of the one with this name; `label` distinguishes the records of two daemons. */
 export function countCalls(lab: Lab, program: string, label = ''): Calls {
   const folder = join(lab.folder, `calls-of-${program}-${label}`)
   const [file, list] = [join(folder, program), join(folder, 'list')]

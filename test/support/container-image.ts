@@ -1,13 +1,13 @@
 // container-image.ts - the container image of deploy/Dockerfile, built without a Docker engine.
 //
-// Podman builds (podman.ts). The base is made from Debian's packages, the node program comes from the
-// npm registry; outside, deploy/Dockerfile names images for both.
+// Podman builds it (podman.ts). Here the base is made from Debian's packages, and Node.js comes from the npm registry; deploy/Dockerfile
+// names published images for both.
 
 import { cpSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { packageRoot } from '../../lab/lab.ts'
 import { fetchNode, makeDebian, npmFolder } from './debian.ts'
-import { tellStep } from './long-step.ts'
+import { printStep } from './long-step.ts'
 import type { Podman } from './podman.ts'
 
 export const IMAGE = 'localhost/weft'
@@ -17,27 +17,27 @@ const dockerfile = join(packageRoot, 'deploy/Dockerfile')
 export const nodeMajor = Number(/^ARG NODE=.*\/node:(\d+)-/m.exec(readFileSync(dockerfile, 'utf8'))![1])
 
 async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
-  tellStep(title)
+  printStep(title)
   const started = performance.now()
   const result = await body()
   process.stdout.write(`  ${title}  ${((performance.now() - started) / 1000).toFixed(0)} s\n`)
   return result
 }
 
-/** What debian:bookworm-slim is elsewhere. */
+/** Builds a base image in place of debian:bookworm-slim. */
 async function makeBase({ folder, run }: Podman): Promise<void> {
   const archive = join(folder, 'base.tar')
   await makeDebian(archive)
   await run('import', '--quiet', archive, `${IMAGE}-base`)
 }
 
-/** The base with Node.js and this machine's npm: what the Dockerfile's own NODE is elsewhere. */
+/** Builds the base with Node.js and this machine's npm, in place of the Dockerfile's NODE image. */
 async function makeNode(podman: Podman): Promise<void> {
   const { folder } = podman
   const context = join(folder, 'node')
   await fetchNode(nodeMajor, join(context, 'node'))
   cpSync(await npmFolder(), join(context, 'npm'), { recursive: true })
-  // Where a proxy of the machine signs the registry's certificates.
+  // A proxy of this machine may sign the registry's certificates with this authority.
   const authority = process.env['NODE_EXTRA_CA_CERTS'] ?? ''
   writeFileSync(join(context, 'authority.pem'), authority === '' ? '' : readFileSync(authority))
   writeFileSync(
@@ -60,7 +60,7 @@ async function makeNode(podman: Podman): Promise<void> {
 const build = ({ run }: Podman, args: readonly string[], tag: string, context: string): Promise<string> =>
   run('build', '--isolation', 'chroot', '--layers=false', '--pull-never', ...args, '--tag', tag, context)
 
-/** Builds `IMAGE`, of deploy/Dockerfile. */
+/** Builds `IMAGE` from deploy/Dockerfile. */
 export async function buildImage(podman: Podman): Promise<void> {
   await step("a base of Debian's packages", () => makeBase(podman))
   await step(`with Node.js ${nodeMajor}`, () => makeNode(podman))

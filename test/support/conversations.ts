@@ -1,14 +1,14 @@
-// conversations.ts - many TCP connections on each of which something is said all the time, and whether all of them live.
+// conversations.ts - many TCP connections that exchange data all the time, to check that all of them survive.
 //
-// Started as a program: `answer ADDRESS PORT` listens, prints `listening` and sends back what comes; `talk ADDRESS PORT COUNT`
-// holds so many connections, on each of which a number goes there and back again and again, and prints the least number of
-// rounds of any of them, five times a second. One that ends is an error.
+// It runs as a program. `answer ADDRESS PORT` listens, prints `listening` and echoes everything. `talk ADDRESS PORT COUNT` opens `COUNT`
+// connections, on each of which a number goes back and forth, and prints the lowest number of rounds of any connection five times a second.
+// A connection that ends is an error.
 
 import { once } from 'node:events'
 import { createServer, connect, type Socket } from 'node:net'
 import { setTimeout as delay } from 'node:timers/promises'
 
-/** Between two rounds of a connection: a conversation is to be held, not as much said as can be. */
+/** The pause between two rounds of a connection, which keeps the amount of data small. */
 const PAUSE_MS = 20
 const REPORT_MS = 200
 const NUMBER_BYTES = 4
@@ -25,10 +25,10 @@ async function talk(host: string, port: number, count: number): Promise<void> {
       const said = Buffer.alloc(NUMBER_BYTES)
       said.writeUInt32BE(number)
       socket.write(said)
-      let heard: Buffer | null
-      while ((heard = socket.read(NUMBER_BYTES) as Buffer | null) === null) await once(socket, 'readable')
-      if (!heard.equals(said))
-        throw new Error(`connection ${index} heard ${heard.toString('hex')} for ${said.toString('hex')}`)
+      let received: Buffer | null
+      while ((received = socket.read(NUMBER_BYTES) as Buffer | null) === null) await once(socket, 'readable')
+      if (!received.equals(said))
+        throw new Error(`connection ${index} received ${received.toString('hex')} for ${said.toString('hex')}`)
       rounds[index] = number + 1
       await delay(PAUSE_MS)
     }

@@ -38,7 +38,7 @@ export function answersOf(bytes: Buffer): {
   }
   const takeWord = (): number => (bigEndian ? take(4).readUInt32BE() : take(4).readUInt32LE())
   return {
-    /** The packets of a segment or finish job; undefined when it was refused. */
+    /** Returns the packets of a segment or finish job; undefined if the job was refused. */
     packets() {
       const count = takeWord()
       return count === REFUSED ? undefined : Array.from({ length: count }, () => take(takeWord()))

@@ -1,19 +1,19 @@
-// cutting-proxy.ts - a TCP proxy whose connections a test can cut and refuse; it counts what it did.
+// cutting-proxy.ts - a TCP proxy whose connections a test can cut and refuse; it counts the cuts.
 
 import { connect, createServer, type Socket } from 'node:net'
 
 export interface CuttingProxy {
   readonly port: number
-  /** Connections that were cut so far. */
+  /** The number of connections that were cut. */
   readonly cuts: number
   /** Cuts every connection. */
   cut(): void
-  /** Refuses new connections, or takes them again. */
+  /** Refuses new connections, or accepts them again. */
   refuse(refusing: boolean): void
   close(): Promise<void>
 }
 
-/** Starts a proxy in front of what this URL names. */
+/** Starts a proxy in front of the host and port of this URL. */
 export async function startCuttingProxy(target: string): Promise<CuttingProxy> {
   const { hostname, port: targetPort } = new URL(target)
   const open = new Set<Socket>()

@@ -1,4 +1,4 @@
-// debian.ts - a bare Debian in a folder or an archive, and releases of Node.js, both from package registries.
+// debian.ts - makes a minimal Debian in a folder or an archive, and fetches releases of Node.js, both from package registries.
 
 import { mkdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -6,17 +6,17 @@ import { output } from '../../lab/command.ts'
 
 const PATIENCE_MS = 20 * 60_000
 
-/** Debian's releases: 11, 12, 13. The updates of the oldest are gone from the mirrors. */
+/** Debian's releases 11, 12 and 13. The mirrors no longer have the updates of the oldest one. */
 export const DEBIANS = { bullseye: ['http://deb.debian.org/debian'], bookworm: [], trixie: [] } as const
 
-/** A Debian with apt, these packages and no more, without manuals: a folder, or an archive when its name ends with .tar. */
+/** Makes a Debian with apt and only these packages, without manuals: a folder, or an archive if its name ends with .tar. */
 export async function makeDebian(
   target: string,
   packages: readonly string[] = [],
   release: keyof typeof DEBIANS = 'bookworm',
 ): Promise<void> {
   const left = ['doc', 'man', 'locale'].map((name) => `--dpkgopt=path-exclude=/usr/share/${name}/*`)
-  // Else usrmerge and all of Perl come in; before Debian 12 nobody asks for it.
+  // Without this hook usrmerge and all of Perl would be installed; before Debian 12 no package requires it.
   const merged = release === 'bullseye' ? [] : ['--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr']
   const wanted = [...(release === 'bullseye' ? [] : ['usr-is-merged']), ...packages]
   const include = wanted.length > 0 ? [`--include=${wanted.join(',')}`] : []
@@ -27,8 +27,8 @@ export async function makeDebian(
 }
 
 /**
- * For a lab's daemon, the words before its own: runs `program` of that Debian, with this machine's devices and `folder`, in place of
- * Node.js and weftd, which are the first two. The mounts go with the process.
+ * Returns a command prefix for a lab's daemon. It runs `program` of that Debian, with this machine's devices and `folder`, in place of
+ * Node.js and weftd, which are the first two arguments. The mounts end with the process.
  */
 export function insteadIn(debian: string, folder: string, program: readonly string[]): string[] {
   const script = [
@@ -42,7 +42,10 @@ export function insteadIn(debian: string, folder: string, program: readonly stri
   return ['sh', '-ec', script.join('\n'), debian]
 }
 
-/** The newest release of Node.js `major`, as nodejs.org packs it, from the npm registry: bin/node and include/node below `folder`. */
+/**
+ * Fetches the newest release of Node.js `major` from the npm registry, with the content of nodejs.org's archive: bin/node and include/node
+ * below `folder`.
+ */
 export async function fetchNode(major: number, folder: string): Promise<void> {
   mkdirSync(folder, { recursive: true })
   const pack = ['npm', 'pack', '--silent', `node-linux-${process.arch}@${major}`, '--pack-destination', dirname(folder)]
@@ -50,7 +53,7 @@ export async function fetchNode(major: number, folder: string): Promise<void> {
   await output(['tar', '-xzf', join(dirname(folder), name), '-C', folder, '--strip-components=1'])
 }
 
-/** The folder of this machine's npm. */
+/** Returns the folder of this machine's npm. */
 export async function npmFolder(): Promise<string> {
   return (await output(['sh', '-c', 'dirname "$(dirname "$(readlink -f "$(command -v npm)")")"'])).trim()
 }

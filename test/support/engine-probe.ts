@@ -1,10 +1,10 @@
-// engine-probe.ts - runs one engine inside a namespace, sends it packets from both sides and tells what came out.
+// engine-probe.ts - runs one engine inside a namespace, sends packets to both sides of it, and reports the packets that came out.
 //
-// Started as a program: the engine's name as argument, a job as JSON on stdin, a result as JSON on stdout. Only real
-// devices are used: the kernel forwards between the engine's TUN and a second TUN that this program reads and writes.
+// It runs as a program: the engine's name as argument, a job as JSON on stdin, a result as JSON on stdout. It uses only real devices: the
+// kernel forwards between the engine's TUN and a second TUN that this program reads and writes.
 //
 //   probe0 (this program) <-> kernel <-> flannel0 (the engine) <-> UDP 127.0.0.1:8285 <-> 127.0.0.1:9999 (this program)
-//                                                                                    <-- 127.0.0.66 (this program, no peer)
+//                                                                                    <-- 127.0.0.66 (an unknown sender)
 
 import { createSocket } from 'node:dgram'
 import { readSync, writeSync } from 'node:fs'
@@ -29,25 +29,25 @@ export interface ProbeJob {
   readonly without: readonly string[]
   readonly encapsulation: keyof typeof ENCAPSULATIONS
   readonly verifySource: TunnelSettings['verifySource']
-  /** Datagrams for the UDP side from an address that is no peer's, before the others. */
-  readonly fromStranger: readonly string[]
-  /** The number of the engine's own answers to wait for on each side: nothing orders them after the last packet. */
+  /** Datagrams for the UDP side from the address of an unknown sender, sent before the others. */
+  readonly fromUnknown: readonly string[]
+  /** The number of the engine's own answers to wait for on each side, because nothing orders them after the last packet. */
   readonly answers?: { readonly fromTun: number; readonly fromUdp: number }
-  /** Packets for the TUN side after all others, when the peer has another port. */
+  /** Packets for the TUN side after all others, when the peer has moved to another port. */
   readonly afterMove?: readonly string[]
 }
 
 export interface ProbeResult {
   readonly fromTun: readonly string[]
   readonly fromUdp: readonly string[]
-  /** The datagrams that came to the peer's other port. */
+  /** The datagrams that arrived at the peer's other port. */
   readonly fromOther: readonly string[]
   readonly counters: Readonly<Record<string, number>>
   readonly offloads: readonly string[]
-  /** The peer's numbers: packets and bytes sent, packets and bytes let in, and whether it was heard of. */
+  /** The peer's counters: packets and bytes sent, packets and bytes accepted, and whether a packet of the peer was received. */
   readonly traffic: readonly number[]
-  readonly strangers: readonly { readonly reason: string; readonly from: string }[]
-  /** The drops that were kept, without the time, the headers in hex. */
+  readonly unknownSenders: readonly { readonly reason: string; readonly from: string }[]
+  /** The recorded drops, without the time; the headers are in hex. */
   readonly drops: readonly {
     readonly reason: string
     readonly packets: number
@@ -60,7 +60,7 @@ export interface ProbeResult {
 
 const NETWORK = parseIpv4Net('10.5.0.0/16')!
 const SUBNET = parseIpv4Net('10.5.1.0/24')!
-/** Packets on their way at a time: fewer than any buffer holds, however long whoever reads it has no turn. */
+/** The maximum number of packets under way. It is below the size of every buffer, however long the reader does not run. */
 const WINDOW = 64
 /** The slot in which the peer's traffic is counted. */
 const SLOT = 300
@@ -85,7 +85,7 @@ async function main(kind: string): Promise<void> {
   const engine: Engine =
     kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { without: job.without })
   const probe = addon.openTun('probe%d', false)
-  await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // its solicitations would be counted
+  await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // IPv6 solicitations would be counted
   const settings = `
     link set lo up
     link set dev ${engine.tunName} mtu 1472 txqueuelen 4000 up
@@ -134,15 +134,15 @@ async function main(kind: string): Promise<void> {
     })
     stopWatching = () => watcher.stop()
   })
-  const stranger = createSocket('udp4')
-  await new Promise<void>((resolve) => stranger.bind(9999, '127.0.0.66', resolve))
+  const outsider = createSocket('udp4')
+  await new Promise<void>((resolve) => outsider.bind(9999, '127.0.0.66', resolve))
   const send = (packet: Buffer, by = socket): Promise<void> =>
     new Promise((resolve, reject) => by.send(packet, 8285, '127.0.0.1', (error) => (error ? reject(error) : resolve())))
 
   const inside = parseIpv4('10.5.1.2')!
   const peer = parseIpv4('10.5.2.2')!
-  // The dgram engine shares this event loop: it gets its turn after each packet. What is dropped or answered counts as on
-  // its way for good: no job has a window full of that.
+  // The dgram engine shares this event loop, so it gets a turn after each packet. Dropped and answered packets count as under way for good;
+  // no job has a full window of them.
   const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
   const settle = async (sent: number, arrived: readonly string[]): Promise<void> => {
     do await turn()
@@ -154,8 +154,8 @@ async function main(kind: string): Promise<void> {
   }
   writeSync(probe.fd, ipv4Packet({ source: inside, destination: peer, protocol: 253, payload: SENTINEL }))
   await udpDone
-  for (const hex of job.fromStranger) {
-    await send(Buffer.from(hex, 'hex'), stranger)
+  for (const hex of job.fromUnknown) {
+    await send(Buffer.from(hex, 'hex'), outsider)
     await turn()
   }
   for (const [index, hex] of job.toUdp.entries()) {
@@ -175,17 +175,17 @@ async function main(kind: string): Promise<void> {
     other.on('message', (packet) => fromOther.push(packet.toString('hex')))
     engine.setPeers(peersAt(9998))
     for (const hex of afterMove) writeSync(probe.fd, Buffer.from(hex, 'hex'))
-    // The test asks to which address they come.
+    // The test checks the address at which they arrive.
     const before = fromUdp.length
     while (fromOther.length + fromUdp.length - before < afterMove.length) await turn()
     other.close()
   }
 
-  // A thread counts a packet after it has sent it: the counts of what arrived stand when the thread has gone round since.
+  // A thread counts a packet after it has sent it. So the counts are complete once the thread has made another round.
   const rounds = Object.entries(engine.threads())
   while (rounds.some(([name, gone]) => (engine.threads()[name] ?? 0) < gone + 2)) await turn()
   const counters = Object.fromEntries(Object.entries(engine.counters()).map(([name, count]) => [name, Number(count)]))
-  const strangers = engine.takeStrangers().map(({ reason, from }) => ({ reason, from: formatAddress(from) }))
+  const unknownSenders = engine.takeUnknownSenders().map(({ reason, from }) => ({ reason, from: formatAddress(from) }))
   const [silentMs = -1, ...counted] = [...engine.traffic().subarray(SLOT * SLOT_NUMBERS)].toReversed()
   const traffic = [...counted.toReversed(), Number(silentMs >= 0)]
   const drops = engine.drops().packets.map(({ reason, packets, length, encapBytes, ...rest }) => {
@@ -198,13 +198,13 @@ async function main(kind: string): Promise<void> {
     fromOther,
     counters,
     offloads: engine.offloads,
-    strangers,
+    unknownSenders,
     traffic,
     drops,
   }
   stopWatching()
   socket.close()
-  stranger.close()
+  outsider.close()
   await engine.stop()
   process.stdout.write(JSON.stringify(result), () => process.exit(0))
 }

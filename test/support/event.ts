@@ -1,4 +1,4 @@
-// event.ts - how a test waits: for an event, as long as a slow and busy machine may need for it.
+// event.ts - waits for an event as long as a slow and busy machine may need for it.
 
 import { vi } from 'vitest'
 import { EVENT_MS } from '../../lab/lab.ts'
@@ -6,8 +6,8 @@ import { EVENT_MS } from '../../lab/lab.ts'
 const LOOK_MS = 50
 
 /**
- * Resolves with what `check` returns as soon as it does not throw; rejects with its last error after a minute. Between two looks
- * there is twice the time that one takes: looks that start programs must not keep busy what they wait for.
+ * Resolves with the result of `check` as soon as it does not throw; rejects with its last error after a minute. The pause between two
+ * checks is twice the duration of a check, so that checks that start programs do not keep the machine busy.
  */
 export function eventually<T>(check: () => T | Promise<T>, { everyMs = LOOK_MS } = {}): Promise<T> {
   let before: unknown

@@ -1,4 +1,4 @@
-// facts.ts - a host on which nothing is wrong, as the doctor sees it.
+// facts.ts - the facts of a host without any fault, as the doctor gathers them.
 
 import type { Link, LinkAddress, Route } from '../../src/host/links.ts'
 import type { Address } from '../../src/net/address.ts'
@@ -133,13 +133,13 @@ function lastProbes() {
     session: null,
   }
 }
-/** A peer of both families, which answers by both unless not. */
+/** Returns a dual-stack peer, which answers over both families unless the arguments say otherwise. */
 export function dualPeer(known4: Partial<PeerSide> = {}, known6: Partial<PeerSide> = {}): PeerStatus {
   const families = { ipv4: { ...soundSide4, ...known4 }, ipv6: { ...soundSide6, ...known6 } }
   const dual = { lease: '10.5.2.0-24&fd00:5:0:2::-64', ipv6Subnet: 'fd00:5:0:2::/64', publicIpv6: '2001:db8::2' }
   return { ...soundPeer, ...dual, ...worstOf([families.ipv4, families.ipv6]), families }
 }
-/** One that was asked in vain. */
+/** A side of a peer that did not answer the probes. */
 export const silentSide = { state: 'programmed', lossPercent: 100, roundTripMs: null } as const
 export const link = (name: string, mtu: number, address: string): Link => ({
   index: 1,
@@ -209,7 +209,7 @@ const both = (of4: Link, of6: string): Link => ({
   ...of4,
   addresses: { ...of4.addresses, ipv6: [linkAddress(parseIpv6(of6)!, 64)] },
 })
-/** The same, of both families, by vxlan of the kernel. */
+/** The facts of a dual-stack host with the kernel's vxlan and without any fault. */
 export const soundDual = {
   ...sound,
   status: dualStatus,
@@ -231,7 +231,7 @@ export const soundDual = {
   subnetEnv: { FLANNEL_SUBNET: '10.5.1.1/24', FLANNEL_IPV6_SUBNET: 'fd00:5:0:1::1/64', FLANNEL_MTU: '1430' },
   answers: new Map([[dualPeer().lease, { ipv4: { small: true, large: true }, ipv6: { small: true, large: true } }]]),
 }
-/** A host on which nothing is wrong in a network of IPv6 alone. */
+/** The facts of a host without any fault in an IPv6-only network. */
 export const soundIpv6: Facts = {
   ...soundDual,
   status: {

@@ -90,8 +90,12 @@ export abstract class FakeFabric {
     this.#server = createServer((request, response) => void this.#serve(request, response))
     await new Promise<void>((resolve) => this.#server?.listen(port, host, resolve))
     this.address = `http://${host}:${(this.#server.address() as AddressInfo).port}`
+    this.started()
     return this
   }
+
+  /** Called when the server has its address. */
+  protected started(): void {}
 
   async close(): Promise<void> {
     this.#server?.closeAllConnections()

@@ -1,4 +1,4 @@
-// fake-host.ts - a host with one TUN and the routes to the networks 10.5.0.0/16 and fd00:5::/48; commands change it, and are recorded.
+// fake-host.ts - a mock host with one TUN and the routes to the networks 10.5.0.0/16 and fd00:5::/48. Commands change it and are recorded.
 
 import { beforeEach } from 'vitest'
 import { WeftError } from '../../src/base/errors.ts'
@@ -9,13 +9,13 @@ interface FakeHost {
   commands: string[]
   link: { mtu: number; txqlen: number; flags: string[]; addr_info: object[] } | undefined
   routes: { dst?: string; type?: string; dev?: string; metric?: number }[]
-  /** Those to fd00:5::/48. */
+  /** The routes to fd00:5::/48. */
   routes6: FakeHost['routes']
   fails: RegExp | undefined
   lines: string[]
   external: string
 }
-/** The host of the test that runs. */
+/** The host of the running test. */
 export let host: FakeHost
 
 export function installHost(): void {

@@ -1,5 +1,6 @@
 // fake-switch.ts - a switch with an HTTP API for static routes, as Type `http` describes one.
 
+import { writeFileSync } from 'node:fs'
 import { readSettings } from '../../src/control/config/backend-options.ts'
 import { HttpPublisher } from '../../src/path/backends/fabric/http-publisher.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
@@ -27,6 +28,10 @@ export class FakeSwitch extends FakeFabric {
   backend(): Readonly<Record<string, unknown>> {
     return switchBackend(this.address, this.credentialFile)
   }
+  protected override started(): void {
+    writeFileSync(this.credentialFile, `# a comment\n${this.address}/ignored secret-of-switch\n`)
+  }
+
   publisher(place: Place): HttpPublisher {
     const lower = Object.entries(this.backend()).map(([name, value]) => [name.toLowerCase(), value])
     return new HttpPublisher(readSettings('http', Object.fromEntries(lower)), place)

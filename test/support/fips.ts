@@ -1,4 +1,4 @@
-// fips.ts - for NODE_OPTIONS=--import: a Node.js whose OpenSSL has none of WireGuard's primitives, as in FIPS mode.
+// fips.ts - loaded with NODE_OPTIONS=--import, removes WireGuard's primitives from Node.js, as OpenSSL's FIPS mode does.
 
 import crypto from 'node:crypto'
 import { syncBuiltinESMExports } from 'node:module'
@@ -6,7 +6,7 @@ import { syncBuiltinESMExports } from 'node:module'
 type Call = (...args: unknown[]) => unknown
 const functions = crypto as unknown as Record<string, Call>
 
-/** Refuses where the first word is one of these; always where there are none. */
+/** Makes a function of node:crypto throw if its first argument is one of `words`; always if `words` is empty. */
 function refuse(name: string, words: readonly string[] = []): void {
   const before = functions[name] as Call
   functions[name] = (...args) => {

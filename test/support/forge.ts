@@ -1,4 +1,4 @@
-// forge.ts - datagrams that are sent as fast as a host can, by test/native/forge.cc.
+// forge.ts - sends datagrams as fast as a host can, with test/native/forge.cc.
 
 import type { ChildProcess } from 'node:child_process'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -7,14 +7,14 @@ import { join } from 'node:path'
 import type { Host, Place } from '../../lab/lab.ts'
 import { buildNative } from './native-program.ts'
 
-/** The port by which datagrams leave, and the address that they say they are from, whoever has it. */
+/** The source port of the datagrams, and their source address, which may belong to another host. */
 export interface Sender {
   readonly port: number
   readonly address?: string
 }
 
 export interface Forge {
-  /** Sends so many, of these in turn; returns how many the kernel took. */
+  /** Sends `count` datagrams, taking `datagrams` in turn; returns the number that the kernel accepted. */
   send(
     from: Place,
     to: Host | string,
@@ -23,7 +23,7 @@ export interface Forge {
     count: number,
     by?: Sender,
   ): Promise<number>
-  /** Sends them until it is ended. */
+  /** Sends the datagrams in turn until the process is ended. */
   flood(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], by?: Sender): ChildProcess
   /** Removes the program. */
   close(): void

@@ -1,8 +1,8 @@
-// handover-probe.ts - one TUN and its sockets under several engines after each other, the first in another process; tells
-// which packets crossed under each.
+// handover-probe.ts - runs one TUN and its sockets with several engines in turn, the first one in another process; reports which packets
+// arrived under each engine.
 //
-// Started as a program inside a namespace; a result as JSON on stdout. With `run` and descriptors as JSON it is the other
-// process, which has them open under their numbers, runs an engine until its stdin ends, and tells what it released.
+// It runs as a program inside a namespace, with a result as JSON on stdout. With `run` and descriptors as JSON it is the other process,
+// which has inherited the descriptors with these numbers, runs an engine until its stdin ends, and reports what it released.
 //
 //   kernel <-> flannel0 <-> the engine <-> UDP 127.0.0.1:8285 <-> 127.0.0.1:9999 (this program)
 
@@ -19,14 +19,14 @@ import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
 
 export interface HandoverResult {
-  /** The packets that crossed, by engine, both ways; those that were sent before it ran come first. */
+  /** The packets that arrived in both directions, by engine. Packets that were sent before the engine ran come first. */
   readonly crossed: Readonly<Record<string, readonly string[]>>
-  /** The engine's threads that are left after each release. */
+  /** The threads of the engine that are left after each release. */
   readonly threadsLeft: readonly string[]
-  /** Features that were granted, and those that the last release told. */
+  /** The features that were granted, and those that the last release reported. */
   readonly granted: readonly string[]
   readonly released: readonly string[]
-  /** True for each of two moments at which the device was there: after the last release, and after the end. */
+  /** Whether the device existed after the last release, and after the end. */
   readonly deviceKept: boolean
   readonly deviceLeft: boolean
 }
@@ -75,9 +75,9 @@ async function bound(port: number, address: string): Promise<Socket> {
 
 /** Both ends of the path: the peer, and a program behind the TUN. */
 interface Ends {
-  /** Sends a packet each way. */
+  /** Sends a packet in each direction. */
   send(name: string): Promise<void>
-  /** Resolves when both have arrived. */
+  /** Resolves when both packets have arrived. */
   arrived(name: string): Promise<void>
 }
 
@@ -109,10 +109,10 @@ async function openEnds(): Promise<Ends> {
   }
 }
 
-/** Runs the first engine in a process of its own, which has nothing but the descriptors. */
+/** Runs the first engine in a process of its own, which has only the descriptors. */
 async function inAnotherProcess(descriptors: Descriptors, meanwhile: () => Promise<void>): Promise<Descriptors> {
   const numbers: number[] = []
-  const numbered = (fd: number): number => numbers.push(fd) + 2 // after stdin, stdout, stderr
+  const numbered = (fd: number): number => numbers.push(fd) + 2 // after stdin, stdout and stderr
   const loops = descriptors.loops.map(({ tun, socket, sender }) => ({
     tun: numbered(tun),
     socket: numbered(socket),

@@ -1,4 +1,4 @@
-// handshakes.ts - what of WireGuard is on a host's cable: its datagrams, and how many handshakes are begun.
+// handshakes.ts - captures WireGuard datagrams on a host's underlay, and counts the handshakes that start.
 
 import { createInterface } from 'node:readline'
 import { expect } from 'vitest'
@@ -6,7 +6,7 @@ import { ended } from '../../lab/command.ts'
 import type { Host } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 
-/** The datagrams from now on that a filter of tcpdump lets through, a line of its text for each; `stop` resolves with all. */
+/** Captures datagrams that match a filter of tcpdump, one line of its text for each; `stop` resolves with all lines. */
 export async function watchDatagrams(
   host: Host,
   filter: string,
@@ -31,7 +31,7 @@ export async function watchDatagrams(
   }
 }
 
-/** Counts the initiations of handshakes that are on a host's cable from now on, by whomever. */
+/** Counts the handshake initiations on a host's underlay, from any sender. */
 export async function watchHandshakes(host: Host): Promise<() => Promise<number>> {
   const { stop } = await watchDatagrams(host, 'udp port 51820 and udp[8:4] = 0x01000000')
   return async () => (await stop()).length

@@ -1,4 +1,4 @@
-// hosts.ts - what the tests ask of a lab's hosts and their daemons.
+// hosts.ts - queries that tests make to a lab's hosts and their daemons.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -9,22 +9,22 @@ import type { Status } from '../../src/report/status.ts'
 import type { FindingName } from '../../src/tool/doctor/findings.ts'
 import { fetchStatus } from '../../src/tool/weft/daemon-client.ts'
 
-/** The subnet of a host, `10.5.7.0/24`. */
+/** Returns the subnet of a host, such as `10.5.7.0/24`. */
 export const subnetOf = (host: Host): string => (host.subnetEnv()['FLANNEL_SUBNET'] ?? '').replace(/\.1\//, '.0/')
 
-/** The address of its device. */
+/** Returns the address of its device. */
 export const tunAddress = (host: Host): string => subnetOf(host).split('/')[0]!
 
 const said = (what: string, subnet: string): RegExp =>
   new RegExp(`Subnet ${what}: ${subnet.replaceAll('.', String.raw`\.`)}$`)
 
-/** The log line with which a peer comes. */
+/** The log line for a new peer. */
 export const added = (peer: Host | string): RegExp => said('added', typeof peer === 'string' ? peer : subnetOf(peer))
 
-/** The log line with which a peer goes. */
+/** The log line for a removed peer. */
 export const removed = (subnet: string): RegExp => said('removed', subnet)
 
-/** CPU time of a daemon's threads in seconds, its own and the kernel's for it (proc_pid_stat(5): utime, stime), by their names. */
+/** Returns the CPU time of a daemon's threads by name in seconds, in user and kernel mode (proc_pid_stat(5): utime, stime). */
 export function cpuOfThreads({
   process: { pid },
 }: Daemon): { name: string; isMain: boolean; user: number; system: number }[] {
@@ -37,20 +37,21 @@ export function cpuOfThreads({
   })
 }
 
-/** CPU time of a daemon's main thread, which does all but forwarding. */
+/** Returns the CPU time of a daemon's main thread, which does everything except forwarding. */
 export function cpuSeconds(daemon: Daemon): number {
   const { user, system } = cpuOfThreads(daemon).find(({ isMain }) => isMain)!
   return user + system
 }
 
-/** Pings so often, one after another; rejects when one is not answered within a minute. Unlike with `reach` none may be lost. */
+/** Pings `times` times in sequence; rejects if a ping is not answered within a minute. Unlike with `reach` no ping may be lost. */
 export async function answers(namespace: string, address: string, times = 3): Promise<void> {
-  // One process each: the last of several is given up after no longer than the interval (iputils, ping_common.c).
+  // Each ping is a process of its own, because ping gives the last one of several only the interval to be answered (iputils,
+  // ping_common.c).
   for (let number = 0; number < times; number++)
     await output(['ip', 'netns', 'exec', namespace, 'ping', '-n', '-c', '1', '-W', String(EVENT_MS / 1000), address])
 }
 
-/** The words to run weft on a host. */
+/** Returns the command that runs weft on a host. */
 export const weftOf = (host: Host, words: readonly string[]): string[] => [
   process.execPath,
   join(packageRoot, 'bin/weft'),
@@ -58,10 +59,10 @@ export const weftOf = (host: Host, words: readonly string[]): string[] => [
   '--status-socket',
   host.statusSocket,
 ]
-/** Runs weft on a host, behind `before`. */
+/** Runs weft on a host with the command prefix `before`. */
 export const weft = (host: Host, words: readonly string[], before: readonly string[] = []): Promise<Finished> =>
   host.run([...before, ...weftOf(host, words)])
-/** What `weft status --json` prints, asked of the daemon without a program. */
+/** Requests what `weft status --json` prints directly from the daemon. */
 export const statusOf = (host: Host): Promise<Status> => fetchStatus(host.statusSocket, new AbortController().signal)
 
 interface Check {
@@ -69,7 +70,7 @@ interface Check {
   readonly state: string
   readonly findings: readonly { readonly name: FindingName; readonly detail: string }[]
 }
-/** What the doctor finds, each once, with its exit code. */
+/** Returns the doctor's findings without duplicates, and its exit code. */
 export async function doctor(host: Host, before: readonly string[] = []) {
   const { code, stdout, stderr } = await weft(host, ['doctor', '--json', '--subnet-file', host.subnetFile], before)
   expect(stderr).toBe('')

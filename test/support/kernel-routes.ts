@@ -1,4 +1,5 @@
-// kernel-routes.ts - the routes by which the kernel of a sound host sends packets to its peer and from it, with the changes of a test.
+// kernel-routes.ts - the routes over which the kernel of a healthy host sends packets to its peer and receives them, with the changes of a
+// test.
 
 import type { PolicyRule, KernelRoute } from '../../src/host/route-lookup.ts'
 import { routeQueries, type KernelRoutes } from '../../src/tool/doctor/route-queries.ts'
@@ -24,7 +25,7 @@ const RULES = [
 ]
 type Answer = Partial<KernelRoute> | string
 
-/** Returns the routes of the sound host of facts.ts, with `changed` in place of the right ones. A text is a refusal. */
+/** Returns the routes of the healthy host of facts.ts, with `changed` in place of the right ones. A string is an error message. */
 export function routesBy(changed: Partial<Readonly<Record<'host' | 'out' | 'in' | 'marked', Answer>>>): KernelRoutes {
   const answers = routeQueries(sound.status!, sound.links, ['0x1']).map((each) => {
     const name = each.query.mark === undefined ? each.direction : 'marked'

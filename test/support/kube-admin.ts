@@ -1,4 +1,4 @@
-// kube-admin.ts - what a test does to a cluster as its administrator, and what it needs to serve or speak TLS.
+// kube-admin.ts - changes that a test makes to a cluster as its administrator, and the keys and certificates of a test's API server.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { Agent, request } from 'node:https'
@@ -8,22 +8,22 @@ import { EVENT_MS } from '../../lab/lab.ts'
 import type { NodeObject } from '../../src/control/kube/node-lease.ts'
 import type { KubeObject } from './kube-manifest.ts'
 
-/** An API server, small or real. */
+/** An API server, the small one or a real one. */
 export interface KubeApi {
   /** `https://127.0.0.1:PORT`; its certificate is for the name `kubernetes` and this address. */
   readonly url: string
   /** PEM file of the authority that signed its certificate. */
   readonly caFile: string
   readonly admin: KubeAdmin
-  /** All that weftd asked for so far, `list nodes`, and whether it may. */
+  /** Returns everything that weftd requested so far, such as `list nodes`, and whether it is allowed to. */
   asked(): readonly { readonly what: string; readonly isAllowed: boolean }[]
-  /** Ends it, connections and all; what it keeps stays. */
+  /** Ends the server and its connections; its data stays. */
   kill(): Promise<void>
   start(): Promise<void>
   close(): Promise<void>
 }
 
-/** The tokens of the administrator, and of weftd's service account. */
+/** The tokens of the administrator and of weftd's service account. */
 export const ADMIN_TOKEN = 'admin-of-the-test'
 export const WEFT_TOKEN = 'service-account-of-weft'
 export const WEFT_USER = 'system:serviceaccount:kube-flannel:flannel'
@@ -34,13 +34,13 @@ interface KubeNode extends NodeObject {
 
 interface KubeAdmin {
   call(method: string, path: string, body?: unknown, contentType?: string): Promise<{ status: number; body: unknown }>
-  /** Makes a node, as kubelet and the controller that gives podCIDRs do. */
-  /** With one pod CIDR, or two with a comma. */
+  /** Creates a node, like kubelet and the controller that assigns podCIDRs. */
+  /** `podCIDR` has one pod CIDR, or two with a comma. */
   addNode(name: string, podCIDR?: string, annotations?: Readonly<Record<string, string>>): Promise<void>
   givePodCidr(name: string, podCIDR: string): Promise<void>
   node(name: string): Promise<KubeNode>
   annotate(name: string, annotations: Readonly<Record<string, string | null>>): Promise<void>
-  /** Writes the condition Ready again, as a kubelet does now and then. */
+  /** Writes the condition Ready again, as a kubelet does regularly. */
   heartbeat(name: string, at?: string): Promise<void>
   removeNode(name: string): Promise<void>
   /** Does what `kubectl create` does. */
@@ -51,7 +51,7 @@ interface KubeAdmin {
 const MERGE = 'application/merge-patch+json'
 const STRATEGIC = 'application/strategic-merge-patch+json'
 
-/** Reads an answer; one that is no JSON is text, as of /readyz. */
+/** Parses an answer; an answer that is not JSON, such as that of /readyz, is returned as text. */
 function read(text: string): unknown {
   try {
     return JSON.parse(text)
@@ -82,7 +82,7 @@ export function kubeAdmin(api: () => { readonly url: string; readonly caFile: st
             .on('error', reject)
         })
         .on('error', (error) => {
-          // The server was killed, or ended a connection that lay idle (Node.js, request.reusedSocket).
+          // The server was killed, or closed an idle connection (Node.js, request.reusedSocket).
           if (asked.reusedSocket) resolve(call(method, path, body, contentType))
           else reject(error)
         })
@@ -130,7 +130,7 @@ export function kubeAdmin(api: () => { readonly url: string; readonly caFile: st
   }
 }
 
-/** A kubeconfig that lets in with this token. */
+/** Returns a kubeconfig with this token. */
 export const kubeconfigText = (server: string, caFile: string, token: string, more = ''): string =>
   `apiVersion: v1
 kind: Config
@@ -150,7 +150,7 @@ export interface Pki {
   readonly keyFile: string
 }
 
-/** An authority of its own in `folder`, and a certificate by it for `kubernetes` and 127.0.0.1. */
+/** Creates an authority in `folder`, and a certificate of it for `kubernetes` and 127.0.0.1. */
 export async function makePki(folder: string): Promise<Pki> {
   mkdirSync(folder, { recursive: true })
   const file = (name: string): string => join(folder, name)

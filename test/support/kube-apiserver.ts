@@ -1,4 +1,4 @@
-// kube-apiserver.ts - a real kube-apiserver on an etcd of its own, RBAC on; scripts/kube-apiserver.mjs builds the program.
+// kube-apiserver.ts - a real kube-apiserver with its own etcd and with RBAC; scripts/kube-apiserver.mjs builds the program.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -11,7 +11,7 @@ import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { ADMIN_TOKEN, kubeAdmin, makePki, WEFT_TOKEN, WEFT_USER, type KubeApi } from './kube-admin.ts'
 import { manifestObjects, type KubeObject } from './kube-manifest.ts'
 
-/** The path of the program; empty unless the real server is asked for. */
+/** The path of the program; empty unless the real server is requested. */
 export const KUBE_APISERVER = process.env['WEFT_KUBE_APISERVER'] ?? ''
 
 export interface RealKubeApi extends KubeApi {
@@ -87,7 +87,7 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
           '--authorization-mode',
           'RBAC,Node',
           '--feature-gates',
-          'IPv6DualStack=true', // off by itself before 1.21: a node keeps one pod CIDR
+          'IPv6DualStack=true', // before 1.21 it is off by default, and a node keeps one pod CIDR
           '--disable-admission-plugins',
           'ServiceAccount',
           '--shutdown-delay-duration',
@@ -105,7 +105,7 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
       for (;;) {
         if (child.exitCode !== null || child.signalCode !== null)
           throw new Error(`kube-apiserver ended: ${lines.join('').slice(-2000)}`)
-        // The server is ready before it has made its first namespace.
+        // The server reports ready before it has created its first namespace.
         const answers = await Promise.all(
           ['/readyz', '/api/v1/namespaces/default'].map((path) => admin.call('GET', path).catch(() => ({ status: 0 }))),
         )
@@ -141,7 +141,7 @@ export async function startKubeApiserver(): Promise<RealKubeApi> {
   return api
 }
 
-/** Gives weftd's service account the rights of the manifest; `more` besides. */
+/** Gives weftd's service account the rights of the manifest, and those in `more`. */
 export async function allow({ admin }: KubeApi, more: readonly KubeObject[] = []): Promise<void> {
   const objects = manifestObjects().filter(({ kind }) => /^(Cluster)?Role(Binding)?$/.test(kind))
   for (const object of [...objects, ...more]) {

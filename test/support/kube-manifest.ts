@@ -1,4 +1,4 @@
-// kube-manifest.ts - the objects of deploy/kubernetes/weft.yaml, and the rights that roles among such objects give.
+// kube-manifest.ts - the objects of deploy/kubernetes/weft.yaml, and the rights that their roles grant.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -17,7 +17,7 @@ export const manifestObjects = (): KubeObject[] =>
     return document.toJS() as KubeObject
   })
 
-/** `list nodes` and the like, of all roles. */
+/** Lists the rights of all roles, such as `list nodes`. */
 export function rightsOf(objects: readonly KubeObject[]): string[] {
   const roles = objects.filter(({ kind }) => /^(Cluster)?Role$/.test(kind)) as unknown as {
     rules: { resources: string[]; verbs: string[] }[]

@@ -1,6 +1,6 @@
-// kube-server.ts - a small Kubernetes API server of the tests' own: nodes, pods and events, as weftd asks for them, and faults.
+// kube-server.ts - the tests' own small Kubernetes API server: nodes, pods and events, as weftd requests them, and faults.
 //
-// The suite in test/kube runs on it and on a real kube-apiserver: what the real one does otherwise fails there.
+// The suite in test/kube runs on it and on a real kube-apiserver, so that a difference between the two fails there.
 
 import { randomUUID } from 'node:crypto'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
@@ -18,40 +18,40 @@ interface Stored extends Json {
   readonly spec: { podCIDR?: string }
 }
 
-/** The fault that befalls a request instead of an answer. */
+/** The fault of a request, in place of an answer. */
 export type Fault =
   | { readonly status: number; readonly headers?: Readonly<Record<string, string>> }
   /** The request gets no answer at all. */
   | 'silence'
-  /** The connection is cut after so many bytes of the body, of one more piece at the latest. */
+  /** The connection is cut after this number of bytes of the body, within a piece. */
   | { readonly cutAfter: number }
-  /** The answer waits for so long. */
+  /** The delay of the answer. */
   | { readonly delayMs: number }
 
 export interface SmallKubeApi extends KubeApi {
-  /** Asked for each request of weftd's, `GET /api/v1/nodes?...`. */
+  /** Called for each request of weftd, `GET /api/v1/nodes?...`; returns its fault. */
   fault: ((request: string) => Fault | undefined) | undefined
-  /** The number of times that a fault struck. */
+  /** The number of faults that were made. */
   readonly struck: number
-  /** Each request of weftd's so far, with its body. */
+  /** Each request of weftd so far, with its body. */
   readonly requests: readonly string[]
-  /** Bytes that watches of weftd's were sent. */
+  /** The bytes that were sent to watches of weftd. */
   readonly watchedBytes: number
-  /** Forgets all history: watches end, and those that ask for what was before get 410. */
+  /** Forgets all history: watches end, and watches from earlier versions get 410. */
   compact(): void
-  /** Goes on with another version counter, as an etcd that was restored. */
+  /** Continues with another version counter, like an etcd that was restored. */
   rewind(versions: number): void
   /** Serves with another authority and certificate from now on. */
   rotate(): Promise<void>
   /** Makes this token weftd's from now on. */
   setToken(token: string): void
-  /** Makes many nodes at once, as if they had long been there. */
+  /** Adds many nodes, as if they had existed for a long time. */
   fill(nodes: Iterable<Json>): void
-  /** Writes a node as it is, with a new version, and tells the watches. */
+  /** Writes a node unchanged with a new version, and notifies the watches. */
   touch(name: string): void
 }
 
-/** The rights of weftd, as deploy/kubernetes/weft.yaml gives them, by what the requests look like. */
+/** The rights of weftd in deploy/kubernetes/weft.yaml, as patterns of requests. */
 const ALLOWED: readonly (readonly [what: string, request: RegExp])[] = [
   ['watch nodes', /^GET \/api\/v1\/nodes\?.*watch=true/],
   ['list nodes', /^GET \/api\/v1\/nodes(\?|$)/],
@@ -186,12 +186,12 @@ export async function startKubeServer(): Promise<SmallKubeApi> {
       if (entry.version > after && (watcher.only ?? entry.object.metadata.name) === entry.object.metadata.name)
         watcher.send(entry.type, entry.object)
     watchers.add(watcher)
-    let told = after
+    let reported = after
     const bookmark = (): void => {
-      // The real server does so too: only when there was something since, though not for this watch.
-      if (query.get('allowWatchBookmarks') === 'true' && version > told)
+      // The real server sends bookmarks in the same way: only after a change, even if the change was not for this watch.
+      if (query.get('allowWatchBookmarks') === 'true' && version > reported)
         watcher.send('BOOKMARK', { kind: 'Node', apiVersion: 'v1', metadata: { resourceVersion: String(version) } })
-      told = version
+      reported = version
     }
     const beat = setInterval(bookmark, 1000)
     const time = setTimeout(
@@ -351,7 +351,7 @@ export async function startKubeServer(): Promise<SmallKubeApi> {
   return api
 }
 
-/** A patch: RFC 7386, and of strategic ones as much as there is here: conditions are told apart by their type. */
+/** Applies a merge patch (RFC 7386), or a strategic merge patch as far as it is needed here: conditions are identified by their type. */
 function merged(before: unknown, patch: unknown, isStrategic: boolean): unknown {
   if (isStrategic && Array.isArray(patch) && patch.every((item) => (item as Json)['type'] !== undefined)) {
     const list = [...((before ?? []) as Json[])]

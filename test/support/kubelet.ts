@@ -1,5 +1,5 @@
-// kubelet.ts - a real kubelet on a host of a lab, on a containerd of its own. Its pods are files (static pods), as a kubelet without an
-// API server has them: it starts, probes and ends them by the same code.
+// kubelet.ts - a real kubelet on a host of a lab, with its own containerd. Its pods are files (static pods), because there is no API
+// server. kubelet starts, probes and ends them with the same code.
 
 import type { ChildProcess } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -35,33 +35,33 @@ interface PodStatus {
 
 export interface Kubelet {
   readonly versions: string
-  /** Has a pod run; one of the same name is replaced. */
+  /** Starts a pod, which replaces a pod of the same name. */
   create(pod: KubeObject): void
-  /** Has kubelet end it, as when it was deleted from the API. */
+  /** Makes kubelet end the pod, as after a deletion through the API. */
   remove(name: string): void
-  /** Undefined when there is no such pod any more. */
+  /** Undefined if the pod does not exist any more. */
   status(name: string): Promise<PodStatus | undefined>
-  /** Resolves when the pod is ready, as kubelet says. */
+  /** Resolves when kubelet reports the pod ready. */
   ready(name: string): Promise<void>
-  /** Resolves when nothing of the pod runs any more. */
+  /** Resolves when no container of the pod runs any more. */
   gone(name: string): Promise<void>
-  /** The pid of the pod's first container's first process, as the host knows it. */
+  /** Returns the pid, on the host, of the first process of the pod's first container. */
   pid(name: string): Promise<number>
-  /** How many of a pod's probes of that type ended so, by kubelet's own count. */
+  /** Returns kubelet's own count of a pod's probes of this type with this result. */
   probes(name: string, type: 'Startup' | 'Readiness', result: 'successful' | 'failed'): Promise<number>
-  /** The log of the pod's containers. */
+  /** Returns the log of the pod's containers. */
   log(name: string): Promise<string>
   close(): Promise<void>
 }
 
-/** Each container takes seconds, and who asks all the time makes it more. */
+/** Waits with long pauses, because each container takes seconds, and frequent checks would delay it. */
 export const soon = <T>(check: () => T | Promise<T>): Promise<T> =>
   vi.waitFor(check, { timeout: 5 * EVENT_MS, interval: 500 })
 
 export const isReady = (status: PodStatus | undefined): boolean =>
   status?.conditions?.some(({ type, status: is }) => type === 'Ready' && is === 'True') ?? false
 
-/** An image that does nothing, which a sandbox runs. */
+/** Builds an image that does nothing, for the sandboxes. */
 async function makePause(folder: string): Promise<string> {
   const at = (name: string): string => join(folder, name)
   mkdirSync(at('layer'), { recursive: true })
@@ -107,7 +107,7 @@ export async function startKubelet(
       `  address = ${JSON.stringify(address)}`,
       '[plugins."io.containerd.grpc.v1.cri"]',
       `  sandbox_image = "${PAUSE}"`,
-      // Not every root may lower it (CAP_SYS_RESOURCE).
+      // Some roots may not lower the score (CAP_SYS_RESOURCE).
       '  restrict_oom_score_adj = true',
       '  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]',
       '    runtime_type = "io.containerd.runc.v2"',
@@ -136,15 +136,15 @@ export async function startKubelet(
       registerNode: false,
     }),
   )
-  // The lab's `ip netns exec` mounts a /sys that has no cgroups.
+  // The lab's `ip netns exec` mounts a /sys without cgroups.
   const outside = ['nsenter', `--mount=/proc/${process.pid}/ns/mnt`]
-  const told: string[] = []
+  const printed: string[] = []
   function start(words: readonly string[]): ChildProcess {
     const child = host.spawn([...outside, ...words])
     child.stdout!.resume()
     child.stderr!.setEncoding('utf8').on('data', (text: string) => {
-      told.push(text)
-      if (told.length > 500) told.splice(0, 100)
+      printed.push(text)
+      if (printed.length > 500) printed.splice(0, 100)
     })
     return child
   }
@@ -180,7 +180,7 @@ export async function startKubelet(
   await soon(async () => {
     if (kubelet.exitCode !== null)
       throw new Error(
-        `kubelet ended: ${told
+        `kubelet ended: ${printed
           .join('')
           .match(/^[EF]\d.*$/gm)
           ?.join('\n')}`,
@@ -189,12 +189,12 @@ export async function startKubelet(
   })
 
   const nameOf = (name: string): string => `${name}-${host.name}`
-  /** Where kubelet has them, whatever its folder is. */
+  /** kubelet writes logs here, whatever its folder is. */
   const logsOf = (name: string): string => `/var/log/pods/*_${nameOf(name)}_*`
   const created = new Set<string>()
   const status = async (name: string): Promise<PodStatus | undefined> =>
     (await pods()).find(({ metadata }) => metadata.name === nameOf(name))?.status
-  /** The ids of a pod's running containers, its sandbox too. */
+  /** Returns the ids of a pod's running containers, including its sandbox. */
   async function running(name: string): Promise<string[]> {
     const labelled = `labels."io.kubernetes.pod.name"==${nameOf(name)}`
     const [ids, tasks] = [await ctr('containers', 'list', '--quiet', labelled), await ctr('tasks', 'list')]

@@ -1,6 +1,6 @@
-// lease-writer.ts - a process that does nothing but take, renew and give back a lease in a directory, to be killed in
-// the middle of it: `node lease-writer.js <directory> <public IP>`. It prints `+ <key> <ns>` when it has a subnet and
-// `- <key> <ns>` before it gives it back, by the monotonic clock, which is the same for all processes.
+// lease-writer.ts - a process that takes, renews and releases a lease in a directory again and again, until a test kills it: `node
+// lease-writer.js <directory> <public IP>`. It prints `+ <key> <ns>` when it has a subnet and `- <key> <ns>` before it releases it, with
+// the monotonic clock, which all processes share.
 
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { encodeLeaseValue } from '../../src/control/lease/lease.ts'
@@ -21,7 +21,7 @@ const say = (sign: string, key: string): void =>
   void process.stdout.write(`${sign} ${key} ${process.hrtime.bigint()}\n`)
 
 for (;;) {
-  // All draw the same: whoever is second must notice.
+  // All processes draw the same subnet, so the second one must notice.
   const options = { random: () => 0, log, signal }
   let lease = await acquireLease(store, config, { publicIp: { ipv4: publicIp }, backendType: '' }, options)
   say('+', lease.key)

@@ -1,6 +1,6 @@
-// lending-probe.ts - what a native engine does when it is lent, taken back and stopped in every order.
+// lending-probe.ts - lends, takes back and stops a native engine in every order, and reports the results.
 //
-// Started as a program inside a namespace; a result as JSON on stdout.
+// It runs as a program inside a namespace; a result as JSON on stdout.
 
 import { createSocket } from 'node:dgram'
 import { closeSync, readFileSync } from 'node:fs'
@@ -12,25 +12,24 @@ import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet } from './packets.ts'
 
 export interface LendingResult {
-  /** True for each of two calls at once that had something to lend. */
+  /** For each of two simultaneous calls, whether it had something to lend. */
   readonly twice: readonly boolean[]
-  /** True when there is something to lend again after it was taken back. */
+  /** True if there is something to lend again after it was taken back. */
   readonly afterTakingBack: boolean
-  /** True when packets that were counted before it was lent are counted once after that. */
+  /** True if packets that were counted before the engine was lent are counted once afterwards. */
   readonly countedOnce: boolean
-  /** True when anything is lent while it is stopped, and afterwards; true when the device is there then. */
+  /** Whether anything is lent during a stop and after it; and whether the device exists then. */
   readonly whileStopping: readonly boolean[]
   readonly deviceAfterStopping: boolean
   /**
-   * The fault that is told of descriptors that were closed meanwhile; whether they are lent then, and whether a stop
-   * comes to its end.
+   * The fault that is reported after descriptors were closed meanwhile; whether they are lent then, and whether a stop completes.
    */
   readonly fault: string | undefined
   readonly afterFault: readonly boolean[]
   readonly countedAfterFault: boolean
-  /** True when it forwards again after it was taken back before it was lent to the end. */
+  /** True if the engine forwards again after it was taken back before the lending was complete. */
   readonly takenBackAtOnce: boolean
-  /** True when a peer is silent for longer by the time for which it was lent, in the end and meanwhile. */
+  /** True if a peer's silence includes the time of the lending, at its end and during it. */
   readonly silentFor: readonly boolean[]
 }
 
@@ -63,17 +62,17 @@ async function send(datagram: Buffer, port: number): Promise<void> {
   socket.close()
 }
 
-/** Sends what is no packet, and waits until it was counted. */
+/** Sends an invalid packet, and waits until it was counted. */
 async function drop(engine: Engine, port: number): Promise<void> {
   const before = dropped(engine)
   await send(Buffer.alloc(3), port)
   while (dropped(engine) === before) await turn()
 }
 
-/** The time for which the peer was not heard, in ms; -1 before it was. */
+/** Returns the time since the last packet of the peer, in ms; -1 before the first packet. */
 const silentMs = (engine: Engine): number => engine.traffic(SLOT).at(-1) ?? -1
 
-/** True when a peer that was heard before the engine is lent is silent since then, while it is lent and afterwards. */
+/** Whether a peer that sent a packet before the lending counts as silent since then, during the lending and after it. */
 async function silence(engine: Engine, port: number): Promise<boolean[]> {
   await send(
     ipv4Packet({ source: PEER.subnet.address + 9, destination: SUBNET.address + 2, payload: Buffer.alloc(8) }),

@@ -1,17 +1,17 @@
-// long-step.ts - what a long test prepares, told as it begins: in a hook, where no test can be annotated.
+// long-step.ts - prints a step of the preparation of a long test as it starts, for hooks, in which a test cannot be annotated.
 
-/** Marks it among what tests write; vitest.config.ts keeps it from the screen, and the bar shows it. */
+/** Marks a step in the output of tests. vitest.config.ts hides such lines, and the progress bar shows the step. */
 const MARK = 'step: '
 
-export const tellStep = (title: string): void => console.log(MARK + title)
+export const printStep = (title: string): void => console.log(MARK + title)
 
-/** The last that was told in this, if any. */
+/** Returns the last step in a text, or undefined. */
 export const stepIn = (content: string): string | undefined =>
   content
     .split('\n')
     .findLast((line) => line.startsWith(MARK))
     ?.slice(MARK.length)
 
-/** True when there is one, and nothing else. */
+/** True if the text is exactly one step. */
 export const isStepAlone = (content: string): boolean =>
   stepIn(content) !== undefined && content.split('\n').every((line) => line === '' || line.startsWith(MARK))

@@ -1,25 +1,25 @@
-// memory-store.ts - a Store in memory that a test can change behind the daemon's back, and make fail.
+// memory-store.ts - a Store in memory that a test can change from outside, and make fail.
 
 import { WeftError } from '../../src/base/errors.ts'
 import { type Expected, type Store, type StoreChange, type StoreEntry } from '../../src/control/store/store.ts'
 
-/** Shorter than that of other stores, as virtual time costs real time: a node looks at its parts every few seconds of it. */
+/** It is shorter than in other stores, because virtual time costs real time: a node checks its parts every few virtual seconds. */
 export const LEASE_TTL_MS = 3 * 3_600_000
 
 export interface MemoryStore extends Store {
   /** The entries by key. */
   readonly entries: ReadonlyMap<string, StoreEntry>
-  /** Writes as another node, or an operator, does. */
+  /** Writes like another node or an operator. */
   put(key: string, value: string, isReservation?: boolean): void
   remove(key: string): void
-  /** While true, every call says STORE_UNAVAILABLE, and watches end with it. */
+  /** While true, every call fails with STORE_UNAVAILABLE, and so do watches. */
   setDown(down: boolean): void
-  /** Puts a network configuration; there is none at first. */
+  /** Writes a network configuration; there is none at first. */
   putConfig(text: string): void
   readonly closed: boolean
-  /** The names that were claimed. */
+  /** Returns the names that were claimed. */
   claimed(): string[]
-  /** Called after whatever changes the keys. */
+  /** Called after every change of the keys. */
   onWrite: () => void
 }
 

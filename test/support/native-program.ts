@@ -19,7 +19,7 @@ import { dirname, join } from 'node:path'
 import { output, PATIENCE } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 
-/** The limit on a slow machine, which takes its time to compile with sanitizers and to run what comes of it. */
+/** The limit on a slow machine, for compiling with sanitizers and for running the program. */
 export const BUILD_MS = 600_000 * PATIENCE
 
 const FLAGS = ['-std=c++20', '-Wall', '-Wextra', '-Werror', '-fno-exceptions']
@@ -28,7 +28,7 @@ const FOLDERS = ['crypto', 'core', 'io'] as const
 
 const native = join(packageRoot, 'native')
 
-/** Every source of these parts, below native/: a part is a room, or a source of one. */
+/** Returns every source of these parts below native/. A part is a folder or a source in one. */
 function sourcesOf(parts: readonly string[]): string[] {
   return parts.flatMap((part) =>
     part.endsWith('.cc')
@@ -39,10 +39,13 @@ function sourcesOf(parts: readonly string[]): string[] {
   )
 }
 
-/** The parts that were compiled, by how. */
+/** The compiled parts, by part and flags. */
 const compiled = new Map<string, Promise<string[]>>()
 
-/** Their objects, compiled once for all programs that are built beside each other with the same flags: that is most of the work. */
+/**
+ * Returns the objects of these parts. They are compiled once for all programs with the same flags that are built in parallel, because
+ * compiling them is most of the work.
+ */
 function objectsOf(parts: readonly string[], flags: readonly string[], beside: string): Promise<string[]> {
   const key = JSON.stringify([parts, flags, beside])
   const known = compiled.get(key)
@@ -51,7 +54,7 @@ function objectsOf(parts: readonly string[], flags: readonly string[], beside: s
     const sources = sourcesOf(parts).map((source) => join(native, source))
     if (sources.length === 0) return []
     const folder = mkdtempSync(join(beside, 'rooms-'))
-    // They go where it is run.
+    // The compiler writes objects into its working directory.
     await output(['sh', '-c', 'cd "$0" && exec g++ "$@"', folder, ...FLAGS, ...flags, '-c', ...sources], {
       timeoutMs: BUILD_MS,
     })
@@ -62,7 +65,7 @@ function objectsOf(parts: readonly string[], flags: readonly string[], beside: s
   return objects
 }
 
-/** What Node would bring along. */
+/** The libraries that Node.js would provide. */
 const LIBRARIES = ['-lpthread', '-Wl,--no-as-needed', '-l:libcrypto.so.3']
 
 async function link(name: string, to: string, flags: readonly string[], objects: readonly string[]): Promise<void> {
@@ -107,7 +110,7 @@ export async function buildNative(
   } else copyFileSync(kept, to)
 }
 
-/** Builds test/native/NAME.cc as the program `to` on the objects of the addon: what is shipped, and nothing to compile again. */
+/** Builds test/native/NAME.cc as the program `to` with the addon's own objects, which are already compiled. */
 export async function buildOnAddon(name: string, to: string): Promise<void> {
   const built = join(packageRoot, 'build/Release')
   const { mtimeMs } = statSync(join(built, 'weft.node'), { throwIfNoEntry: false }) ?? { mtimeMs: 0 }

@@ -1,16 +1,15 @@
-// needs.ts - what a file's tests need of the machine: where it is not to be had, each of them is a skip that says so.
+// needs.ts - what a file's tests need of the machine. If the machine lacks it, each test is skipped with a reason.
 
 import { beforeEach } from 'vitest'
 import { isThere, NEEDS, sayLack, type Need } from '../../scripts/machine.mjs'
 
 export { HELM, HOSTS, KUBE_APISERVER, NODE } from '../../scripts/machine.mjs'
 
-/** The programs to run an etcd and ask it. */
+/** The programs that run an etcd and query it. */
 export const ETCD = ['etcd', 'etcdctl'] as const
 
 /**
- * Says which of these is missing, and how it is had: `HOSTS` and the like, or programs, by their names in
- * scripts/machine.mjs.
+ * Returns which of these is missing, and how to get it; `what` has `HOSTS` and the like, or programs by their names in scripts/machine.mjs.
  */
 export function lackOf(...what: readonly string[]): string | undefined {
   const missing = what.map(needNamed).filter((need) => !isThere(need))
@@ -24,8 +23,8 @@ function needNamed(name: string): Need {
 }
 
 /**
- * Skips the tests of the file that calls it unless there is all of this. Returns what is missing, if anything, for a file that
- * prepares something for all of its tests: nothing can skip that.
+ * Skips the tests of the calling file unless the machine has all of this. Returns what is missing, if anything, for a file with a shared
+ * preparation, because hooks cannot be skipped.
  */
 export function needs(...what: readonly string[]): string | undefined {
   const reason = lackOf(...what)

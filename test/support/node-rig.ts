@@ -1,4 +1,4 @@
-// node-rig.ts - a node on a store and a data path made for the test, in virtual time.
+// node-rig.ts - a node on a mock store and a mock data path, in virtual time.
 
 import { setMaxListeners } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -29,45 +29,45 @@ interface FakeDataPath {
   readonly subnet: string
   readonly applied: string[][]
   closed: boolean
-  /** The reason why it cannot be closed. */
+  /** The error with which closing the data path fails. */
   stuck: Error | undefined
-  /** The reason why peers cannot be set now. */
+  /** The error with which setting the peers fails now. */
   refusal: Error | undefined
   mended: string[]
-  /** The reason why it cannot be looked at now. */
+  /** The error with which a check of the data path fails now. */
   unseen: Error | undefined
-  /** What a look waits for, of which it is told when it is late. */
+  /** Runs during a check of the data path; its argument settles when the check is late. */
   looking: ((late: Promise<unknown> | undefined) => Promise<unknown>) | undefined
   unreported: boolean
-  /** The families that it lacks, and for what it was asked to open them, each time. */
+  /** The families that the data path lacks, and the calls that asked to open them. */
   lacking: ByFamily<string>
   gone: ByFamily<string>
-  /** True while a part of it has not all that was applied. */
+  /** True while a part of the data path lacks something that was applied. */
   isBehind: boolean
   readonly renewed: LeaseAttrs[]
-  /** Until when it goes on as it was told by `renew`. */
+  /** Until this settles the data path keeps the state that `renew` left. */
   renewing: Promise<void> | undefined
   rounds: Record<string, number>
   looks: number
   traffic: PathTraffic | undefined
-  /** Tells the traffic with each peer in its place, as somebody does who takes a while. */
+  /** Reports the traffic with each peer in place of the data path, after a delay. */
   counting: (() => Promise<PathTraffic>) | undefined
   unknownKeys: readonly UnknownKey[]
-  /** The packets that it had no route for. */
+  /** The packets without a route. */
   dropped: bigint
-  /** The limits as the node has set them, each time. */
+  /** The limits that the node set, one entry per call. */
   readonly limits: [string, number][][]
   die(why: string): void
 }
 
 let folder: string
-/** The calls that no node may make. */
+/** The calls that a node must never make. */
 let misuses: string[]
-/** The store of the test that runs. */
+/** The store of the running test. */
 export let store: MemoryStore
 export let dataPaths: FakeDataPath[]
 let refuse: Error | undefined
-/** Says what the kernel knows of a path; paths are not searched where it is undefined. */
+/** Returns the path MTU that the kernel knows; if undefined, path MTUs are not searched. */
 let knownMtu: ((key: string) => number | undefined) | undefined
 export let lines: string[]
 let health: Health
@@ -75,7 +75,7 @@ export let told: string[]
 export let alive: number
 export let stopping: AbortController
 export let ended: Promise<unknown>
-/** Of the node that was started last. */
+/** The ownership of the node that was started last. */
 export let possession: Possession
 
 /** The network has four subnets of which three can be leased: 10.5.0.64/26, .128 and .192. */
@@ -178,7 +178,7 @@ export const backend: Backend = {
   },
 }
 
-/** A node of both families, or of IPv6 alone, in place of one of IPv4. */
+/** Returns the parts of a dual-stack or IPv6-only node, in place of those of an IPv4 node. */
 export function ofFamilies(...families: readonly Family[]): Pick<NodeParts, 'config' | 'backend'> {
   const only = onlyOf(families, { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')! })
   const ranges = {
@@ -228,23 +228,23 @@ async function tearDown(): Promise<void> {
   expect(misuses).toEqual([])
 }
 
-/** Stops the next node that is started. */
+/** Aborts the running node, and prepares the start of the next one. */
 export function restart(): void {
   stopping = new AbortController()
-  setMaxListeners(0, stopping.signal) // as runDaemon does
+  setMaxListeners(0, stopping.signal) // runDaemon does the same
 }
 
-/** From now on the backend throws this when it is to open a data path; without an error it opens one again. */
+/** From now on the backend throws this error when it opens a data path; without an error it opens one again. */
 export function refuseToOpen(error?: Error): void {
   refuse = error
 }
 
-/** From now on a data path that is opened asks for the longest packet that reaches each peer. */
+/** From now on a new data path searches the path MTU to each peer. */
 export function searchPaths(known: (key: string) => number | undefined): void {
   knownMtu = known
 }
 
-/** The answers of /readyz and /livez. */
+/** Returns whether /readyz answers with success. */
 export function readiness(): boolean {
   const node = health.snapshot()
   return node !== undefined && isReadyNow(node)
@@ -288,10 +288,10 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   ended = runNode(parts, {}, stopping, before).catch((error: unknown) => error)
 }
 
-/** The end in real time, in which a file is written. */
+/** The end in real time, which writing a file takes. */
 const realEndOf = (): bigint => process.hrtime.bigint() + BigInt(EVENT_MS) * 1_000_000n
 
-/** Waits until `condition` holds: at most `virtualMs` of virtual time, let go by bit by bit, and a minute of real time. */
+/** Waits until `condition` holds, for at most `virtualMs` of virtual time, which passes in steps, and a minute of real time. */
 export async function until(condition: () => boolean, virtualMs = 1000): Promise<void> {
   const realEnd = realEndOf()
   let steps = 100
@@ -301,7 +301,7 @@ export async function until(condition: () => boolean, virtualMs = 1000): Promise
     if (turns % 20 === 0 && steps-- > 0) await vi.advanceTimersByTimeAsync(virtualMs / 100)
   }
 }
-/** The same for what takes files and timers in turn: lets virtual time go by for as long as it takes. */
+/** Waits in the same way for a condition that needs files and timers in turn; virtual time passes for as long as that takes. */
 export async function inTurns(condition: () => boolean): Promise<void> {
   const realEnd = realEndOf()
   while (!condition()) {

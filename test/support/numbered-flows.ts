@@ -5,12 +5,12 @@ import { createInterface } from 'node:readline'
 import { ended } from '../../lab/command.ts'
 import type { Place } from '../../lab/lab.ts'
 
-/** A flow: the address that it goes to, its port, and the sizes of its datagrams in turn, in bytes. */
+/** A flow: its destination address and port, and the sizes of its datagrams in turn, in bytes. */
 export interface Flow {
   readonly to: string
   readonly port: number
   readonly sizes: readonly number[]
-  /** The source address; the kernel chooses it if this is left out. */
+  /** The source address; the kernel chooses it if this is missing. */
   readonly from?: string
 }
 

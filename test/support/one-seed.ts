@@ -1,4 +1,4 @@
-// one-seed.ts - properties draw the same cases each time, so that whether a mutant lives is no matter of luck.
+// one-seed.ts - makes properties draw the same cases in each run, so that a mutant does not survive by chance.
 
 import fc from 'fast-check'
 

@@ -1,7 +1,6 @@
-// packet-model.ts - what the native core must do with packets, written down as plainly as possible: the model that it
-// is compared with, and the packets to compare on.
+// packet-model.ts - a simple model of the native core's work on packets, and random packets for comparing the two.
 //
-// Nothing here is shared with src/ or native/: a mistake made twice must be made twice.
+// The model shares no code with src/ or native/, so that one mistake cannot affect both.
 
 /** The virtio header before a packet (virtio 1.2 section 5.1.6), in this machine's byte order. */
 export interface Virtio {
@@ -73,7 +72,7 @@ function pseudoHeader(packet: Buffer, { version, protocol }: Shape, transportByt
   return Buffer.concat([version === 4 ? packet.subarray(12, 20) : packet.subarray(8, 40), tail])
 }
 
-/** Sets the lengths and all checksums of a TCP or UDP packet to what they must be. */
+/** Sets the right lengths and checksums in a TCP or UDP packet. */
 function complete(packet: Buffer): Buffer {
   const shape = shapeOf(packet)
   const { version, protocol, ipBytes } = shape
@@ -116,7 +115,7 @@ export function cut(virtio: Virtio, superpacket: Buffer): Buffer[] {
 
 // ---- random packets ----
 
-/** Numbers from a seed (mulberry32): `below(n)` is 0 to n - 1, `chance(p)` true with probability p. */
+/** Random numbers from a seed (mulberry32): `below(n)` is 0 to n - 1, `chance(p)` is true with probability p. */
 export interface Random {
   below(limit: number): number
   chance(probability: number): boolean
@@ -173,7 +172,7 @@ function randomFlow(random: Random): Flow {
   }
 }
 
-/** The flow's next packet with `payloadBytes`, its checksums right. */
+/** Returns the flow's next packet with `payloadBytes` and right checksums. */
 function packetOf(flow: Flow, payloadBytes: number, flags: number): Buffer {
   const { ipOptions } = flow
   const ip = Buffer.alloc(flow.version === 4 ? 20 + ipOptions.length : 40)
@@ -216,7 +215,7 @@ function packetOf(flow: Flow, payloadBytes: number, flags: number): Buffer {
   return packet
 }
 
-/** A receive batch: mostly flows in order, now and then something that may not be joined. */
+/** Returns a batch of received packets: mostly flows in order, and some packets that must not be joined. */
 export function randomBatch(random: Random, size: number): Buffer[] {
   const flows = Array.from({ length: 1 + random.below(4) }, () => randomFlow(random))
   let flow = flows[0]!
@@ -240,12 +239,12 @@ export function randomBatch(random: Random, size: number): Buffer[] {
     const { ipBytes, protocol } = shapeOf(packet)
     if (odd === 11) packet[ipBytes + random.below(packet.length - ipBytes)]! ^= 1 << random.below(8) // damaged on the way
     if (odd === 12 && protocol === UDP) packet.writeUInt16BE(0, ipBytes + 6)
-    if (odd === 13) return Buffer.concat([packet, Buffer.alloc(random.below(9))]) // longer than it says
+    if (odd === 13) return Buffer.concat([packet, Buffer.alloc(random.below(9))]) // longer than its header says
     return packet
   })
 }
 
-/** A superpacket as a TUN with TSO and USO hands it over: checksum open, PSH, FIN and CWR allowed. */
+/** Returns a superpacket as a TUN with TSO and USO delivers it: the checksum is incomplete, and PSH, FIN and CWR may be set. */
 export function randomSuperpacket(random: Random): { virtio: Virtio; packet: Buffer } {
   const flow = { ...randomFlow(random), protocol: random.of([TCP, TCP, UDP]) }
   const flags = ACK | (random.chance(0.3) ? PSH : 0) | (random.chance(0.1) ? FIN : 0) | (random.chance(0.1) ? CWR : 0)
@@ -269,8 +268,8 @@ export function randomSuperpacket(random: Random): { virtio: Virtio; packet: Buf
 // ---- comparing ----
 
 /**
- * The key of packets that may not be reordered: addresses, protocol and ports; addresses alone for fragments and what
- * has no ports.
+ * Returns the key of packets whose order must be kept: addresses, protocol and ports; only the addresses for fragments and packets without
+ * ports.
  */
 export function flowKey(packet: Buffer): string {
   const { version, protocol, ipBytes } = shapeOf(packet)
@@ -282,8 +281,8 @@ export function flowKey(packet: Buffer): string {
 }
 
 /**
- * The packet without what a joined run need not keep: the identification, and with it the header checksum, of an IPv4
- * packet that may not be fragmented (RFC 6864 section 4.1).
+ * Returns the packet without the parts that joining may change: the identification, and therefore the header checksum, of an IPv4 packet
+ * with DF (RFC 6864 section 4.1).
  */
 export function comparable(packet: Buffer): string {
   if (packet[0]! >> 4 !== 4 || (packet.readUInt16BE(6) & DONT_FRAGMENT) === 0) return packet.toString('latin1')
@@ -293,6 +292,6 @@ export function comparable(packet: Buffer): string {
   return copy.toString('latin1')
 }
 
-/** The packet's own length, without what stands behind it. */
+/** Returns the packet without bytes after its own length. */
 export const trimmed = (packet: Buffer): Buffer =>
   packet.subarray(0, packet[0]! >> 4 === 4 ? packet.readUInt16BE(2) : 40 + packet.readUInt16BE(4))

@@ -16,7 +16,7 @@ interface PacketFields {
   readonly payload?: Buffer
 }
 
-/** A packet with a right header checksum. */
+/** Returns a packet with a right header checksum. */
 export function ipv4Packet(fields: PacketFields): Buffer {
   const {
     source,
@@ -44,7 +44,7 @@ export function ipv4Packet(fields: PacketFields): Buffer {
   return Buffer.concat([header, payload])
 }
 
-/** An IPv6 packet, of `protocol` behind its fixed header (RFC 8200 section 3). */
+/** Returns an IPv6 packet with `protocol` after its fixed header (RFC 8200 section 3). */
 export function ipv6Packet(
   source: bigint,
   destination: bigint,
@@ -66,7 +66,7 @@ export function ipv6Packet(
   return Buffer.concat([header, payload])
 }
 
-/** A UDP datagram with its checksum. */
+/** Returns a UDP datagram with its checksum. */
 export function udpDatagram(
   source: number,
   destination: number,

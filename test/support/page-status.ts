@@ -1,9 +1,9 @@
-// page-status.ts - the status of a sound node, with the peers that a test wants.
+// page-status.ts - the status of a healthy node with the peers of a test.
 
 import { conditionOf, countPeers, type PeerStatus, type Status } from '../../src/report/status.ts'
 import { soundPeer, soundStatus } from './facts.ts'
 
-/** The peer with 10.5.N.0/24, which answers; one that is said to be programmed was asked in vain. */
+/** Returns the peer with 10.5.N.0/24, which answers. A peer whose state is `programmed` did not answer its probes. */
 export function peerWith(number: number, known: Partial<PeerStatus> = {}): PeerStatus {
   const lossPercent = { stored: null, programmed: 100, answering: 0 }[known.state ?? 'answering']
   return {
@@ -20,7 +20,7 @@ export function peerWith(number: number, known: Partial<PeerStatus> = {}): PeerS
   }
 }
 
-/** Its peers are probed, unless not. */
+/** Returns a status whose peers are probed unless `known` says otherwise. */
 export const statusWith = (list: readonly PeerStatus[], known: Partial<Status> = {}, isProbing = true): Status => ({
   ...soundStatus,
   ...(list.some((peer) => ['silent', 'stored'].includes(conditionOf(peer)))

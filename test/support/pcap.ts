@@ -3,10 +3,10 @@
 import type { Readable } from 'node:stream'
 
 export interface Checked {
-  /** Inner packets seen, and those of them whose IPv4 header, TCP or UDP checksum is wrong. */
+  /** The inner packets, and those of them with a wrong IPv4 header, TCP or UDP checksum. */
   packets: number
   bad: number
-  /** Outer datagrams (with UDP_SEGMENT a captured one holds many packets) and their wrong UDP checksums. */
+  /** The outer datagrams (with UDP_SEGMENT a captured one holds many packets), and those with a wrong UDP checksum. */
   datagrams: number
   badDatagrams: number
 }
@@ -24,7 +24,7 @@ function sum16(bytes: Buffer, from: number, to: number, start: number): number {
   return sum
 }
 
-/** An IP packet of either version without extension headers, by its own header. */
+/** The layout of an IP packet of either version without extension headers, from its own header. */
 interface Shape {
   readonly isIpv4: boolean
   readonly header: number
@@ -32,7 +32,7 @@ interface Shape {
   readonly protocol: number
 }
 
-/** That of the packet at `from`; undefined where there is none. */
+/** Returns the layout of the packet at `from`; undefined if there is none. */
 function shapeOf(bytes: Buffer, from: number, to: number): Shape | undefined {
   const version = bytes[from]! >> 4
   if (version === 4 && to - from >= 20) {
@@ -43,7 +43,7 @@ function shapeOf(bytes: Buffer, from: number, to: number): Shape | undefined {
   return { isIpv4: false, header: 40, length: 40 + bytes.readUInt16BE(from + 4), protocol: bytes[from + 6]! }
 }
 
-/** True when the transport checksum of the packet at `from` is right; by IPv4 a UDP checksum of 0 means none. */
+/** True if the transport checksum of the packet at `from` is right. Over IPv4 a UDP checksum of 0 means none. */
 function transportIsRight(bytes: Buffer, from: number, { isIpv4, header, length, protocol }: Shape): boolean {
   const [transport, to] = [from + header, from + length]
   if (protocol === UDP && bytes.readUInt16BE(transport + 6) === 0) return isIpv4
@@ -52,7 +52,7 @@ function transportIsRight(bytes: Buffer, from: number, { isIpv4, header, length,
   return sum16(bytes, transport, to, pseudo) === 0xffff
 }
 
-/** Checks the packets that one datagram's payload holds, one behind the other, each as long as its header says. */
+/** Checks the packets in one datagram's payload. They follow each other, each as long as its header says. */
 function checkInner(bytes: Buffer, from: number, to: number, checked: Checked): void {
   for (let at = from; at < to;) {
     const shape = shapeOf(bytes, at, to)
@@ -71,8 +71,8 @@ function checkInner(bytes: Buffer, from: number, to: number, checked: Checked): 
 }
 
 /**
- * The frames of `tcpdump -w -` on an Ethernet device until it ends (pcap format of draft-ietf-opsawg-pcap, as this machine
- * writes it: its own byte order).
+ * Yields the frames of `tcpdump -w -` on an Ethernet device until it ends (pcap format of draft-ietf-opsawg-pcap in this machine's byte
+ * order).
  */
 export async function* frames(stream: Readable): AsyncGenerator<Buffer> {
   let pending: Buffer = Buffer.alloc(0)
@@ -100,21 +100,21 @@ export async function* frames(stream: Readable): AsyncGenerator<Buffer> {
   }
 }
 
-/** The place where the UDP header of a frame with an IPv4 packet begins. */
+/** Returns the offset of the UDP header in a frame with an IPv4 packet. */
 export const udpOf = (frame: Buffer): number => 14 + (frame[14]! & 15) * 4
 
-/** True when the UDP checksum of a frame with an IPv6 packet, which has no extension headers, is there and right (RFC 8200 section 8.1). */
+/** True if the UDP checksum of a frame with an IPv6 packet without extension headers is present and right (RFC 8200 section 8.1). */
 export function udp6IsRight(frame: Buffer): boolean {
   const length = frame.readUInt16BE(14 + 4)
   const pseudo = sum16(frame, 14 + 8, UDP6, UDP + length)
   return frame.readUInt16BE(UDP6 + 6) !== 0 && sum16(frame, UDP6, UDP6 + length, pseudo) === 0xffff
 }
-/** The place where the UDP header of such a frame begins. */
+/** The offset of the UDP header in such a frame. */
 export const UDP6 = 14 + 40
 
 /**
- * Reads a capture with the filter `udp port PORT` until it ends. With `outer`, the outer UDP checksums are checked too; on a
- * device with checksum offload they are not there yet. What was seen is counted in `checked` as it comes.
+ * Reads a capture with the filter `udp port PORT` until it ends. With `outer` the outer UDP checksums are checked too; on a device with
+ * checksum offload they are not computed yet. The counts in `checked` grow meanwhile.
  */
 export async function checkCapture(stream: Readable, checked: Checked, { outer = false } = {}): Promise<void> {
   for await (const frame of frames(stream)) {

@@ -1,7 +1,7 @@
-// pinging.ts - pings between two containers, a thousand a second unless told otherwise, and how many of them were answered in the end.
+// pinging.ts - pings between two containers, a thousand a second by default, and the number that was answered in the end.
 //
-// What was lost is told by two, of whom neither says too little: ping itself, whose socket has room for 204 answers, fewer than a pause of
-// seconds keeps back; and the counters of the container's kernel, which others' pings are in too.
+// Two sources count the losses, and neither counts too few. One is ping itself, whose socket holds only 204 answers, fewer than arrive
+// after a pause of seconds. The other is the counters of the container's kernel, which include the pings of others.
 
 import { expect } from 'vitest'
 import { EVENT_MS, type Pod } from '../../lab/lab.ts'
@@ -10,13 +10,13 @@ import { eventually } from './event.ts'
 interface Pinged {
   readonly sent: number
   readonly lost: number
-  /** The number of those that an ICMP error came for, or that could not be sent. */
+  /** The number of pings that got an ICMP error or could not be sent. */
   readonly errors: number
 }
 
 const COUNTERS = 'cat /proc/net/snmp /proc/net/snmp6'
 
-/** The echo requests of this family that a namespace sent and has no answer to, by what COUNTERS prints. */
+/** Returns the echo requests of this family that a namespace sent without getting an answer, from the output of COUNTERS. */
 function unanswered(counters: string, isIpv6: boolean): number {
   if (isIpv6) {
     const of = (name: string): number => Number(new RegExp(`^Icmp6${name}\\s+(\\d+)`, 'm').exec(counters)![1])
@@ -27,11 +27,11 @@ function unanswered(counters: string, isIpv6: boolean): number {
   return of('OutEchos') - of('InEchoReps')
 }
 
-/** Numbers of requests are told by their lower 16 bits; answers overtake one another by fewer than so many. */
+/** ping prints the lower 16 bits of a request's number. Answers overtake one another by far fewer numbers. */
 const NUMBERS = 65_536
 const MOST_BEHIND = 8_192
 
-/** The number of the last request that was answered, by what ping printed, and how many were. */
+/** Returns the number of the last answered request and the number of answers, from ping's output. */
 export function answeredIn(said: string): { readonly last: number; readonly answered: number } {
   const numbers = new Set<number>()
   let last = 0
@@ -56,15 +56,15 @@ export function pinging(
   child.stdout!.on('data', (text: Buffer) => (said += text.toString()))
   return {
     async stop() {
-      // Before it pings it has no answer to a signal but its end.
+      // Before its first line, ping handles no signal.
       await eventually(() => expect(said).toMatch(/^PING /m))
       child.kill('SIGINT')
       await eventually(() => expect(said).toMatch(/packets transmitted/))
-      // What was sent before one that is answered is answered or lost. It is a single one: those that `reach` sends may be on their way.
+      // Requests before an answered one are answered or lost. A single ping is used, because `reach` may leave pings under way.
       const one = ['ping', '-n', '-c', '1', '-W', String(EVENT_MS / 6_000), address]
       await eventually(() => from.output(one))
       const after = unanswered(await from.output(['sh', '-c', COUNTERS]), isIpv6)
-      // The last ones that ping sent may have been on their way when it ended.
+      // The last requests may have been under way when ping ended.
       const { last: sent, answered } = answeredIn(said)
       const number = (pattern: RegExp): number => Number(pattern.exec(said)?.[1] ?? 0)
       const byKernel = after - unanswered(said, isIpv6) + number(/\+(\d+) duplicates/)

@@ -1,5 +1,5 @@
-// podman.ts - container images, run by podman and runc with a storage of their own: on hosts of the lab, by the command of
-// docs/docker.md, which gives them what Kubernetes does: a read-only root, one capability, the default filter of system calls.
+// podman.ts - container images on hosts of the lab, run by podman and runc with their own storage and the command of docs/docker.md. That
+// command sets the limits that Kubernetes also sets: a read-only root, one capability, and the default seccomp filter.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -11,13 +11,13 @@ import { reach } from '../../lab/measure.ts'
 
 const NET_ADMIN = 1n << 12n
 
-/** Podman's waiting, attached too, may not end on some kernels: nothing here waits by it. */
+/** On some kernels podman never stops waiting, also with --attach, so this file does not use it to wait. */
 export interface Podman {
-  /** Where its storage is. */
+  /** The folder of its storage. */
   readonly folder: string
-  /** The words of a command. */
+  /** Returns the arguments of a podman command. */
   readonly command: (...args: readonly string[]) => string[]
-  /** Runs one, and returns its stdout. */
+  /** Runs a podman command, and returns its stdout. */
   readonly run: (...args: readonly string[]) => Promise<string>
 }
 
@@ -27,10 +27,10 @@ const runOptions = /^docker run ((?:.*\\\n)*.*) weft /m
   .split(/[\s\\]+/)
   .filter(Boolean)
 
-/** Not every root may raise that limit (CAP_SYS_RESOURCE): then the containers start without it, which is said. */
+/** Some roots may not raise that limit (CAP_SYS_RESOURCE). Then the containers start without it, and a line is printed. */
 const mayRaiseNice = executeSync(['sh', '-c', 'prlimit --nice=40 true 2>&1 && echo yes']).endsWith('yes\n')
 
-/** Gives podman a storage, a configuration and locks of its own below `folder`. */
+/** Gives podman its own storage, configuration and locks below `folder`. */
 export function isolatePodman(folder: string): Podman {
   mkdirSync(folder)
   const quoted = (name: string): string => JSON.stringify(join(folder, name))
@@ -42,7 +42,7 @@ export function isolatePodman(folder: string): Podman {
     join(folder, 'containers.conf'),
     [
       '[containers]',
-      // Podman asks for more than a machine without CAP_SYS_RESOURCE may give.
+      // Podman's default limits exceed those of a machine without CAP_SYS_RESOURCE.
       'default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]',
       '[engine]',
       'cgroup_manager = "cgroupfs"',
@@ -68,19 +68,19 @@ export function isolatePodman(folder: string): Podman {
 
 interface Container {
   readonly pid: string
-  /** The value of a field of /proc/PID/status. */
+  /** Returns the value of a field of /proc/PID/status. */
   readonly status: (field: string) => string
-  /** All it has logged. */
+  /** Returns its log. */
   log(): Promise<string>
-  /** Resolves when it has logged these words; rejects when it ended before. */
+  /** Resolves when its log has these words; rejects if it ended before. */
   logged(words: string): Promise<void>
-  /** Runs a program in it. */
+  /** Runs a program in the container. */
   run(...command: string[]): Promise<Finished>
-  /** Stops it as Docker does, and returns how it ended. */
+  /** Stops the container like Docker, and returns its last state. */
   stop(): Promise<string>
 }
 
-/** Starts a container by the command of docs/docker.md on a host of the lab, with another place for /run/flannel. */
+/** Starts a container with the command of docs/docker.md on a host of the lab, with another folder for /run/flannel. */
 export async function startContainer(
   { command, run }: Podman,
   image: string,
@@ -94,12 +94,12 @@ export async function startContainer(
   expect(runOptions[runOptions.indexOf('--ulimit') + 1]).toBe('nice=40')
   if (!mayRaiseNice) process.stdout.write("  without --ulimit nice=40: this machine's root may not raise it\n")
   const given = runOptions
-    // A container that was killed with the test would start again.
+    // Otherwise a container that was killed with the test would start again.
     .filter((option) => !option.startsWith('--restart'))
     .filter((option, at, all) => mayRaiseNice || !(option === '--ulimit' || all[at - 1] === '--ulimit'))
     .map((option) => (option === flannel ? `${dirname(host.subnetFile)}:/run/flannel` : option))
     .map((option) => (option === 'weftd' ? name : option))
-  // Back from where `ip netns exec` hides the cgroups; what podman mounts goes with the container.
+  // Returns to the mount namespace with the cgroups, which `ip netns exec` hides. Podman's mounts end with the container.
   const outside = ['nsenter', `--mount=/proc/${process.pid}/ns/mnt`, 'unshare', '--mount']
   const id = (
     await host.output([...outside, ...command('run', ...given, ...options, image, '--ip-masq', ...args)])
@@ -126,7 +126,7 @@ export async function startContainer(
   }
 }
 
-/** Containers on two hosts, by that command: what they may is what it says, and their hosts' pods reach each other. */
+/** Runs containers on two hosts with that command, checks their privileges against it, and that the pods of the hosts reach each other. */
 export async function exchangeByContainers(
   podman: Podman,
   image: string,
@@ -145,7 +145,7 @@ export async function exchangeByContainers(
     for (const set of ['CapPrm', 'CapEff', 'CapBnd']) expect(BigInt(`0x${status(set)}`), set).toBe(NET_ADMIN)
     expect(status('NoNewPrivs')).toBe('1')
     expect(status('Seccomp')).toBe('2')
-    // Mounted read-only: the daemon writes to what it is given and nowhere else.
+    // The root is mounted read-only, so the daemon writes only to its volumes.
     expect(readFileSync(`/proc/${pid}/mounts`, 'utf8')).toMatch(/^\S+ \/ \S+ ro\b/m)
   }
   for (const host of hosts) {

@@ -1,7 +1,7 @@
-// progress-reporter.ts - how far a long run of tests is, by scripts/progress.mjs: how many of its files, and what goes on.
+// progress-reporter.ts - shows the progress of a long run of tests with scripts/progress.mjs: the share of its files, and the current step.
 //
-// A test that takes long says where it is by an annotation of the type `step`, such as `35%, a link is down`, of which each is a line
-// where there is no terminal; a hook does by long-step.ts.
+// A long test reports its progress with an annotation of the type `step`, such as `35%, a link is down`. Without a terminal each annotation
+// is a line. Hooks use long-step.ts.
 
 import { relative } from 'node:path'
 import type { TestAnnotation, UserConsoleLog } from 'vitest'
@@ -14,8 +14,7 @@ const nameOf = ({ relativeModuleId }: TestModule): string => relative('test', re
 export default class ProgressReporter implements Reporter {
   #progress: Progress | undefined
   /**
-   * The share of each file that was begun: its tests, those that are done, and how much of the one that runs; files run
-   * beside each other.
+   * The progress of each started file: its tests, the finished ones, and the share of the running one. Files run in parallel.
    */
   readonly #shares = new Map<string, { readonly tests: number; done: number; part: number }>()
 

@@ -1,7 +1,6 @@
-// pure-files.ts - the files of src/ that read and write nothing: no clock, no I/O. architecture.test.ts holds them to it, and mutants
-// are made of them.
+// pure-files.ts - the files of src/ without clock and I/O. architecture.test.ts checks that, and mutants are made of these files.
 
-/** Below src/; a name that ends with a slash stands for what is in the folder. */
+/** Paths below src/. A path that ends with a slash stands for all files in the folder. */
 export const PURE: readonly string[] = [
   'options.ts',
   'base/errors.ts',
@@ -83,7 +82,7 @@ export const PURE: readonly string[] = [
   'report/page/model.ts',
 ]
 
-/** True for a file of src/, named by its path below it, that is one of them. */
+/** True if this path below src/ is a pure file. */
 export function isPure(file: string): boolean {
   return PURE.some((path) => file === path || (path.endsWith('/') && file.startsWith(path)))
 }

@@ -1,5 +1,5 @@
-// readers.ts - what each of those who tell of a network says on a host, as a few words that a test can compare: lab/broken.ts has
-// those that are expected.
+// readers.ts - turns the output of each reader of a network's state on a host into a few words that a test can compare. lab/broken.ts has
+// the expected words.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -15,19 +15,19 @@ import type { Report } from '../../src/tool/weft/bench-text.ts'
 import { weft, weftOf } from './hosts.ts'
 
 interface Said {
-  /** Without a word it finds nothing wrong. */
+  /** Empty if the reader finds nothing wrong. */
   readonly words: readonly string[]
-  /** All that it said, for a person. */
+  /** The whole output, for a person. */
   readonly text: string
 }
 export const HEALTHZ_PORT = 8081
 const NOBODY: Said['words'] = ['no-daemon']
-/** A busy machine takes longer than most networks. */
+/** Above this round trip a path counts as slow; a busy machine takes longer than most networks. */
 const SLOW_MS = 250
-/** A path loses less by chance, when it is filled. */
+/** Below this loss a path counts as fine, because a full path loses a little by chance. */
 const LOSSY_PERCENT = 1
 
-/** The words of a table whose pattern is in a text. */
+/** Returns the words of a table whose pattern matches a text. */
 const wordsIn = (text: string, table: Readonly<Record<string, RegExp>>): string[] =>
   Object.keys(table).filter((word) => table[word]?.test(text))
 
@@ -61,7 +61,7 @@ const beforeOf = ({ network, me }: Looking): string[] => [
 ]
 const run = (looking: Looking, words: readonly string[]) => weft(looking.me.host, words, beforeOf(looking))
 
-/** Asks a daemon as a browser does. */
+/** Requests a path from a daemon, as a browser does. */
 function httpGet(socketPath: string, path: string): Promise<string | undefined> {
   return new Promise((resolve) => {
     const asking = request({ socketPath, path, timeout: 2_000 }, (response) => {
@@ -89,7 +89,7 @@ const READS: Readonly<Record<Exclude<Reader, 'alerts'>, Read>> = {
     const words = [...wordsIn(stdout + stderr, STATUS), ...slow, ...loss]
     return { words: code === 0 || words.length > 0 ? words : [`exit-${code}`], text: stdout + stderr }
   },
-  /** The page's verdict and findings, by what the page asks for. */
+  /** The page's verdict and findings, from the data that the page requests. */
   async page(looking) {
     const status = await statusOf(looking)
     if (!status) return { words: NOBODY, text: '' }
@@ -105,7 +105,7 @@ const READS: Readonly<Record<Exclude<Reader, 'alerts'>, Read>> = {
     const words = [...new Set(checks.flatMap(({ findings }) => findings.map(({ name }) => name)))]
     return { words, text: stdout + stderr }
   },
-  /** A packet to a container of the other host, and one from there. */
+  /** Explains a packet to a container of the other host, and a packet from it. */
   async explain(looking) {
     const [mine, theirs] = [looking.me.pod.address, looking.other.pod.address]
     const ways = await Promise.all(
@@ -164,12 +164,12 @@ const EVENTS = {
 }
 
 export interface Readers {
-  /** Everybody, or these, on a host; `other` is whom it asks about. */
+  /** Runs one reader on a host; `other` is the peer of interest. */
   read(me: Member, other: Member, reader: Reader, sinceMs: number): Promise<Said>
   close(): Promise<void>
 }
 
-/** Prometheus in the switch, with weft's alerts, and an end of weft bench on each of these hosts. */
+/** Starts Prometheus with weft's alerts in the switch's namespace, and a server of weft bench on each of these hosts. */
 export async function startReaders(network: Network, listeners: readonly Member[]): Promise<Readers> {
   const prometheus = startPrometheus(network)
   for (const { host } of listeners) {
@@ -214,7 +214,7 @@ function startPrometheus({ lab, members }: Network): (member: Member) => Promise
     const { data } = JSON.parse(stdout) as {
       data: { result: { metric: { alertname: string; instance?: string; peer?: string } }[] }
     }
-    // One without a host is of the whole network.
+    // An alert without a host concerns the whole network.
     const all = data.result
       .map(({ metric }) => metric)
       .filter(({ instance, peer }) =>

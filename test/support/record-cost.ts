@@ -1,4 +1,4 @@
-// record-cost.ts - with WEFT_COSTS=FILE, appends one line of JSON per test file: the CPU seconds it used and how long it took.
+// record-cost.ts - with WEFT_COSTS=FILE, appends one line of JSON per test file: its CPU seconds and its duration.
 //
 // scripts/test-costs.mjs turns these lines into the table of test/selection.json.
 

@@ -1,9 +1,9 @@
-// report-failure.ts - when a test fails, prints what its labs looked like: daemons' logs, links, addresses, routes.
+// report-failure.ts - when a test fails, prints the state of its labs: daemons' logs, links, addresses, routes.
 
 import { beforeEach } from 'vitest'
 import { labs } from '../../lab/lab.ts'
 
-/** The state of each lab that is closed by now, in the order of closing. */
+/** The state of each closed lab, in the order of closing. */
 const closed: string[] = []
 labs.beforeClose = async (lab) => void closed.push(await lab.describe())
 

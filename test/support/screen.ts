@@ -1,4 +1,4 @@
-// screen.ts - runs weft in this process and keeps what it writes.
+// screen.ts - runs weft in this process and keeps its output.
 
 import { createScreen } from '../../src/tool/weft/look.ts'
 import { main } from '../../src/tool/weft/weft.ts'
@@ -10,10 +10,10 @@ export interface Shown {
 }
 
 export interface Terminal {
-  /** Set as on a terminal. */
+  /** True as on a terminal. */
   readonly isTTY?: boolean
   readonly env?: NodeJS.ProcessEnv
-  /** Is told what stands on stdout, each time that something comes. */
+  /** Called with the whole stdout so far, each time it grows. */
   readonly hear?: (out: string) => void
 }
 

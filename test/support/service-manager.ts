@@ -1,4 +1,4 @@
-// service-manager.ts - plays systemd's part: hears what a daemon sends to NOTIFY_SOCKET. And stops one of its threads.
+// service-manager.ts - plays systemd's part: receives what a daemon sends to NOTIFY_SOCKET. It can also stop one of a process's threads.
 //
 // Node can neither listen on a Unix datagram socket nor trace a thread; Python, which building the addon needs anyway,
 // can do both.
@@ -8,7 +8,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { EVENT_MS, type Host } from '../../lab/lab.ts'
 
-/** SO_PASSCRED is how systemd knows who speaks (systemd.service(5), NotifyAccess). */
+/** With SO_PASSCRED systemd identifies the sender (systemd.service(5), NotifyAccess). */
 const LISTEN = String.raw`
 import json, socket, struct, sys
 name = sys.argv[1]
@@ -22,7 +22,7 @@ while True:
     print(json.dumps({'lines': text.decode().split('\n'), 'pid': pid}), flush=True)
 `
 
-/** ptrace(2): PTRACE_SEIZE and PTRACE_INTERRUPT stop a single thread, as a system call that never returns would. */
+/** ptrace(2): PTRACE_SEIZE and PTRACE_INTERRUPT stop a single thread, like a system call that never returns. */
 const FREEZE = String.raw`
 import ctypes, os, sys
 ptrace = ctypes.CDLL(None, use_errno=True).ptrace
@@ -43,19 +43,19 @@ except ProcessLookupError:
 print('thawed', flush=True)
 `
 
-/** A datagram that was heard. */
+/** A datagram that was received. */
 interface Notice {
   readonly lines: readonly string[]
-  /** The sender's, from the kernel. */
+  /** The sender's pid, from the kernel. */
   readonly pid: number
 }
 
 export interface ServiceManager {
-  /** All that was heard until now. */
+  /** All notices so far. */
   readonly notices: readonly Notice[]
-  /** Resolves with the first notice, past or to come within a minute, that has a line that matches. */
+  /** Resolves with the first notice with a matching line. It may have arrived already, or arrive within a minute. */
   notice(pattern: RegExp): Promise<Notice>
-  /** Resolves with the next notice, within a minute, that has a line that matches. */
+  /** Resolves with the next notice that has a matching line, within a minute. */
   nextNotice(pattern: RegExp): Promise<Notice>
 }
 
@@ -70,8 +70,8 @@ export async function startServiceManager(host: Host, socket: string): Promise<S
     new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         listeners.delete(listener)
-        const heard = notices.map(({ lines }) => lines.join('; ')).slice(-20)
-        reject(new Error(`${EVENT_MS} ms passed before ${String(pattern)} was heard; the last:\n${heard.join('\n')}`))
+        const received = notices.map(({ lines }) => lines.join('; ')).slice(-20)
+        reject(new Error(`${EVENT_MS} ms passed before ${String(pattern)} arrived; the last:\n${received.join('\n')}`))
       }, EVENT_MS)
       const listener = (notice: Notice): void => {
         if (!matches(notice, pattern)) return
@@ -95,14 +95,14 @@ export async function startServiceManager(host: Host, socket: string): Promise<S
   }
 }
 
-/** The names of a process's threads, by their ids. */
+/** Returns the names of a process's threads, by id. */
 export function threadNames(pid: number): Map<string, string> {
   return new Map(
     readdirSync(`/proc/${pid}/task`).map((id) => [id, readFileSync(`/proc/${pid}/task/${id}/comm`, 'utf8').trim()]),
   )
 }
 
-/** Stops one thread of a process and no other; resolves, when it stands still, with the way to let it go on. */
+/** Stops one thread of a process and no other; resolves when it has stopped, with a function that resumes it. */
 export async function freezeThread(host: Host, pid: number, name: string): Promise<() => Promise<void>> {
   const id = [...threadNames(pid)].find(([, threadName]) => threadName === name)?.[0]
   if (id === undefined) throw new Error(`process ${pid} has no thread ${name}`)

@@ -1,4 +1,4 @@
-// snapshot.ts - how a node is in which all is well, for the tests of what is told of one.
+// snapshot.ts - the state of a healthy node, for the tests of its reports.
 
 import { parseIpv4Net } from '../../src/net/ipv4.ts'
 import type { Snapshot } from '../../src/report/snapshot.ts'
@@ -32,7 +32,7 @@ export const wellNode: Snapshot = {
   subnetFile: '/run/flannel/subnet.env',
 }
 
-/** A daemon without a node, which waits for this. */
+/** Returns the state of a daemon that waits for `waitsFor` and has no node yet. */
 export const beginningWith = (waitsFor: string, isForwarding = false): Beginning => ({
   isForwarding,
   leaving: undefined,

@@ -1,7 +1,7 @@
-// stream.ts - a long TCP stream whose every byte is known, and its digest as it arrives.
+// stream.ts - a long TCP stream with known bytes, and the digest of what arrives.
 //
-// Started as a program: `send ADDRESS PORT BYTES` listens, prints `listening` and sends to whoever connects;
-// `receive ADDRESS PORT` connects and prints the SHA-1 of all that comes until the end.
+// It runs as a program. `send ADDRESS PORT BYTES` listens, prints `listening` and sends to each client. `receive ADDRESS PORT` connects and
+// prints the SHA-1 of everything until the end.
 
 import { createCipheriv, createHash } from 'node:crypto'
 import { createServer, connect } from 'node:net'
@@ -9,7 +9,7 @@ import { createServer, connect } from 'node:net'
 const BLOCK_BYTES = 8 << 20
 const SLICE_BYTES = 256 << 10
 
-/** Slices of one random block, each from a place of its own: one that is lost, doubled or displaced changes the digest. */
+/** Yields slices of one random block, each with a different offset, so a lost, duplicated or displaced slice changes the digest. */
 function* slices(bytes: number): Generator<Buffer> {
   const block = createCipheriv('aes-128-ctr', Buffer.alloc(16, 7), Buffer.alloc(16)).update(Buffer.alloc(BLOCK_BYTES))
   let place = 0
@@ -20,7 +20,7 @@ function* slices(bytes: number): Generator<Buffer> {
   }
 }
 
-/** The line that the receiver of `bytes` bytes must print. */
+/** Returns the line that the receiver of `bytes` bytes must print. */
 export function digestOf(bytes: number): string {
   const hash = createHash('sha1')
   for (const slice of slices(bytes)) hash.update(slice)

@@ -1,4 +1,4 @@
-// successor.ts - a successor of a test's own, which has met the weftd of a host and asks it for what a successor may.
+// successor.ts - a test's own successor, which connects to the weftd of a host and requests a hand-over.
 
 import { EVENT_MS, type Host } from '../../lab/lab.ts'
 import { connect } from '../../src/host/unix-socket.ts'

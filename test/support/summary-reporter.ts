@@ -1,10 +1,10 @@
-// summary-reporter.ts - says every skip aloud, with its reason, and ends with one line: `12 passed, 0 failed, 1 skipped`.
+// summary-reporter.ts - prints every skip with its reason, and ends with one line: `12 passed, 0 failed, 1 skipped`.
 //
-// A skip without a reason fails the run: whoever reads `1 skipped` must be able to tell what it takes to run it. With WEFT_REQUIRE,
-// which scripts/tasks.mjs sets for what was asked for by name, so does one for what the machine lacks (needs.ts). What its kernel
-// is without is a skip always.
+// A skip without a reason fails the run, because the reader of `1 skipped` must know what is missing. With WEFT_REQUIRE, which
+// scripts/tasks.mjs sets for tests that were requested by name, a skip because of the machine (needs.ts) fails too. A feature that the
+// kernel lacks is always a skip.
 //
-// A test that loops without a pause keeps its own process from noticing that its time is over. Then this one ends the run, and names it.
+// A test that loops without a pause keeps its own process from noticing its timeout. Then this reporter ends the run and names the test.
 
 import { readFileSync } from 'node:fs'
 import type { Reporter, TestCase, TestModule, TestSuite, Vitest } from 'vitest/node'
@@ -12,13 +12,13 @@ import { PATIENCE } from '../../lab/command.ts'
 import { isLack } from '../../scripts/machine.mjs'
 import { IS_SELECTION, onlyOf } from './selection.ts'
 
-/** Longer than any test and its hooks may take (vitest.config.ts): in that time one ends, unless none can. */
+/** It exceeds the limit of any test and its hooks (vitest.config.ts), so some test ends within it unless none can. */
 const SILENCE_MS = (process.env['WEFT_LONG'] === '1' ? 7_200_000 : 900_000) * PATIENCE
 
 export default class SummaryReporter implements Reporter {
   readonly #running = new Set<string>()
   #silence: NodeJS.Timeout | undefined
-  /** True when some tests of a file were chosen, by name or by line: the others need no reason. */
+  /** True if tests of a file were chosen by name or by line; the others need no reason. */
   #isChoice = false
 
   onInit({ config }: Vitest): void {
@@ -27,24 +27,24 @@ export default class SummaryReporter implements Reporter {
 
   onTestModuleStart({ relativeModuleId }: TestModule): void {
     this.#running.add(relativeModuleId)
-    this.#hear()
+    this.#restartTimer()
   }
 
   onTestCaseResult(): void {
-    this.#hear()
+    this.#restartTimer()
   }
 
   onTestModuleEnd({ relativeModuleId }: TestModule): void {
     this.#running.delete(relativeModuleId)
-    this.#hear()
+    this.#restartTimer()
   }
 
-  #hear(): void {
+  #restartTimer(): void {
     clearTimeout(this.#silence)
     this.#silence = setTimeout(() => this.#give(), SILENCE_MS).unref()
   }
 
-  /** Ends the run, and the processes of the tests, which may not hear of it. */
+  /** Ends the run and the processes of the tests, which may not react to a message. */
   #give(): void {
     const names = [...this.#running].join(', ')
     process.stdout.write(`no test ended for ${SILENCE_MS / 60_000} minutes; still running: ${names}\n`)
@@ -60,7 +60,7 @@ export default class SummaryReporter implements Reporter {
     let skipped = 0
     let leftOut = 0
     const lines: string[] = []
-    /** The tests of a file that are skipped, or could not be run, for one reason. */
+    /** The tests of a file that are skipped, or could not run, for one reason. */
     const groups = new Map<string, { where: string; note: string; tests: TestCase[] }>()
     const isRequired = Boolean(process.env['WEFT_REQUIRE'])
     const fail = (line: string, count = 1): void => {
@@ -69,7 +69,7 @@ export default class SummaryReporter implements Reporter {
       process.exitCode = 1
     }
     for (const module of modules) {
-      // A file that could not be collected has no tests to fail, and where a hook failed none is run.
+      // A file that could not be collected has no tests that fail, and after a failed hook no test runs.
       for (const part of [module, ...module.children.allSuites()]) if (part.errors().length > 0) failed++
       for (const test of module.children.allTests()) {
         const result = test.result()
@@ -105,7 +105,7 @@ export default class SummaryReporter implements Reporter {
         `These are the tests of test/selection.json. \`npm run test:whole\` has all, ${leftOut} more in these files.`,
       )
     lines.push(`${passed} passed, ${failed} failed, ${skipped} skipped`)
-    // After what other reporters still print at the end of the run.
+    // This comes after the last lines of other reporters.
     process.once('exit', () => process.stdout.write(`${lines.join('\n')}\n`))
   }
 }

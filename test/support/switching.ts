@@ -1,5 +1,4 @@
-// switching.ts - IPv6 is switched on in a cluster that runs, node by node, and off again: what must hold at each step, whoever keeps the
-// leases.
+// switching.ts - enables IPv6 in a running cluster node by node, and disables it again; checks each step, with any store of leases.
 
 import { expect } from 'vitest'
 import { networkOf, type Daemon, type Host, type Pod } from '../../lab/lab.ts'
@@ -7,33 +6,33 @@ import { reach } from '../../lab/measure.ts'
 import { eventually } from './event.ts'
 import { pinging } from './pinging.ts'
 
-/** The `Backend` of a configuration, and FLANNEL_MTU without IPv6 and with it. */
+/** The `Backend` of a configuration, and FLANNEL_MTU without and with IPv6. */
 interface SwitchedBackend {
   readonly options: object
   readonly mtus: readonly [ipv4: number, both: number]
 }
 export const VXLAN: SwitchedBackend = { options: { Type: 'vxlan', DataPath: 'kernel' }, mtus: [1450, 1430] }
 export const HOST_GW: SwitchedBackend = { options: { Type: 'host-gw' }, mtus: [1500, 1500] }
-/** Between two pings, in seconds: a gap that a person would notice has many of them. */
+/** The seconds between two pings; a gap that a person would notice contains many pings. */
 const PING_S = 0.01
 
-/** Three hosts or more without a daemon, and who keeps their leases. */
+/** Three hosts or more without a daemon, and the store of their leases. */
 interface Switched {
   readonly hosts: readonly Host[]
   readonly backend: SwitchedBackend
-  /** Writes the network configuration, which a daemon reads as it starts. */
+  /** Writes the network configuration, which a daemon reads at its start. */
   readonly configure: (config: object) => Promise<void> | void
   /**
-   * Does what this cluster asks of an operator before a node can have IPv6; resolves when all daemons know. The other nodes may take it
-   * for gone meanwhile.
+   * Does what this cluster requires of an operator before a node can have IPv6; resolves when all daemons have noticed. The other nodes may
+   * consider the node gone meanwhile.
    */
   readonly prepare?: (host: Host, daemons: readonly Daemon[]) => Promise<void>
   readonly start: (host: Host) => Daemon
-  /** What is published of a host: its subnets and public addresses. */
+  /** Returns what the store has of a host: its subnets and public addresses. */
   readonly published: (host: Host) => Promise<readonly string[]>
 }
 
-/** The subnets of a host by subnet.env, of IPv4 first. */
+/** Returns the subnets of a host from subnet.env, IPv4 first. */
 const subnetsOf = (host: Host): string[] => {
   const { FLANNEL_SUBNET = '', FLANNEL_IPV6_SUBNET } = host.subnetEnv()
   return [FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET].filter((each) => each !== undefined).map(networkOf)
@@ -46,7 +45,7 @@ async function allReach(pods: readonly Pod[], addressOf: (pod: Pod) => string): 
 const ipv4Of = (pod: Pod): string => pod.address
 const ipv6Of = (pod: Pod): string => pod.ipv6 ?? ''
 
-/** Does `body` while containers ping each other in a ring, those of each family: rejects unless each ping was answered. */
+/** Runs `body` while containers ping each other in a ring, per family; rejects if a ping was lost. */
 async function withoutLoss(ipv4: readonly Pod[], ipv6: readonly Pod[], body: () => Promise<void>): Promise<void> {
   const ring = (pods: readonly Pod[], addressOf: (pod: Pod) => string) =>
     pods.length < 2
@@ -63,7 +62,7 @@ async function withoutLoss(ipv4: readonly Pod[], ipv6: readonly Pod[], body: () 
   }
 }
 
-/** Switches IPv6 on and off. No ping of a family is lost between containers that have it, and each node keeps its IPv4 subnet. */
+/** Enables and disables IPv6. No ping of a family may be lost between containers that have it, and each node must keep its IPv4 subnet. */
 export async function switchOnAndOff(cluster: Switched): Promise<void> {
   const { hosts, backend, configure, prepare, start, published } = cluster
   const ipv4 = { Network: '10.5.0.0/16', Backend: backend.options }
@@ -74,7 +73,7 @@ export async function switchOnAndOff(cluster: Switched): Promise<void> {
   const old = await Promise.all(hosts.map((host) => host.startPod()))
   await allReach(old, ipv4Of)
   const before = hosts.map(subnetsOf)
-  /** Restarts a host's daemon, by which it takes the configuration of now. */
+  /** Restarts a host's daemon, which then reads the present configuration. */
   const restart = async (at: number): Promise<void> => {
     await daemons[at]!.stop()
     daemons[at] = start(hosts[at]!)
@@ -93,14 +92,14 @@ export async function switchOnAndOff(cluster: Switched): Promise<void> {
       expect(subnets).toEqual([before[at]![0], expect.stringMatching(/^fd00:5:0:[\da-f]+::\/64$/)])
       expect(host.subnetEnv()['FLANNEL_MTU']).toBe(String(backend.mtus[1]))
       expect(await published(host)).toEqual([...subnets, host.address, host.ipv6])
-      // A container that comes now has both families, beside those that were there.
+      // A new container has both families, next to the earlier ones.
       const pod = await host.startPod()
       fresh.push(pod)
       await allReach([...old, pod], ipv4Of)
       await allReach(fresh, ipv6Of)
     })
   }
-  // A container of before has what it had.
+  // An earlier container keeps its addresses.
   for (const pod of old) {
     expect(await pod.output(['ip', 'link', 'show', 'dev', 'eth0'])).toContain(`mtu ${backend.mtus[0]} `)
     expect(await pod.output(['ip', '-6', 'address', 'show', 'dev', 'eth0', 'scope', 'global'])).toBe('')
@@ -118,7 +117,7 @@ export async function switchOnAndOff(cluster: Switched): Promise<void> {
   for (const [at, host] of hosts.entries()) {
     expect(subnetsOf(host)).toEqual(before[at])
     await eventually(async () => expect(await published(host)).toEqual([before[at]![0], host.address]))
-    // The device of IPv6 stays, as with flannel; it is nobody's now.
+    // The IPv6 device stays, as with flannel, and is not used any more.
     await host.run(['ip', 'link', 'del', 'flannel-v6.1'])
   }
   await allReach([...old, ...fresh], ipv4Of)

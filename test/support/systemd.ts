@@ -1,7 +1,7 @@
-// systemd.ts - a real systemd as the first process of namespaces of its own, on a host of the lab, with the unit of deploy/; or that of
-// a Debian in a folder, with the units that it has.
+// systemd.ts - a real systemd as the first process of its own namespaces, on a host of the lab, with the unit of deploy/; or the systemd of
+// a Debian in a folder, with that Debian's units.
 //
-// It has a cgroup, a /run and unit folders of its own, and no unit but weftd's: nothing of this machine is touched.
+// It has its own cgroup, /run and unit folders, and no unit except weftd's, so this machine is not changed.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
@@ -11,7 +11,7 @@ import { packageRoot, type Host } from '../../lab/lab.ts'
 import { eventually } from './event.ts'
 
 const SYSTEMD = '/lib/systemd/systemd'
-/** Systemd wants version 2 of cgroups, which some machines have elsewhere or not at all. */
+/** systemd needs cgroups version 2, which some machines mount elsewhere or not at all. */
 const MOUNT_CGROUPS = `
 mount --make-rprivate /
 if mountpoint --quiet /sys/fs/cgroup; then umount --recursive /sys/fs/cgroup; fi
@@ -20,7 +20,7 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup`
 export const hasSystemd =
   existsSync(SYSTEMD) && spawnSync('unshare', ['--mount', 'sh', '-ec', MOUNT_CGROUPS]).status === 0
 
-/** Joins a cgroup of its own first, so that its cgroup namespace begins there. Ends those whose lab was killed. */
+/** Joins a cgroup of its own first, so that its cgroup namespace starts there. Ends those whose lab was killed. */
 const ENTER = `
 ${MOUNT_CGROUPS}
 for old in /sys/fs/cgroup/weft-*; do
@@ -53,7 +53,7 @@ mkdir $units/weftd.service.d
 printf %s "$3" > $units/weftd.service.d/test.conf
 exec env -i container=weft PATH="$PATH" ${SYSTEMD} --system --unit=multi-user.target --show-status=no`
 
-/** The Debian's folder is the root; the other one is /srv there. Its systemd may mount what it likes on /tmp. */
+/** The Debian's folder is the root, and the other folder is /srv in it. Its systemd may mount anything on /tmp. */
 const BOOT_DEBIAN = `
 umount /sys/fs/cgroup
 mount --bind "$1" "$1"
@@ -72,24 +72,24 @@ exec env -i container=weft PATH=/usr/sbin:/usr/bin:/sbin:/bin ${SYSTEMD} --syste
 export interface Systemd {
   /** Runs systemctl; returns its stdout. */
   systemctl(...args: string[]): Promise<string>
-  /** Runs a command beside the units, where the clone is /opt/weft. */
+  /** Runs a command in the namespaces of the units, in which the clone is /opt/weft. */
   run(...command: string[]): Promise<Finished>
-  /** A property of weftd's unit, such as `ActiveState`. */
+  /** Returns a property of weftd's unit, such as `ActiveState`. */
   property(name: string): Promise<string>
-  /** weftd's process id as it is outside. */
+  /** Returns weftd's pid outside of the namespaces. */
   mainPid(): Promise<number>
-  /** A file as the units see it. */
+  /** Reads a file as the units see it. */
   read(path: string): string | undefined
   close(): Promise<void>
 }
 
-/** Boots systemd on the host; the unit is there, with these lines in the [Service] section of a drop-in, and not started. */
+/** Boots systemd on the host. The unit is installed but not started; a drop-in has these lines in its [Service] section. */
 export function bootSystemd(host: Host, lines: readonly string[]): Promise<Systemd> {
   const dropIn = ['[Service]', 'ExecStart=', 'ExecStart=/opt/node /opt/weft/bin/weftd', ...lines, ''].join('\n')
   return boot(host, BOOT, packageRoot, process.execPath, dropIn)
 }
 
-/** Boots the systemd of a Debian in a folder, where this other folder is /srv. */
+/** Boots the systemd of a Debian in a folder, with the other folder as /srv. */
 export const bootDebian = (host: Host, debian: string, folder: string): Promise<Systemd> =>
   boot(host, BOOT_DEBIAN, debian, folder)
 
@@ -138,7 +138,7 @@ async function boot(host: Host, script: string, ...given: readonly string[]): Pr
     read: (path) => (existsSync(root(path)) ? readFileSync(root(path), 'utf8') : undefined),
     async close() {
       child.kill('SIGKILL')
-      // The cgroups are empty when the last process of the namespace is gone.
+      // The cgroups are empty when the last process of the namespace has ended.
       const remove = `${MOUNT_CGROUPS}\n[ ! -d "$0" ] || find "$0" -depth -type d -exec rmdir {} +`
       await eventually(async () => {
         const { code } = await execute(['unshare', '--mount', 'sh', '-ec', remove, join('/sys/fs/cgroup', cgroup)])

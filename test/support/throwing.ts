@@ -1,5 +1,5 @@
-// throwing.ts - loaded into a weftd before its own code (`node --import`), it makes a callback of a kind throw: what WEFT_THROW names,
-// the first after SIGUSR2. What is thrown says where, so that a test can see that it was.
+// throwing.ts - loaded into a weftd before its own code (`node --import`), makes the kind of callback that WEFT_THROW names throw once
+// after SIGUSR2. The error names the callback, so that a test can check that it was thrown.
 
 import childProcess, { type ChildProcess } from 'node:child_process'
 import fs from 'node:fs'
@@ -21,7 +21,7 @@ function strike(): void {
   throw new Error(`thrown by a test: ${kind}`)
 }
 
-/** The same function, after which it throws when its time has come. */
+/** Returns the same function, which throws after its work once the error is due. */
 const after =
   <F extends Function_>(callback: F) =>
   (...args: Parameters<F>): void => {
@@ -29,7 +29,7 @@ const after =
     strike()
   }
 
-/** An event of this name throws, once all who listen have heard it, where `matters` says so of whoever emits it. */
+/** Makes an event of this name throw after its listeners have run, for emitters that match `matters`. */
 function strikeOn<T extends object>(emitter: T, name: string, matters: (emitter: T) => boolean = () => true): void {
   const emit = Reflect.get(emitter, 'emit') as Emitter['emit']
   const throwing = function (this: T, event: string, ...args: unknown[]): boolean {
@@ -40,11 +40,11 @@ function strikeOn<T extends object>(emitter: T, name: string, matters: (emitter:
   Object.assign(emitter, { emit: throwing })
 }
 
-/** The same object that weftd gets. */
+/** Returns the same object that weftd gets. */
 const addon = (): typeof Addon =>
   (createRequire(import.meta.url)('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot)
 
-/** Preparations before weftd begins. */
+/** Preparations before weftd starts. */
 const PREPARE: Readonly<Record<string, () => void>> = {
   timer() {
     const set = globalThis.setTimeout
@@ -105,10 +105,10 @@ const PREPARE: Readonly<Record<string, () => void>> = {
   },
 }
 
-/** Throws of its own accord when it is told to. */
+/** Throws without a callback on SIGUSR2. */
 const STRIKE: Readonly<Record<string, () => void>> = {
   'promise that nobody waits for': () => void Promise.resolve().then(strike),
-  'error that nobody hears': () => void setImmediate(strike),
+  'error without a listener': () => void setImmediate(strike),
   'thousand errors': () =>
     void setInterval(() => {
       isArmed = true

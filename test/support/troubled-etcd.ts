@@ -1,8 +1,8 @@
-// troubled-etcd.ts - a proxy in front of etcd that speaks HTTP/2, so that calls can be slow, refused or never answered
-// while the connection is as well as ever. It counts what it did.
+// troubled-etcd.ts - an HTTP/2 proxy in front of etcd that makes calls slow, refused or unanswered while the connection stays healthy. It
+// counts what it did.
 //
-// `node troubled-etcd.js serve <address> <port> <etcd's URL>` runs it in a namespace: a line on stdin is the trouble to
-// make as JSON, each is answered by a line with the counts so far.
+// `node troubled-etcd.js serve <address> <port> <etcd's URL>` runs it in a namespace. Each line on stdin is a trouble as JSON, and the
+// answer is a line with the counts so far.
 
 import {
   connect,
@@ -17,21 +17,21 @@ import { createInterface } from 'node:readline'
 import { Transform } from 'node:stream'
 import { setTimeout as delay } from 'node:timers/promises'
 
-/** The trouble that befalls calls from now on; all is well without any. */
+/** The trouble of calls from now on; there is none if no member is set. */
 export interface Trouble {
-  /** Each call takes this much longer. */
+  /** The additional delay of each call. */
   readonly delayMs?: number
-  /** One call in so many is refused with UNAVAILABLE. */
+  /** One call in `failOneIn` is refused with UNAVAILABLE. */
   readonly failOneIn?: number
   /** Calls of this method, such as `Txn`, are refused with UNAVAILABLE. */
   readonly failMethod?: string
-  /** Calls of this method are done, and answered as if they were refused. */
+  /** Calls of this method are executed, but answered as if they were refused. */
   readonly loseMethod?: string
-  /** Calls are taken and not answered, and watches tell nothing, until this ends. */
+  /** Until this ends, calls are accepted but not answered, and watches report nothing. */
   readonly hold?: boolean
 }
 
-/** The number of times that each trouble struck. */
+/** The number of times that each trouble was made. */
 export interface Strikes {
   readonly delayed: number
   readonly failed: number
@@ -53,7 +53,7 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
   let calls = 0
   let held: { readonly waiting: (() => void)[] } | undefined
   const outer = connect(etcd)
-  outer.on('error', () => {}) // each of its streams tells
+  outer.on('error', () => {}) // each of its streams reports the error
 
   function set(next: Trouble): void {
     trouble = next
@@ -61,8 +61,8 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
     held = next.hold ? { waiting: [] } : undefined
     for (const goOn of before?.waiting ?? []) goOn()
   }
-  /** Passes on what comes, later while things are held. */
-  const gate = (): Transform =>
+  /** Passes data on, but delays it while `hold` is set. */
+  const passOn = (): Transform =>
     new Transform({
       transform(chunk: Buffer, _encoding, done) {
         if (!held) return done(null, chunk)
@@ -110,9 +110,9 @@ export async function startTroubledEtcd(etcd: string, address = '127.0.0.1', por
       call.on('trailers', (some) => (trailers = some))
       inner.respond(answer, { waitForTrailers: true })
       inner.on('wantTrailers', () => inner.sendTrailers(trailers))
-      call.pipe(gate()).pipe(inner)
+      call.pipe(passOn()).pipe(inner)
     })
-    inner.pipe(gate()).pipe(call)
+    inner.pipe(passOn()).pipe(call)
   }
   const server = createServer()
   server.on('session', (session) => {

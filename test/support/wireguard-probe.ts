@@ -1,9 +1,8 @@
-// wireguard-probe.ts - our handshakes against wireguard-go or the kernel's device, one scenario after its name.
+// wireguard-probe.ts - runs our handshakes against wireguard-go or the kernel's device, in a scenario given by name.
 //
-// Started as a program inside a namespace of its own, with a mount namespace too: `wireguard-probe SCENARIO [kernel]`; a result as JSON on
-// stdout.
-// Here the handshakes have a socket, a clock that can be made to jump ahead, and the least there can be of a data transport: it opens what comes
-// under any keys, and seals packets and keepalives by the latest that it may.
+// It runs as a program inside a network and a mount namespace of its own: `wireguard-probe SCENARIO [kernel]`; a result as JSON on stdout.
+// The handshakes have a socket, a clock that can jump ahead, and a minimal data transport: it opens packets under any keys, and seals
+// packets and keepalives with the latest key that it may use.
 
 import { spawn } from 'node:child_process'
 import { createCipheriv, createDecipheriv } from 'node:crypto'
@@ -28,34 +27,34 @@ import {
 } from '../../src/path/backends/wireguard/handshakes.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
 
-/** What came of it; a scenario tells what it is about. */
+/** The result; each scenario sets its own members. */
 export interface WireguardResult {
-  /** Data that crossed, after the scenario's handshakes. */
+  /** The data that arrived after the scenario's handshakes. */
   readonly toUs?: string
   readonly toOther?: string
-  /** Our keys, and which side asked for them. */
+  /** For each of our key pairs, whether we initiated it. */
   readonly initiated?: readonly boolean[]
   readonly state?: HandshakeState | undefined
   readonly roamed?: readonly string[]
   readonly sent?: readonly number[]
-  readonly heard?: readonly number[]
-  /** True when the other one has had a handshake, by its own account; where we are for it. */
+  readonly received?: readonly number[]
+  /** True if the other side reports a handshake with us, and the endpoint that it knows of us. */
   readonly hasHandshake?: boolean
   readonly endpoint?: string
   readonly cookiesSent?: number
-  /** True for each of our initiations that had a mac2. */
+  /** For each of our initiations, whether it had a mac2. */
   readonly proved?: readonly boolean[]
 }
 
 const OUR_NUMBER = 700
 const HERE = parseIpv4('127.0.0.1')!
 const [OWN_INNER, OTHER_INNER] = ['10.9.0.2', '10.9.0.1']
-/** So long after an initiation wireguard-go takes no other (device/noise-protocol.go, HandshakeInitationRate), and says nothing of it. */
+/** For this time after an initiation wireguard-go silently ignores others (device/noise-protocol.go, HandshakeInitationRate). */
 const PASSED_OVER_MS = 25
 const PORT = 51_820
 const DATA = 4
 
-/** Milliseconds of a clock that can be made to jump ahead. */
+/** The milliseconds by which our clock is ahead. */
 let ahead = 0
 const now = (): number => performance.now() + ahead
 
@@ -101,37 +100,37 @@ interface World {
   readonly handshakes: Handshakes
   readonly sessions: Session[]
   readonly roamed: string[]
-  /** Types of handshake messages that we sent and heard, in order, those that were lost too. */
+  /** The types of the handshake messages that we sent and received, in order, including lost ones. */
   readonly sent: number[]
-  readonly heard: number[]
+  readonly received: number[]
   readonly proved: boolean[]
   readonly flooder: Socket
-  /** The first of each type is lost, where there is such a type. */
+  /** Loses the first message of this type, if there is one. */
   loseSent(type: number): void
   loseHeard(type: number): void
-  /** Called before a handshake message is heard, with the time at which that is. */
+  /** Called before a handshake message is processed, with the time. */
   before: (at: number) => void
-  /** Inner packets that came, but for keepalives. */
+  /** The inner packets that arrived, without keepalives. */
   readonly inner: Buffer[]
-  /** Awaits what is so after some datagram. */
+  /** Waits until `check` holds after some datagram. */
   until(check: () => boolean): Promise<void>
-  /** Makes our time jump, and does what is due then. The other one's goes on: it accepts an initiation in 20 ms. */
+  /** Makes our clock jump, and does what is due then. The other side's clock continues: it accepts another initiation after 20 ms. */
   jump(ms: number): Promise<void>
   want(): void
-  /** Sends a text from the other one's host into its tunnel, and from ours. */
+  /** Sends a text from the other side's host into its tunnel, and one from ours. */
   sayFromThere(text: string): void
   say(text: string): void
-  /** Data crosses both ways. */
+  /** Sends data in both directions. */
   exchange(): Promise<{ readonly toUs: string; readonly toOther: string }>
   /** Moves us to another port. */
   move(): Promise<void>
   wg(...args: readonly string[]): Promise<string>
-  /** Tells the other one of us anew: it forgets its sessions. */
-  tell(): Promise<void>
+  /** Configures us as a peer of the other side again, so that it forgets its sessions. */
+  reconfigure(): Promise<void>
   close(): Promise<void>
 }
 
-/** Makes the other one's device; returns how it ends. */
+/** Creates the other side's device; returns a function that removes it. */
 async function beginOther(): Promise<() => Promise<unknown>> {
   if (process.argv[3] === 'kernel') {
     await output(['ip', 'link', 'add', 'wg0', 'type', 'wireguard'])
@@ -175,17 +174,17 @@ async function begin({
     return socket
   }
   let socket = await bound()
-  const inside = createSocket('udp4') // of the other one's host
+  const inside = createSocket('udp4') // a socket on the other side's host
   sockets.push(inside)
   const sessions: Session[] = []
   const roamed: string[] = []
-  const [sent, heard, proved, inner]: [number[], number[], boolean[], Buffer[]] = [[], [], [], []]
+  const [sent, received, proved, inner]: [number[], number[], boolean[], Buffer[]] = [[], [], [], []]
   const [lostSent, lostHeard] = [new Set<number>(), new Set<number>()]
   const waiting = new Set<() => void>()
   const looked = (): void => {
     for (const look of waiting) look()
   }
-  const heardThere: string[] = []
+  const receivedThere: string[] = []
 
   const handshakes = createHandshakes({
     privateKey: new SecretBytes(ourKey),
@@ -232,7 +231,7 @@ async function begin({
       } else {
         const at = now()
         world.before(at)
-        heard.push(type)
+        received.push(type)
         if (!lostHeard.delete(type)) handshakes.message({ address: parseIpv4(address)!, port }, datagram, at)
       }
       looked()
@@ -245,7 +244,7 @@ async function begin({
 
   const ourName = Buffer.from(handshakes.publicKey).toString('base64')
   const wg = (...args: readonly string[]): Promise<string> => output(['wg', ...args])
-  const tell = async (): Promise<void> => {
+  const reconfigure = async (): Promise<void> => {
     await wg('set', 'wg0', 'peer', ourName, 'remove')
     await wg(
       'set',
@@ -260,14 +259,14 @@ async function begin({
     )
   }
   await wg('set', 'wg0', 'listen-port', String(PORT), 'private-key', otherFile)
-  await tell()
+  await reconfigure()
   await output(['ip', 'addr', 'add', `${OTHER_INNER}/32`, 'dev', 'wg0'])
   await output(['ip', 'link', 'set', 'wg0', 'up'])
   await output(['ip', 'route', 'add', `${OWN_INNER}/32`, 'dev', 'wg0'])
   inside.bind(7_000, OTHER_INNER)
   await once(inside, 'listening')
   inside.on('message', (text) => {
-    heardThere.push(text.toString())
+    receivedThere.push(text.toString())
     looked()
   })
 
@@ -287,12 +286,12 @@ async function begin({
     sessions,
     roamed,
     sent,
-    heard,
+    received,
     proved,
     inner,
     until,
     wg,
-    tell,
+    reconfigure,
     flooder: await bound(),
     before: () => {},
     loseSent: (type) => void lostSent.add(type),
@@ -313,12 +312,12 @@ async function begin({
     },
     async exchange() {
       inner.length = 0
-      heardThere.length = 0
+      receivedThere.length = 0
       world.sayFromThere('from there')
       await until(() => textsIn().includes('from there'))
       world.say('from here')
-      await until(() => heardThere.includes('from here'))
-      return { toUs: textsIn().at(-1)!, toOther: heardThere.at(-1)! }
+      await until(() => receivedThere.includes('from here'))
+      return { toUs: textsIn().at(-1)!, toOther: receivedThere.at(-1)! }
     },
     async move() {
       socket = await bound()
@@ -338,7 +337,10 @@ const stateIn = ({ handshakes }: World): HandshakeState | undefined => handshake
 async function hasHandshake(world: World): Promise<boolean> {
   return !(await world.wg('show', 'wg0', 'latest-handshakes')).trim().endsWith('\t0')
 }
-/** What who knows the other one's public key may send, and nobody can tell from an initiation without X25519. */
+/**
+ * Returns a message that anyone with the other side's public key can send, and that differs from an initiation only after an X25519
+ * computation.
+ */
 function forged(publicKey: Uint8Array): Buffer {
   const message = Buffer.from(systemRandomness.bytes(INITIATION_BYTES))
   message.writeUInt32LE(1, 0)
@@ -350,8 +352,8 @@ function forged(publicKey: Uint8Array): Buffer {
 const PSK = systemRandomness.bytes(32)
 
 /**
- * New keys every two minutes for so many seconds of our clock, asked for by either side in turn, of whose messages some are lost, while we
- * move every sixteen minutes. The other one's clock goes on as it does: it is told anew of us when it shall begin.
+ * Renews keys every two minutes for `seconds` of our clock. Both sides initiate in turn, some messages are lost, and we move every sixteen
+ * minutes. The other side's clock does not jump, so it is configured again before it must initiate.
  */
 async function day(seconds: number): Promise<WireguardResult> {
   const world = await begin({ ourPsk: PSK, otherPsk: PSK })
@@ -366,13 +368,13 @@ async function day(seconds: number): Promise<WireguardResult> {
       if (loses(2)) world.loseHeard(2)
       if (loses(4)) world.loseSent(DATA)
       world.want()
-      if (loses(2)) await world.until(() => world.heard.at(-1) === 2)
+      if (loses(2)) await world.until(() => world.received.at(-1) === 2)
       if (loses(0) || loses(2)) await world.jump(5_400)
       await world.until(() => sessions.length > before)
       world.say('confirms')
     } else {
-      if (round % 16 === 15) world.loseSent(2) // it tries again after five seconds
-      await world.tell()
+      if (round % 16 === 15) world.loseSent(2) // it retries after five seconds
+      await world.reconfigure()
     }
     await world.exchange()
     await world.jump(next - now())
@@ -399,7 +401,7 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
   },
   async responder() {
     const world = await begin({ ourPsk: PSK, otherPsk: PSK })
-    const crossed = await world.exchange() // what is said there begins it
+    const crossed = await world.exchange() // data from the other side starts the handshake
     const result = {
       ...crossed,
       initiated: initiatedIn(world),
@@ -420,13 +422,12 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
   async 'wrong psk'() {
     const world = await begin({ ourPsk: PSK, otherPsk: systemRandomness.bytes(32) })
     world.want()
-    await world.until(() => world.heard.includes(2))
+    await world.until(() => world.received.includes(2))
     await world.jump(5_400)
-    await world.until(() => world.heard.filter((type) => type === 2).length === 2)
-    // And the other way round: it does not take our answer either.
-    // It begins when it has something to say, but not just after it has answered.
+    await world.until(() => world.received.filter((type) => type === 2).length === 2)
+    // In the other direction it does not accept our response either. It initiates when it has data, but not right after a response.
     const talk = setInterval(() => world.sayFromThere('lost'), 200)
-    await world.until(() => world.heard.filter((type) => type === 1).length >= 2)
+    await world.until(() => world.received.filter((type) => type === 1).length >= 2)
     clearInterval(talk)
     const result = { initiated: initiatedIn(world), state: stateIn(world), hasHandshake: await hasHandshake(world) }
     await world.close()
@@ -446,10 +447,15 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
     const world = await begin()
     world.loseHeard(2)
     world.want()
-    await world.until(() => world.heard.includes(2))
+    await world.until(() => world.received.includes(2))
     await world.jump(5_400)
     await world.until(() => world.sessions.length === 1)
-    const result = { ...(await world.exchange()), sent: world.sent, heard: world.heard, initiated: initiatedIn(world) }
+    const result = {
+      ...(await world.exchange()),
+      sent: world.sent,
+      received: world.received,
+      initiated: initiatedIn(world),
+    }
     await world.close()
     return result
   },
@@ -467,11 +473,11 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
   async 'lost answer'() {
     const world = await begin()
     world.loseSent(2)
-    const crossed = await world.exchange() // it tries again after five seconds
+    const crossed = await world.exchange() // it retries after five seconds
     const result = {
       ...crossed,
       sent: world.sent,
-      heard: world.heard,
+      received: world.received,
       initiated: initiatedIn(world),
       state: stateIn(world),
     }
@@ -522,7 +528,7 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
     world.want()
     await world.until(() => world.sessions.length === 1)
     await world.wg('set', 'wg0', 'listen-port', '51999')
-    await world.tell()
+    await world.reconfigure()
     world.sayFromThere('moved')
     await world.until(() => world.inner.length > 0)
     const result = { initiated: initiatedIn(world), roamed: world.roamed }
@@ -543,7 +549,7 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
     })()
     await asked
     world.want()
-    while (!world.heard.includes(3)) {
+    while (!world.received.includes(3)) {
       await new Promise(setImmediate)
       if (world.sessions.length > 0) throw new Error('it was answered at once')
       if (world.handshakes.nextAt() < now() - 1) world.handshakes.tick(now())
@@ -551,7 +557,7 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
     await world.jump(5_400)
     while (world.sessions.length === 0) {
       await new Promise(setImmediate)
-      // One of ours may be lost in the flood.
+      // One of our messages may be lost in the flood.
       if (world.handshakes.nextAt() < now()) world.handshakes.tick(now())
     }
     flood.abort()
@@ -562,7 +568,7 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
   },
   async 'we are loaded'() {
     const world = await begin()
-    // All at one time, until one is not looked at: a machine that is slow would let the gate have room again.
+    // All messages have the same time, until one is refused. On a slow machine the rate limiter would otherwise recover.
     world.before = (at) => {
       const { counters, publicKey } = world.handshakes
       const before = counters.limited
@@ -571,11 +577,11 @@ const SCENARIOS: Readonly<Record<string, () => Promise<WireguardResult>>> = {
       world.sent.length = 0
     }
     world.sayFromThere('begins')
-    await world.until(() => world.sent.includes(3) && world.heard.length === 1)
-    const crossed = await world.exchange() // it tries again after five seconds
+    await world.until(() => world.sent.includes(3) && world.received.length === 1)
+    const crossed = await world.exchange() // it retries after five seconds
     const result = {
       ...crossed,
-      heard: world.heard,
+      received: world.received,
       initiated: initiatedIn(world),
       cookiesSent: world.handshakes.counters.cookiesSent,
     }

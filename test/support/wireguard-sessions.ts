@@ -1,9 +1,9 @@
-// wireguard-sessions.ts - a small model of what an engine does with the keys that handshakes give it: which pair is used, when it wants
-// another, and that no key is ever given, and no nonce ever used, twice.
+// wireguard-sessions.ts - a small model of how an engine uses the keys of handshakes: which pair it uses and when it requests another one.
+// It checks that no key and no nonce is ever used twice.
 
 import type { SessionEngine, SessionKeys } from '../../src/path/backends/wireguard/handshakes.ts'
 
-/** A data message: by which key it was sealed, and for whom. */
+/** A data message: the key that sealed it, and its receiver. */
 export interface Packet {
   readonly index: number
   readonly key: string
@@ -19,9 +19,9 @@ interface Pair {
   readonly since: number
   nonce: number
   readonly received: Set<number>
-  /** The pairs of a node were made in this order. */
+  /** The pairs of a node are numbered in the order of their creation. */
   readonly number: number
-  /** By the peer; of two pairs the higher one last. */
+  /** Grows with each use by the peer: of two pairs the one with the higher value was used last. */
   used: number
 }
 
@@ -33,16 +33,16 @@ const KEEPALIVE_MS = 10_000
 
 export interface Sessions {
   setKeys: SessionEngine['setKeys']
-  /** Data of the host's; it waits for keys where there are none. */
+  /** Sends data of the host, which waits if there are no keys. */
   data(now: number): void
   receive(packet: Packet, now: number): void
-  /** Passive keepalives, and what follows from silence. */
+  /** Sends passive keepalives, and reacts to silence. */
   tick(now: number): void
-  /** Packets that were opened. */
+  /** The number of packets that were opened. */
   readonly delivered: () => number
 }
 
-/** `everUsed` is of all nodes and all their lives: what occurs twice in it fails the test. */
+/** `everUsed` holds the keys and nonces of all nodes in all their sessions; a duplicate fails the test. */
 export function createSessions(
   everUsed: Set<string>,
   say: { send(packet: Packet): void; wanted(now: number): void; confirmed(now: number): void },
@@ -52,7 +52,7 @@ export function createSessions(
   let previous: Pair | undefined
   let next: Pair | undefined
   let isStaged = false
-  let sentAt: number | undefined // data, with nothing received since
+  let sentAt: number | undefined // the time of data since which nothing was received
   let keepaliveAt: number | undefined
   let delivered = 0
   let [uses, pairs] = [0, 0]
@@ -111,7 +111,7 @@ export function createSessions(
         return
       }
       replaceCurrent(pair)
-      seal(pair) // a keepalive, or what waits
+      seal(pair) // a keepalive, or the waiting data
       isStaged = false
     },
     data,
@@ -123,7 +123,7 @@ export function createSessions(
       sentAt = undefined
       if (pair === next) {
         next = undefined
-        // Of two handshakes at once our own came later.
+        // Of two simultaneous handshakes our own came later.
         if (isYoung(current, now) && current.number > pair.number) previous = pair
         else replaceCurrent(pair)
         say.confirmed(now)

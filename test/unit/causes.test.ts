@@ -20,7 +20,7 @@ it('shows a cause that all daemons have once, and what few have after it', () =>
   ])
 })
 
-it('shows warnings where there is no error, and nothing where there is none of either', () => {
+it('shows warnings if there is no error, and nothing if there are neither errors nor warnings', () => {
   expect(causesIn([[line('W', 'no rules'), line('I', 'begins')], [line('W', 'no rules')]])).toEqual(['no rules'])
   expect(causesIn([[line('I', 'begins')], []])).toEqual([])
 })

@@ -1,7 +1,10 @@
 // daemon.test.ts - a node's start, in its order, and its end.
 
 import { readFileSync } from 'node:fs'
-import { expect, it, vi } from 'vitest'
+import { describe, expect, it, vi } from 'vitest'
+import { WeftError } from '../../src/base/errors.ts'
+import type { Log } from '../../src/base/log.ts'
+import { alone } from '../support/alone.ts'
 import {
   installRig,
   dataPaths,
@@ -10,6 +13,7 @@ import {
   ours,
   own,
   ready,
+  refuseToOpen,
   restart,
   start,
   stopping,
@@ -19,6 +23,8 @@ import {
 } from '../support/node-rig.ts'
 
 installRig()
+
+const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 it('leases, opens, writes subnet.env and says so, in this order', async () => {
   start()
@@ -53,6 +59,51 @@ it('waits for a store that is down at the start, and fails on what an operator m
   restart()
   start()
   expect(await ended).toMatchObject({ code: 'OUT_OF_SUBNETS' })
+})
+
+describe('a lease that is new', () => {
+  const keys = async () => (await store.list(new AbortController().signal)).entries.map(({ key }) => key)
+  it('is not written if the host is not fit for the data path', async () => {
+    const refusal = new WeftError('PORT_IN_USE', 'a program has the port')
+    const permit = () => Promise.reject(refusal)
+    start({}, undefined, { permit })
+    expect(await ended).toMatchObject({ message: 'Error registering network: a program has the port' })
+    const check = () => Promise.reject(new WeftError('COMMAND', 'no nft'))
+    const rules = { check, raise: async () => {}, ensure: async () => ({ repaired: [], failures: [] }) }
+    restart()
+    start({ firewall: { rules, resyncMs: 1000 } })
+    expect(await ended).toMatchObject({ message: 'no nft' })
+    expect(await keys()).toEqual([])
+  })
+
+  it('is given back if the data path cannot be opened all the same', async () => {
+    refuseToOpen(new WeftError('PORT_IN_USE', 'a program took the port'))
+    start()
+    expect(await ended).toMatchObject({ message: 'Error registering network: a program took the port' })
+    expect(await keys()).toEqual([])
+    expect(lines.at(-1)).toMatch(/The new lease is given back/)
+  })
+
+  it('is given back, and the data path closed, if the rules cannot be set', async () => {
+    const raise = () => Promise.reject(new WeftError('COMMAND', 'no rules'))
+    start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 1000 } })
+    expect(await ended).toMatchObject({ message: 'no rules' })
+    expect(await keys()).toEqual([])
+    expect(dataPaths[0]!.closed).toBe(true)
+  })
+
+  it('is kept if the node had it before, another one forwards, or the process is stopped', async () => {
+    store.put('10.5.0.64-26', ours)
+    refuseToOpen(new WeftError('PORT_IN_USE', 'a program took the port'))
+    start()
+    await ended
+    expect(await keys()).toEqual(['10.5.0.64-26'])
+    store.remove('10.5.0.64-26')
+    restart()
+    start({}, undefined, { succession: { ...alone({ log: silent } as never).succession, isOnLoan: true } })
+    await ended
+    expect(await keys()).toHaveLength(1)
+  })
 })
 
 it('ends with the reason of the stop, every loop ended and the data path closed', async () => {

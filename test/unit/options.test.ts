@@ -135,7 +135,7 @@ describe("flanneld's flags, and ours", () => {
         for (const text of FALSE) takes(text, false)
         for (const text of NO_BOOLEAN) refuses(text)
         expect(parse(`--${name}`).options[nameOf(name)]).toBe(true)
-        // A separate word is no value: it ends the flags.
+        // A separate word is not the value of the flag; it ends the flags.
         expect(parse(`-${name}`, 'false', '-v=3')).toMatchObject({
           options: { [name]: true, v: 0 },
           rest: ['false', '-v=3'],
@@ -275,7 +275,7 @@ describe('checkFeatures', () => {
   })
 })
 
-it('say of the external interface all that was asked for', () => {
+it('describe every requested property of the external interface', () => {
   expect(interfaceWishes(parse().options)).toEqual({
     ifaces: [],
     patterns: [],

@@ -19,6 +19,8 @@ interface Value {
   readonly key: string
   readonly value: unknown
   readonly isShared: boolean
+  /** The value of an option that is left out. */
+  readonly usual?: Value['value']
 }
 
 const rangeValues = (prefix: string, range: SubnetRange<Net> | undefined): readonly Value[] =>
@@ -38,6 +40,7 @@ function valuesOf(config: NetworkConfig): readonly Value[] {
     ...(isBackendType(type) ? optionsOf(KINDS[type].options) : []).map((option) => ({
       key: `Backend.${option.name}`,
       value: readOption(option, backend),
+      usual: readOption(option, {}),
       isShared: option.isShared === true,
     })),
   ]
@@ -47,16 +50,15 @@ function valuesOf(config: NetworkConfig): readonly Value[] {
 export function planOf(before: NetworkConfig, after: NetworkConfig, published: readonly string[]): Plan {
   const old = new Map(valuesOf(before).map((each) => [each.key, each]))
   const isOtherType = before.backendType !== after.backendType
-  const changed = valuesOf(after).filter(({ key, value }) => {
-    // The options of two backend types are not comparable.
-    if (isOtherType && key.startsWith('Backend.')) return key === 'Backend.Type'
-    return !isSame(value, old.get(key)?.value)
-  })
+  // The options of another backend have other meanings, so those that are set count as added.
+  const isOwn = (key: string): boolean => isOtherType && key.startsWith('Backend.') && key !== 'Backend.Type'
+  const oldValue = ({ key, usual }: Value): Value['value'] => (isOwn(key) ? usual : old.get(key)?.value)
+  const changed = valuesOf(after).filter((each) => !isSame(each.value, oldValue(each)))
   // A node that publishes the new type already runs it, if the published type distinguishes the two.
   const isThere = (type: string): boolean =>
     isOtherType && type !== kindOf(before.backendType)?.published && type === kindOf(after.backendType)?.published
   return {
-    changes: changed.map(({ key, value }) => `${key}: ${textOf(old.get(key)?.value)} -> ${textOf(value)}`),
+    changes: changed.map((each) => `${each.key}: ${textOf(oldValue(each))} -> ${textOf(each.value)}`),
     cut: changed.some(({ isShared }) => isShared) ? published.filter((type) => !isThere(type)).length : 0,
   }
 }

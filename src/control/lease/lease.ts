@@ -43,6 +43,8 @@ export interface OwnLease extends Lease {
   readonly revision: bigint
   /** The store's reason why the last renewal extended the lease but could not write it. */
   readonly unwritten?: string | undefined
+  /** True if `obtain` created the lease, and this node had none before. */
+  readonly isNew?: boolean | undefined
 }
 
 /** A lease that has a subnet and a public IP of the family. */

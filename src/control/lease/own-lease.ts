@@ -231,7 +231,7 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
     written = last
   }
   log.info(`Allocated lease (${describeSubnets(subnet)}) to current node (${addressText(attrs.publicIp)}) `)
-  return { key, subnet, attrs, ...written }
+  return { key, subnet, attrs, ...written, ...(own.length === 0 ? { isNew: true } : {}) }
 }
 
 /**
@@ -413,7 +413,7 @@ export async function renewLease(
   let present = { value: before, revision: lease.revision, isReservation: lease.expiresAt === undefined }
   for (;;) {
     const written = await store.update(lease.key, value, present, signal)
-    if (written) return { ...lease, attrs, unwritten: undefined, ...written }
+    if (written) return { ...lease, attrs, unwritten: undefined, isNew: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
     // If the bytes are our own under another revision, the answer to an earlier write was lost, or an operator made the lease a

@@ -4,7 +4,7 @@
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
-import { pause, tellingLate } from '../../host/bell.ts'
+import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPath } from '../../path/contract.ts'
@@ -139,7 +139,7 @@ async function lookAfter(
     if (node.lease.key !== lease.key) return await renewing
     isCalm = false
     try {
-      const mended = await tellingLate(LATE_MS, (late) => dataPath.resync(late))
+      const mended = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
       const gone = dataPath.gone?.() ?? {}
       tellGone(gone)
       for (const each of mended) repairs.add(each)
@@ -160,7 +160,7 @@ async function lookAfter(
       renewing.catch(() => {}) // of a stop, which ends this too
     }
     // One family that takes its time to be opened does not keep the other from being looked after.
-    await tellingLate(LATE_MS, (late) => Promise.race([renewing, late]))
+    await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Starting and ending containers change the host all the time, so `beside` is called at most once per RESYNC_MS.
     const isDue = performance.now() - besideAt >= RESYNC_MS

@@ -5,7 +5,7 @@ import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import { printable } from '../../base/text.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
-import { limited, pause, tellingLate } from '../../host/bell.ts'
+import { limited, pause, withLatePromise } from '../../host/bell.ts'
 import { run, type Run } from '../../host/command.ts'
 import { xtablesLockHolder } from '../../host/xtables-lock.ts'
 import type { DaemonOptions } from '../../options.ts'
@@ -122,7 +122,7 @@ export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise
     node.log.error(describeError(error))
     node.rulesTrouble = describeError(error)
   })
-  await tellingLate(forwardsAlready ? LATE_MS : RULES_WAIT_MS, (late) => Promise.race([node.raising, late]))
+  await withLatePromise(forwardsAlready ? LATE_MS : RULES_WAIT_MS, (late) => Promise.race([node.raising, late]))
   isPatient = true
 }
 

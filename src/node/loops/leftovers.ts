@@ -2,8 +2,9 @@
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
-import type { Lease } from '../../control/lease/lease.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
+import { publishersOf } from '../../path/catalog.ts'
 import {
   findDiverted,
   findLeftovers,
@@ -13,8 +14,9 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
-import type { Node } from '../node.ts'
+import type { Node, NodeParts } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
+import { attrsBefore } from './lease.ts'
 
 /** The time limit for the store to list the leases that a node lacks at its start. */
 const LIST_MS = 5_000
@@ -63,6 +65,62 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   return node.pastPath.length === 0
 }
 
+/**
+ * Returns the backend type that this node's lease has had so far; undefined if it has no lease, or if the new backend makes its own routes.
+ * Must be called before the lease is written.
+ */
+export async function earlierType(
+  { backend, manager, log, signal }: Pick<NodeParts, 'backend' | 'manager' | 'log' | 'signal'>,
+  { publicIp, backendType }: LeaseAttrs,
+): Promise<string | undefined> {
+  if (!backend.routesByOthers) return undefined
+  const before = await attrsBefore(manager, log)(publicIp, signal)
+  return before && before.backendType !== backendType ? before.backendType : undefined
+}
+
+/**
+ * Removes what the backend of the earlier run left, for a backend whose routes other programs make. Later, nothing tells their devices and
+ * routes from leftovers. Must be called while nothing forwards here. Throws WeftError DEVICE if a leftover stays.
+ */
+export async function clearEarlier(
+  parts: Pick<NodeParts, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
+  lease: OwnLease,
+  type: string | undefined,
+): Promise<void> {
+  const { backend, config, leftovers, options, log } = parts
+  if (type === undefined || !leftovers) return
+  const { run, earlier, others = othersOf(options) } = leftovers
+  const kinds = publishersOf(type)
+  const { leftovers: found, held } = await findLeftovers(
+    run,
+    {
+      networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
+      subnets: lease.subnet,
+      earlier,
+      ownDevices: [],
+      routesToHosts: false,
+      // A backend that makes no routes to hosts has left none.
+      routesByOthers: !kinds.some(({ routes }) => routes === 'peers'),
+      external: backend.external?.name,
+      ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
+      leases: (await listLeases(parts)) ?? [],
+    },
+    others,
+  )
+  const failures = await removeLeftovers(run, found, (what) => log.info(`Removed ${what}, which another backend left`))
+  const left = [
+    ...held.map(({ device, by }) => `${device}: ${by}`),
+    ...failures.map(([what, why]) => `${what}: ${why}`),
+  ]
+  if (left.length > 0)
+    throw new WeftError('DEVICE', `What another backend left cannot be removed: ${left.slice(0, NAMED).join(', ')}`, {
+      remedy: 'stop the process that uses it, or run `weft cleanup`',
+    })
+}
+
+const othersOf = (options: Node['options']) => () =>
+  otherDaemons(handoverLock({ 'subnet-file': options['subnet-file'] }))
+
 const calmLogs = new WeakMap<Node, Log>()
 /** Returns a log that rarely repeats a line. */
 function calmOf(node: Node): Log {
@@ -80,11 +138,7 @@ async function find(node: Node, leftovers: Leftovers): Promise<Found> {
 
 async function findInTable(
   node: Node,
-  {
-    earlier,
-    run,
-    others = () => otherDaemons(handoverLock({ 'subnet-file': node.options['subnet-file'] })),
-  }: Leftovers,
+  { earlier, run, others = othersOf(node.options) }: Leftovers,
 ): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
   const { backend, config, lease, possession, view } = node
   const surroundings: Surroundings = {
@@ -107,7 +161,11 @@ async function findInTable(
 }
 
 /** Lists the leases in the store, for the time before the node follows them; undefined if the store does not answer. */
-async function listLeases({ manager, signal, log }: Node): Promise<readonly Lease[] | undefined> {
+async function listLeases({
+  manager,
+  signal,
+  log,
+}: Pick<Node, 'manager' | 'signal' | 'log'>): Promise<readonly Lease[] | undefined> {
   const late = () => new WeftError('STORE_UNAVAILABLE', `no answer within ${LIST_MS / 1000} s`)
   try {
     const { entries } = await limited(signal, LIST_MS, late, (till) => manager.source.list(till))

@@ -65,7 +65,7 @@ function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatc
       const place = key === own.key ? undefined : placeIn(view, key, family)
       if (!place) continue
       const [probed, length] = [asked?.result(key), searched?.length(key)]
-      watch.look({ ...place, probed, length, heardAt: traffic.get(key)?.heardAt }, now)
+      watch.look({ ...place, probed, length, heardAt: traffic.get(key)?.lastReceivedAt }, now)
     }
   }
 }

@@ -3,7 +3,7 @@
 import { describeError } from '../../base/errors.ts'
 import { followLeases } from '../../control/lease/follow.ts'
 import { isOfOneNode, leasesEqual, type Lease } from '../../control/lease/lease.ts'
-import { tellingLate } from '../../host/bell.ts'
+import { withLatePromise } from '../../host/bell.ts'
 import { addressText, netsOverlap, netText } from '../../net/address.ts'
 import { LATE_MS, touch, type Node } from '../node.ts'
 
@@ -14,7 +14,9 @@ const WORDS = {
 
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
-  const isOwn = ({ key }: Lease): boolean => key === node.lease.key
+  // While the node gains a family, its old lease and its new one have different keys and a common subnet.
+  const isOwn = ({ key, attrs, subnet }: Lease): boolean =>
+    key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
   log.info('Watching for new subnet leases')
   signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // so flanneld calls its end
@@ -107,7 +109,7 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
   node.ownApplied = lease.key
   try {
     const { dataPath } = possession
-    await tellingLate(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
+    await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
     // A data path that could not be given all is given all again, whatever was given meanwhile.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined

@@ -102,8 +102,8 @@ function createLively(node: Node): (askings: readonly Asking[]) => Promise<void>
     // The counters of a device that is gone cannot be read; they show no sign of life.
     const traffic = await dataPath?.traffic?.().catch(() => undefined)
     for (const key of resting) {
-      const { heardAt } = traffic?.get(key) ?? {}
-      if (heardAt !== undefined) wake(key, heardAt)
+      const { lastReceivedAt } = traffic?.get(key) ?? {}
+      if (lastReceivedAt !== undefined) wake(key, lastReceivedAt)
     }
   }
 }

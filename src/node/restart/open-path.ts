@@ -17,9 +17,9 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
 /** All descriptors of paths, in the order of their places. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
   return paths
-    .flatMap(({ loops, bequest }) => [
+    .flatMap(({ loops, handoverState }) => [
       ...loops.flatMap((loop) => [loop.tun, loop.socket, loop.sender, loop.otherSocket, loop.otherSender]),
-      bequest,
+      handoverState,
     ])
     .filter((fd) => fd !== undefined)
 }
@@ -40,7 +40,7 @@ function withFds(path: OpenPath, map: (fd: number) => number): OpenPath {
     ...(otherSocket === undefined ? {} : { otherSocket: map(otherSocket) }),
     ...(otherSender === undefined ? {} : { otherSender: map(otherSender) }),
   }))
-  return { ...path, loops, ...(path.bequest === undefined ? {} : { bequest: map(path.bequest) }) }
+  return { ...path, loops, ...(path.handoverState === undefined ? {} : { handoverState: map(path.handoverState) }) }
 }
 
 function isLoop(value: unknown): boolean {
@@ -61,7 +61,7 @@ function isPath(value: unknown): value is OpenPath {
     typeof path.bindAddress === 'string' &&
     ['string', 'undefined'].includes(typeof path.otherAddress) &&
     typeof path.port === 'number' &&
-    ['number', 'undefined'].includes(typeof path.bequest) &&
+    ['number', 'undefined'].includes(typeof path.handoverState) &&
     areStrings(path.features) &&
     areStrings(path.without) &&
     Array.isArray(path.loops) &&

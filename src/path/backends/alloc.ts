@@ -1,6 +1,5 @@
-// alloc.ts - a lease and nothing on the host: something else brings the packets there, such as the routes of a cloud.
-//
-// As flanneld's (pkg/backend/alloc).
+// alloc.ts - only acquires a lease. Another program carries the packets, for example by the routes of a cloud. It
+// behaves like flanneld's alloc (pkg/backend/alloc).
 
 import type { Lease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
@@ -14,6 +13,9 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
     name: 'alloc',
     devices: [],
     routesByOthers: true,
+    get external() {
+      return external
+    },
     async prepare() {
       external = await currentExternal(run, external)
       return { publicIp: external.publicIp, backendType: '' }

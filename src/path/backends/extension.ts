@@ -1,9 +1,9 @@
-// extension.ts - commands of the operator bring the packets there: one before the lease, one after it, one for each peer that
-// comes, and one for each that goes.
+// extension.ts - runs the operator's commands, which carry the packets: one before the lease is acquired, one after it,
+// and one for each peer that comes or goes.
 //
-// Words, variables, input and what a failure means are flanneld's (pkg/backend/extension, v0.28.2 and later). No shell: a command
-// is split at white space. Of peers it gets addresses as variables and what they published on its standard input, never as
-// an argument that it did not ask for.
+// Arguments, variables, input and the handling of failures are those of flanneld (pkg/backend/extension, v0.28.2 and
+// later). There is no shell: a command is split at white space. Addresses of peers are passed as variables, and data
+// that a peer published only on the standard input, never as an argument that the command does not name.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { withoutUser } from '../../base/secret.ts'
@@ -17,14 +17,16 @@ import { inTurn } from '../in-turn.ts'
 import { createPeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'extension'
-/** The time after which a command that still runs is logged. */
-const SAY_MS = 10_000
+const LOG_AFTER_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
-/** The variables that tell of a peer, by each family that it has. */
+/** The names of the variables for a peer's addresses, for each family of the peer. */
 const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
 
-/** The words of a command: split at white space, then `$NAME` and `${NAME}` put in each, so that a value stays in its word. */
+/**
+ * Splits a command at white space, then replaces `$NAME` and `${NAME}` in each word, so that a value never becomes
+ * several words.
+ */
 export function wordsOf(command: string, variables: Variables): string[] {
   const value = (name: string): string => variables[name] ?? process.env[name] ?? ''
   return command
@@ -45,7 +47,7 @@ export function createExtensionBackend({
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
-  /** The command as flanneld logs it: whole, but without users of URLs. */
+  /** Returns a command for the log: complete, but without user names in URLs. */
   const shown = (name: Command): string => withoutUser(commands[name].reveal())
 
   /**
@@ -57,13 +59,13 @@ export function createExtensionBackend({
     if (file === undefined) return ''
     const began = performance.now()
     let waiting: NodeJS.Timeout | undefined
-    const sayLater = (ms: number): void => {
+    const logLater = (ms: number): void => {
       waiting = setTimeout(() => {
         log.warn(`Backend.${name} still runs after ${Math.round((performance.now() - began) / 1000)} s: ${shown(name)}`)
-        sayLater(2 * ms)
+        logLater(2 * ms)
       }, ms).unref()
     }
-    sayLater(SAY_MS)
+    logLater(LOG_AFTER_MS)
     const output = await run(file, args, { input, env: variables, signal, patient: true }).finally(() =>
       clearTimeout(waiting),
     )
@@ -84,7 +86,11 @@ export function createExtensionBackend({
 
   return {
     name: TYPE,
-    // The commands may have made any device and any route, so no device and no route is known to be a leftover.
+    // After the first start the commands may have made any device and any route, so none is known to be a leftover.
+    routesByOthers: true,
+    get external() {
+      return external
+    },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {}, signal)
@@ -95,7 +101,6 @@ export function createExtensionBackend({
       }
     },
     async open(own, signal): Promise<DataPath> {
-      // As Go prints what there is none of.
       const { ipv4, ipv6 } = own.attrs.publicIp
       const start = {
         NETWORK: config.ipv4 ? formatNet(config.ipv4.network) : '0.0.0.0/0',
@@ -120,10 +125,9 @@ export function createExtensionBackend({
       const watch = watchExternal(run, external)
       let known: ReadonlyMap<string, Lease> = new Map()
       let failures = 0
-      /** Aborts the running command when the data path is closed. */
       const closing = new AbortController()
 
-      async function tell(name: Command, peer: Lease): Promise<void> {
+      async function runFor(name: Command, peer: Lease): Promise<void> {
         if (closing.signal.aborted) return
         const variables: Record<string, string> = {}
         for (const family of families.filter((each) => hasFamily(peer, each))) {
@@ -147,7 +151,7 @@ export function createExtensionBackend({
         mtu: external.mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
-          // Of each peer the families alone that it may be used with.
+          // A peer may be usable in only one of its families, and gets only that one.
           const peers = new Map<string, Lease>()
           for (const { family, filter } of filters)
             for (const peer of filter.usable(leases, ownKey)) {
@@ -160,10 +164,10 @@ export function createExtensionBackend({
             }
           const before = known
           known = peers
-          for (const [key, lease] of before) if (!peers.has(key)) await tell('SubnetRemoveCommand', lease)
+          for (const [key, lease] of before) if (!peers.has(key)) await runFor('SubnetRemoveCommand', lease)
           for (const [key, lease] of peers) {
             const old = before.get(key)
-            if (!old || !leasesEqual(old, lease)) await tell('SubnetAddCommand', lease)
+            if (!old || !leasesEqual(old, lease)) await runFor('SubnetAddCommand', lease)
           }
         },
         async resync() {

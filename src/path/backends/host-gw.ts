@@ -1,6 +1,6 @@
-// host-gw.ts - no tunnel: a route to each peer's subnet by way of its host, for hosts on one link.
+// host-gw.ts - no tunnel: a route to each peer's subnet through the peer's host, for hosts on one link.
 //
-// Routes, lease and refusals are flanneld's (pkg/backend/hostgw, pkg/backend/route_network.go).
+// Routes, lease and error texts are those of flanneld (pkg/backend/hostgw, pkg/backend/route_network.go).
 
 import { WeftError } from '../../base/errors.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
@@ -34,7 +34,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
         throw new WeftError(
           'CONFIG',
           "your PublicIP differs from interface IP, meaning that probably you're on a NAT, which is not supported by host-gw backend",
-          { remedy: `leave ${PUBLIC_FLAG[behindNat]} out, or take a backend that has a tunnel` },
+          { remedy: `remove ${PUBLIC_FLAG[behindNat]}, or use a backend with a tunnel` },
         )
       }
       return { publicIp: external.publicIp, backendType: TYPE }
@@ -73,7 +73,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
       },
       resync: () => routes.resync(),
       carrier: () => ({ engine: 'kernel', features: [] }),
-      // Not every host has an overlay address: the host that routes to a peer's subnet is asked.
+      // Hosts without containers may lack an overlay address, so the host itself is probed.
       probeSource: { [family]: address[family] },
       peers: () =>
         [...filter.peers().values()]
@@ -84,7 +84,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
           })),
       counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
       threads: () => ({}),
-      // The routes stay, as flanneld's, and carry on while the daemon is away.
+      // The routes stay, as in flanneld, and the kernel forwards while the daemon is away.
       close: async () => {},
     })
   }

@@ -1,7 +1,8 @@
-// ipip.ts - IP in IP by the kernel (RFC 2003): one device, and a route to each peer's subnet by way of its host.
+// ipip.ts - IP in IP carried by the kernel (RFC 2003): one device, and a route to each peer's subnet through the peer's
+// host.
 //
-// Device, routes, lease and refusals are flanneld's (pkg/backend/ipip). There is no port and no checksum: a fabric has to let
-// protocol 4 pass.
+// Device, routes, lease and error texts are those of flanneld (pkg/backend/ipip). There is no port: the underlay must
+// let IP protocol 4 pass.
 
 import { WeftError } from '../../base/errors.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
@@ -24,6 +25,8 @@ const NEEDS = `the ${TYPE} backend`
 const { overhead, devices } = KINDS.ipip
 const [[, NAME]] = devices
 
+const OTHER_TYPE = `${NAME} isn't an ipip mode device, please remove device and try again`
+
 interface JsonIpip {
   readonly linkinfo?: {
     readonly info_kind?: string
@@ -39,14 +42,14 @@ export function createIpipBackend({ config, settings, external: found, run, log 
   const make = (local: string): Promise<void> =>
     sayingWhoHasIt(run, { name: NAME }, () => addDevice(run, NAME, TYPE, [], ['local', local]))
 
-  /** Finds the device or makes it; returns what was the matter with it. Throws WeftError DEVICE, NO_DEVICE_TYPE. */
+  /** Finds or creates the device. Returns the repairs in words. Throws WeftError DEVICE, NO_DEVICE_TYPE. */
   async function ensureDevice(): Promise<readonly string[]> {
     const local = formatIpv4(ipv4For(NEEDS, external.address))
     if (await findLink(run, NAME)) {
       const [json] = await ipJson<JsonIpip>(run, ['-d', 'link', 'show', 'dev', NAME])
       const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
       if (kind !== TYPE)
-        throw new WeftError('DEVICE', `${NAME} isn't an ipip mode device, please remove device and try again`, {
+        throw new WeftError('DEVICE', OTHER_TYPE, {
           remedy: `it is of type ${kind}: remove it with \`ip link del ${NAME}\``,
         })
       const [isLocal, isRemote] = [data.local ?? 'any', data.remote ?? 'any']
@@ -72,6 +75,17 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       carryIpv4Alone(NEEDS, config, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },
+    needs: () => [
+      {
+        device: {
+          name: NAME,
+          type: TYPE,
+          replaces: [],
+          local: formatIpv4(ipv4For(NEEDS, external.address)),
+          refusal: OTHER_TYPE,
+        },
+      },
+    ],
     async open(own): Promise<DataPath> {
       const mtu = external.mtu - overhead
       const { network } = ipv4For(NEEDS, config)
@@ -106,12 +120,12 @@ export function createIpipBackend({ config, settings, external: found, run, log 
           return watch.news !== undefined
         },
         async renew() {
-          log.info(`Peers are told that ${watch.news}`)
+          log.info(`Publishing a change to the peers: ${watch.news}`)
           watch.markPublished()
         },
         async apply(leases, ownKey) {
           applied = filter.usable(leases, ownKey)
-          await direct?.look(filter.peers())
+          await direct?.lookUp(filter.peers())
           await route()
         },
         async resync() {
@@ -120,12 +134,12 @@ export function createIpipBackend({ config, settings, external: found, run, log 
           const wrong = remade.length > 0 ? remade : await state.wrong()
           if (wrong.length > 0) await state.configure()
           const routed = await routes.resync()
-          if (((await direct?.lookAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
-          // A device that goes takes its routes with it: one line says so.
+          if (((await direct?.lookUpAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
+          // A missing device explains its missing routes, so only the device is reported.
           return wrong.length > 0 ? wrong : routed
         },
         carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
-        // The kernel counts by device and not by peer.
+        // The kernel counts packets by device, not by peer.
         probeSource: { ipv4: address },
         families: ['ipv4'],
         peers: () =>
@@ -141,7 +155,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
             })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
-        // Device and routes stay, as flanneld's, and carry on while the daemon is away.
+        // Device and routes stay, as in flanneld, and the kernel forwards while the daemon is away.
         close: async () => {},
       })
     },

@@ -1,8 +1,9 @@
-// udp.ts - the flagship: a TUN device on one side, a UDP socket on the other, raw IP packets in the datagrams.
+// udp.ts - the default backend: a TUN device on one side, UDP sockets on the other, and raw IP packets in the
+// datagrams.
 //
-// Port and wire format are flanneld's (pkg/backend/udp), so that both can be in one network. A packet's own version tells its family;
-// its datagram is of the family by which the peer is reached, whichever is inside. In a network of both that may be either, and a path
-// that fails is left for the other: so containers are told of what fits both.
+// Port and wire format are those of flanneld (pkg/backend/udp), so both can be in one network. The version field of a
+// packet tells its family. The family of the datagram is the one over which the peer is reached. In a dual-stack
+// network a path that fails is replaced by the path of the other family, so the MTU fits both.
 
 import { WeftError } from '../../base/errors.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
@@ -15,7 +16,7 @@ import { checkNetwork, openTunnel, type TunnelOptions } from '../tunnel/tunnel.t
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
 
-/** Whether peers can send to an address of this host's. */
+/** True if peers can send to this address of this host. */
 const isUsable = (address: Address | undefined): boolean => address !== undefined && !isLinkLocal(address)
 const overheadOf = (family: Family): number => overheadBy('udp', family)
 
@@ -44,7 +45,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
         { remedy: `set "Enable${FAMILY_NAMES[outer]}": true, or leave it out` },
       )
     if (outer === 'ipv6' && isLinkLocal(local))
-      throw new WeftError('ADDRESS', `${formatAddress(local)} of ${external.name} holds on its own link alone`, {
+      throw new WeftError('ADDRESS', `${formatAddress(local)} of ${external.name} is valid only on its own link`, {
         remedy: 'give the interface a global or unique local IPv6 address, or choose another with --iface',
       })
   }
@@ -61,6 +62,21 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       checkNetwork(config, external.address, log)
       // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
       return { publicIp: external.publicIp, backendType: '' }
+    },
+    needs() {
+      const [outer = preferred] = underlays()
+      const address = external.address[outer]
+      const { name } = external
+      const mtu = external.mtu - overhead
+      const families = familiesOf(config).filter((family) => external.publicIp[family] !== undefined)
+      if (address === undefined) return []
+      return [
+        {
+          ports: [{ family: outer, address: formatAddress(address), port, option: OPTIONS.port.name }],
+          device: { name: TUN_NAME, type: 'tun', replaces: [] },
+          sides: families.map((family) => ({ family, network: config[family]?.network, mtu, external: name })),
+        },
+      ]
     },
     open: (lease, _signal, leases, others) => {
       const mtu = external.mtu - overhead

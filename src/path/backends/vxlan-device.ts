@@ -1,7 +1,8 @@
-// vxlan-device.ts - the kernel's vxlan device, as flannel makes it: its options, its address, and its entries for each peer.
+// vxlan-device.ts - the kernel's vxlan device, as flannel creates it: its options, its address, and its entries for
+// each peer.
 //
-// A peer is a neighbour (the first address of its subnet, at its MAC) and a forwarding entry (that MAC, behind its host).
-// Both are static: nobody is asked by ARP, and nothing is flooded (pkg/backend/vxlan/device.go).
+// Each peer has a neighbour entry (the first address of its subnet, with its MAC) and a forwarding entry (that MAC,
+// with its host). Both are static, so there are no ARP requests and no flooding (pkg/backend/vxlan/device.go).
 
 import { randomBytes } from 'node:crypto'
 import { writeFile } from 'node:fs/promises'
@@ -18,49 +19,43 @@ import { deviceState, type DeviceState } from '../device/device-state.ts'
 interface VxlanOptions {
   readonly name: string
   readonly vni: number
-  /** UDP, of both ends. */
   readonly port: number
   readonly learning: boolean
   readonly gbp: boolean
-  /** Outer source address, whose family is that of all its peers, and the interface that it is on. */
+  /** The outer source address, whose family all peers use, and the external interface, which has the address. */
   readonly local: Address
   readonly underlay: string
-  /** The kernel's index of that interface, to which the device is bound; left out if it is not known. */
+  /** The kernel's index of the external interface, to which the device is bound; left out if it is not known. */
   readonly underlayIndex?: number | undefined
-  /** The MTU of the device, in bytes. */
   readonly mtu: number
 }
 
-/** The device's facts about a peer. */
 export interface VxlanPeer {
-  /** The first address of its subnet. */
+  /** The first address of the peer's subnet. */
   readonly address: string
-  /** `02:11:22:33:44:55`, lower case. */
+  /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
   readonly mac: string
-  /** Its host's address. */
   readonly host: string
 }
 
 interface VxlanDevice {
-  /** Sets its address and size and takes it up; said as a whole, so that saying it again changes nothing. */
+  /** Sets the device's address and MTU and brings it up; repeating it changes nothing. */
   configure(address: Address, network: Net): Promise<void>
-  /** Puts in the entries of peers that are new or changed. */
   add(peers: readonly VxlanPeer[]): Promise<void>
-  /** Puts in the entries of these peers without a look at what is there; resolves with whether the kernel took them all. */
+  /**
+   * Sets the entries of these peers without reading existing ones. Resolves with true if the kernel accepted all of
+   * them.
+   */
   put(peers: readonly VxlanPeer[]): Promise<boolean>
-  /** Takes out the entries by these addresses, and by these MACs; resolves with whether the kernel had them all. */
+  /** Removes these entries. Resolves with true if the kernel had all of them. */
   remove(gone: VxlanEntries): Promise<boolean>
-  /** Takes out all entries that are of none of them. */
   keepOnly(peers: readonly VxlanPeer[]): Promise<void>
-  /** Makes device and entries right again; says what had to be mended. */
+  /** Repairs the device and the entries, and returns the repairs in words. */
   resync(peers: readonly VxlanPeer[]): Promise<readonly string[]>
 }
 
-/** The entries of peers. */
 export interface VxlanEntries {
-  /** The MAC of each address. */
   readonly addresses: ReadonlyMap<string, string>
-  /** The host behind each MAC. */
   readonly macs: ReadonlyMap<string, string>
 }
 
@@ -73,7 +68,7 @@ export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
   return { addresses, macs }
 }
 
-/** Whether a line of `ip monitor neigh` says of one of the device's entries just what is wanted: as after a change of our own. */
+/** True if a line of `ip monitor neigh` reports a state that is wanted, as after a change by this process. */
 export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
   const [, deleted, name = '', mac = '', state = ''] =
     /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
@@ -109,13 +104,13 @@ interface JsonForwarding {
   dst?: string
 }
 
-/** Random, local, of one host (IEEE 802, the two low bits of the first byte). */
+/** Returns a random, locally administered unicast MAC (IEEE 802, the two low bits of the first byte). */
 export function randomMac(): string {
   const bytes = [...randomBytes(6)].map((byte, index) => (index === 0 ? (byte & 0xfc) | 0x02 : byte))
   return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
 }
 
-/** The difference between an existing device and the one that is wanted; undefined when there is none. */
+/** Returns how an existing device differs from the wanted one; undefined if it does not. */
 function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
   if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
   const { id, local, local6, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}
@@ -136,27 +131,30 @@ async function show(run: Run, name: string): Promise<JsonVxlan | undefined> {
   return (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
 }
 
-/** The MAC of the vxlan device of this name; undefined when there is none. */
+/** Returns the MAC of the vxlan device with this name; undefined if there is none. */
 export async function vxlanMac(run: Run, name: string): Promise<string | undefined> {
   const found = await show(run, name)
   return found?.linkinfo?.info_kind === 'vxlan' ? found.address : undefined
 }
 
-/** A device that is there for a moment, with a VNI that no network of flannel's can have. */
+/** A temporary device. Its VNI is larger than that of any flannel network. */
 const PROBE = { name: 'flannel.probe', vni: 0xff_ffff }
 
-/** Makes sure that the kernel has devices of this type; no device changes. Throws WeftError NO_DEVICE_TYPE where it has none. */
+/**
+ * Checks that the kernel supports vxlan devices, without changing a device. Throws WeftError NO_DEVICE_TYPE if it does
+ * not.
+ */
 export async function checkVxlan(run: Run, name: string): Promise<void> {
   if ((await vxlanMac(run, name)) !== undefined) return
   try {
     await addDevice(run, PROBE.name, 'vxlan', [], ['id', String(PROBE.vni), 'dstport', '0'])
   } catch (error) {
-    if (!isWeftError(error, 'COMMAND')) throw error // any other refusal is one of a kernel that knows the type
+    if (!isWeftError(error, 'COMMAND')) throw error // any other refusal shows that the kernel knows the type
   }
   if (await findLink(run, PROBE.name)) await run('ip', ['link', 'del', PROBE.name])
 }
 
-/** Finds the device, or makes it, and sees to its MAC. Throws WeftError DEVICE, and NO_DEVICE_TYPE where the kernel has no vxlan. */
+/** Finds or creates the device, and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
   const { name, mtu } = options
   let { underlay } = options
@@ -171,15 +169,20 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     } catch (error) {
       if (!isWeftError(error, 'COMMAND')) throw error
       throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
-        remedy: 'see whether another device has its VNI (`ip -d link show type vxlan`); or set "DataPath": "userspace"',
+        remedy:
+          'check whether another device has the same VNI (`ip -d link show type vxlan`); or set "DataPath": "userspace"',
         cause: error,
       })
     }
-    // Router advertisements of another host's containers are none of ours. Not there where IPv6 is off.
+    // The device must ignore router advertisements from containers of other hosts. The file is missing if IPv6 is
+    // disabled.
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
-  /** Describes how a device differs from the wanted one; undefined if it does not. A new name of the underlay is no difference. */
+  /**
+   * Describes how a device differs from the wanted one; undefined if it does not. A renamed underlay interface is not a
+   * difference.
+   */
   async function differenceNow(device: JsonVxlan): Promise<string | undefined> {
     const { link } = device.linkinfo?.info_data ?? {}
     if (link !== undefined && link !== underlay && options.underlayIndex !== undefined) {
@@ -188,17 +191,16 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     }
     return difference(device, { ...options, underlay })
   }
-  /** Deletes the device to make another one. First checks that making it is possible, since a working device is better than none. */
+  /**
+   * Deletes the device so that it can be created again. First checks that creating it is possible, because a working
+   * device is better than none.
+   */
   async function removeForAnother(): Promise<void> {
     const under = await findLinkAgain(run, underlay, options.underlayIndex)
     if (!under)
-      throw new WeftError(
-        'DEVICE',
-        `${name} is not as it should be, and is left so: the interface ${underlay} is gone`,
-        {
-          remedy: `bring ${underlay} back, or restart weftd to have it choose another interface`,
-        },
-      )
+      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${underlay} is gone`, {
+        remedy: `restore ${underlay}, or restart weftd so that it chooses another interface`,
+      })
     underlay = under.name
     await run('ip', ['link', 'del', name])
   }
@@ -237,7 +239,9 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
         ({ dst = '', lladdr = '' }) => [dst, lladdr],
       ),
     )
-  /** The entry for all other addresses, of all zeroes, is not there: nothing is flooded. */
+  /**
+   * Returns the forwarding entries: the host of each MAC. There is no entry of all zeros, because nothing is flooded.
+   */
   const forwarding = async (): Promise<Map<string, string>> => {
     const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', name])
     const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${name}`)
@@ -257,7 +261,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
       peers.map(({ address: of, mac: at }) => `neigh replace ${of} lladdr ${at} dev ${name} nud permanent`),
     )
 
-  /** Puts in what is missing of them; returns how many entries that were. */
+  /** Adds the missing entries of these peers, and returns their number. */
   async function putMissing(peers: readonly VxlanPeer[]): Promise<number> {
     const [known, behind] = [await neighbours(), await forwarding()]
     const forward = peers.filter(({ mac: to, host }) => behind.get(to) !== host)

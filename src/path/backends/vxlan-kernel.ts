@@ -1,10 +1,12 @@
-// vxlan-kernel.ts - VXLAN by the kernel: a device for each family, and for each peer a neighbour, a forwarding entry and a route.
+// vxlan-kernel.ts - VXLAN carried by the kernel: a device for each family, and a neighbour, a forwarding entry and a
+// route for each peer.
 //
-// Devices, entries and routes are flanneld's (pkg/backend/vxlan).
+// Devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 
 import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
 import { familiesOf, formatAddress, formatEndpoint, formatNet, listed, type Family } from '../../net/address.ts'
+import { KINDS } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
 import { createRouteSync, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
@@ -25,22 +27,39 @@ import {
 type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
 
 /**
- * Makes nothing yet: what carries until then may be in its place. `setup` is as was prepared last. Throws WeftError NO_DEVICE_TYPE where
- * the kernel has no vxlan.
+ * Checks that the kernel supports vxlan, and changes nothing yet, because another carrier may still run. `setup`
+ * returns the result of the last `prepare`. Throws WeftError NO_DEVICE_TYPE if the kernel lacks vxlan.
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
   const { config, run, log } = parts
   const families = familiesOf(config)
+  const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   const devices = families.flatMap((family) => names[family] ?? [])
   const [first = ''] = devices
   await checkVxlan(run, first)
   return {
+    needs(family) {
+      const { options, port, external } = setup()
+      return {
+        // The kernel opens the port for all addresses of the family.
+        ports: [
+          {
+            family,
+            address: family === 'ipv4' ? '0.0.0.0' : '::',
+            port,
+            option: KINDS.vxlan.options.port.name,
+            vxlan: { vni: options.vni, gbp: options.gbp },
+          },
+        ],
+        device: { name: names[family] ?? '', type: 'vxlan', replaces: 'any' },
+        sides: [{ family, mtu: leastMtu(), external: external.name }],
+      }
+    },
     open(lease) {
-      /** Of each family what there is to be. */
       const entries: { [F in Family]?: () => VxlanEntries } = {}
       const watched = entriesOf(...devices)
-      // Our own changes are reported too: they are no reason to look at all entries again.
+      // Changes by this process are reported too, and must not cause a check of all entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(entries).some((each) => isAsWanted(line, each()))
       return openFamilies({
@@ -62,8 +81,8 @@ async function openFamily(
   { names, options, port, mtus, macs, external }: VxlanSetup,
   { config, run, log }: Parts,
   lease: OwnLease,
-  /** Told once by what to know which entries there are to be. */
-  tell: (wanted: () => VxlanEntries) => void,
+  /** Called once with the function that returns the wanted entries. */
+  setWanted: (wanted: () => VxlanEntries) => void,
 ): Promise<DataPath> {
   const { vni, learning, gbp, directRouting } = options
   const [name, mac, local] = [names[family], macs[family], external.address[family]]
@@ -86,21 +105,20 @@ async function openFamily(
   const filter = createPeerFilter({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
   const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
-  /** By subnet, the next hops to peers, and the peers of which the device has entries. */
+  /** The next hops, and the peers with entries on the device, by subnet. */
   let hops: ReadonlyMap<string, NextHop> = new Map()
   let tunnelled: ReadonlyMap<string, VxlanPeer> = new Map()
   let wanted: VxlanEntries | undefined
   const entries = (): VxlanEntries => (wanted ??= entriesOfPeers(tunnelled.values()))
-  tell(entries)
+  setWanted(entries)
 
   /** Assigns the peers of `changed`, or all peers if it is left out, to the tunnel or to direct routes, as `direct` decides. */
-  const place = async (
+  const assign = async (
     peers: ReadonlyMap<string, Lease>,
     changed: ReadonlyMap<string, Lease | undefined> | undefined,
   ): Promise<void> => {
     const before = tunnelled
     const [nextHops, next] = [new Map(changed && hops), new Map(changed && tunnelled)]
-    /** The subnets whose assignment may have changed. */
     const subnets = new Set<string>()
     for (const [key, was] of changed ?? [])
       for (const peer of [was, peers.get(key)]) if (peer) subnets.add(subnetOf(peer))
@@ -142,19 +160,19 @@ async function openFamily(
     async apply(leases, ownKey, touched) {
       const changed = filter.take(leases, ownKey, touched)
       const peers = filter.peers()
-      await direct?.look(peers, changed)
-      await place(peers, changed)
+      await direct?.lookUp(peers, changed)
+      await assign(peers, changed)
     },
     async resync() {
-      const mended = await opened.resync([...tunnelled.values()])
+      const repaired = await opened.resync([...tunnelled.values()])
       const routed = await routes.resync()
-      const moved = await direct?.lookAgain(filter.peers(), routes)
-      if (moved && moved.size > 0) await place(filter.peers(), moved)
-      // A device that goes takes its routes with it: one line says so.
-      return mended.length > 0 ? mended : routed
+      const moved = await direct?.lookUpAgain(filter.peers(), routes)
+      if (moved && moved.size > 0) await assign(filter.peers(), moved)
+      // A missing device explains its missing routes, so only the device is reported.
+      return repaired.length > 0 ? repaired : routed
     },
     carrier: () => ({ device: name, engine: 'kernel', features: [] }),
-    // The kernel counts by device and not by peer.
+    // The kernel counts packets by device, not by peer.
     probeSource: { [family]: subnet.address },
     peers: () =>
       [...filter.peers().values()]
@@ -170,7 +188,7 @@ async function openFamily(
         })),
     counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
     threads: () => ({}),
-    // Device and entries stay, as flanneld's, and carry on while the daemon is away.
+    // Device and entries stay, as in flanneld, and the kernel forwards while the daemon is away.
     close: async () => {},
   })
 }

@@ -1,11 +1,11 @@
-// vxlan-userspace.ts - VXLAN by the engine, for hosts whose kernel has none: of each family a TUN of the device's name, and the datagrams
-// that a kernel's device sends and takes.
+// vxlan-userspace.ts - VXLAN carried by the engine, for hosts whose kernel lacks it. Each family has a TUN with the
+// name of the kernel's device, and the datagrams are those of a kernel device.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { findLink, ipJson } from '../../host/links.ts'
-import { FAMILIES, familiesOf, FAMILY_NAMES, listed, type Family } from '../../net/address.ts'
-import { overheadBy } from '../catalog.ts'
+import { FAMILIES, familiesOf, FAMILY_NAMES, formatAddress, listed, type Family } from '../../net/address.ts'
+import { KINDS, overheadBy } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
@@ -14,18 +14,34 @@ import { vxlanMac } from './vxlan-device.ts'
 
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
 
-/** The record of an end as native/encap/vxlan.h reads it: the MAC, and after our own the VNI. */
+/**
+ * Returns the encapsulation's facts about a peer for native/encap/vxlan.h: the MAC. Those about this host also have the
+ * VNI.
+ */
 const endOf = ({ attrs }: Lease, family: Family): Uint8Array =>
   Uint8Array.from(macBytes(vtepMacOf(attrs, family) ?? ''))
 const ownEnd = (mac: string, vni: number): Uint8Array =>
   Uint8Array.from([...macBytes(mac), vni >>> 16, (vni >>> 8) & 0xff, vni & 0xff])
 
-/** Opens nothing yet: a TUN takes the name of a device that carries on until then. `setup` is as was prepared last. */
+/**
+ * Opens nothing yet, because another carrier may still use a device with the name of the TUN. `setup` returns the
+ * result of the last `prepare`.
+ */
 export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOptions<'vxlan'>): VxlanCarrier {
   const { config, run, log } = options
   const families = familiesOf(config)
   return {
     tunNames: listed(setup().names),
+    needs(family) {
+      const { names, mtus, port, external } = setup()
+      const mtu = Math.min(...families.map((each) => mtus[each]))
+      const address = formatAddress(external.address[family] ?? 0)
+      return {
+        ports: [{ family, address, port, option: KINDS.vxlan.options.port.name }],
+        device: { name: names[family] ?? '', type: 'tun', replaces: ['vxlan'] },
+        sides: [{ family, network: config[family]?.network, mtu, external: external.name }],
+      }
+    },
     async open(lease, leases) {
       const { mtus } = setup()
       const opened = await openFamilies({
@@ -57,7 +73,7 @@ async function openFamily(
   if (tunName === undefined || mac === undefined) throw new Error(`${family} is none of this node's families`)
   const clear = async (): Promise<void> => {
     if ((await vxlanMac(run, tunName)) === undefined) return
-    log.info(`Deleting the kernel's device ${tunName}, whose place weftd takes`)
+    log.info(`Deleting the kernel's device ${tunName}, which weftd replaces`)
     await run('ip', ['link', 'del', tunName])
   }
   const ends = {
@@ -70,7 +86,6 @@ async function openFamily(
   return openTunnel({ ...options, external }, kind, lease, leases)
 }
 
-/** Removes what a weftd before this one had for a family that the network has no more. */
 async function removeOthers(
   { options: { vni } }: VxlanSetup,
   families: readonly Family[],

@@ -1,7 +1,9 @@
-// vxlan.ts - VXLAN (RFC 7348) as flannel's: its options, its lease, and who carries the packets, the kernel or the engine.
+// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice of the
+// carrier, the kernel or weftd.
 //
-// Both publish the same and send the same, so that a host may change from one to the other and no peer need know. Options
-// and lease are flanneld's (pkg/backend/vxlan), but for DataPath, VerifySource and ProbePathMTU, which are ours.
+// Both carriers publish the same lease and send the same datagrams, so a host can change its carrier without an effect
+// on its peers. Options and lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and ProbePathMTU
+// are weft's own.
 
 import { isWeftError, messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -20,7 +22,10 @@ import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 
 const { outside } = KINDS.vxlan
 
-/** flanneld's line for a lease that comes as for one that goes (pkg/backend/vxlan, pkg/lease). */
+/**
+ * Returns flanneld's log line for a lease, which is the same whether the lease comes or goes (pkg/backend/vxlan,
+ * pkg/lease).
+ */
 const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
   const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))
   const ipv6 = publicIp.ipv6 === undefined ? '(nil)' : formatIpv6(publicIp.ipv6)
@@ -31,7 +36,7 @@ const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data }
 }
 
 export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
-  /** The attributes that this node published at an earlier time, if the store still has them. */
+  /** Returns the attributes that this node published earlier, if the store still has them. */
   readonly publishedBefore: (publicIp: Addresses, signal: AbortSignal) => Promise<LeaseAttrs | undefined>
 }
 
@@ -42,33 +47,33 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   const names = onlyOf(families, namesOf(vni))
   let { external } = options
   let macs: ByFamily<string> = {}
-  let said = ''
+  let logged = ''
   let carrier: VxlanCarrier | undefined
   let setup: VxlanSetup
-  // It is prepared again and again while one of two families cannot be carried.
+  // `prepare` runs repeatedly while one of two families cannot be carried.
   const calm = seldom(log)
 
-  /** The kernel where it can, unless the configuration says who. */
+  /** Chooses the carrier: that of the configuration, by default the kernel if it can. */
   async function choose(): Promise<VxlanCarrier> {
-    const say = (line: string): void => {
-      if (line !== said) log.info(line)
-      said = line
+    const logOnce = (line: string): void => {
+      if (line !== logged) log.info(line)
+      logged = line
     }
     const userspace = (): VxlanCarrier => prepareUserspaceVxlan(() => setup, options)
     if (dataPath === 'userspace') {
-      say('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
+      logOnce('VXLAN is carried by weftd itself: "DataPath" is "userspace"')
       return userspace()
     }
     try {
       const prepared = await prepareKernelVxlan(() => setup, options)
-      const passedOver = own.tunnel.probePathMtu
+      const ignored = own.tunnel.probePathMtu
         ? ', which lets routers fragment its datagrams: "ProbePathMTU" is ignored'
         : ''
-      say(`VXLAN is carried by the kernel${passedOver}`)
+      logOnce(`VXLAN is carried by the kernel${ignored}`)
       return prepared
     } catch (error) {
       if (dataPath === 'kernel' || !isWeftError(error, 'NO_DEVICE_TYPE')) throw error
-      say(`VXLAN is carried by weftd itself: ${messageOf(error)}`)
+      logOnce(`VXLAN is carried by weftd itself: ${messageOf(error)}`)
       return userspace()
     }
   }
@@ -93,7 +98,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
         const before = await (attrs ??= options.publishedBefore(external.publicIp, signal))
         return before && vtepMacOf(before, family)
       }
-      // Peers send to the MAC that they know: it is to outlive the process, the device and the host.
+      // Peers send to the MAC that they know, so it must survive the process, the device and the host.
       const macOf = async (family: Family): Promise<string> =>
         (await vxlanMac(run, names[family] ?? '')) ?? macs[family] ?? (await published(family)) ?? randomMac()
       const found: { ipv4?: string; ipv6?: string } = {}
@@ -113,6 +118,10 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
           : { backendV6Data: dataOf(macs.ipv6) }),
       }
     },
-    open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // by prepare, which comes first
+    needs: () =>
+      families
+        .filter((family) => external.address[family] !== undefined && external.publicIp[family] !== undefined)
+        .flatMap((family) => carrier?.needs(family) ?? []),
+    open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // `prepare` was called and set the carrier
   }
 }

@@ -1,6 +1,6 @@
-// wireguard-device.ts - the kernel's WireGuard device, and its peers, by `wg` of wireguard-tools.
+// wireguard-device.ts - the kernel's WireGuard device and its peers, controlled with `wg` of wireguard-tools.
 //
-// No secret is an argument or passes through a shell: `wg` reads keys from files that nobody else may.
+// Secrets are never arguments and never pass through a shell: `wg` reads keys from files that only this user can read.
 
 import { lstat, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -15,55 +15,61 @@ import type { PeerSession } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 
-/** The number of peers that one process of `wg` sets. */
 const PEERS_AT_ONCE = 500
 
 export interface WireguardPeer {
   /** Base64 of 32 bytes. */
   readonly publicKey: string
-  /** `192.0.2.1:51820` */
+  /** Address and port, such as `192.0.2.1:51820`. */
   readonly endpoint: string
-  /** `10.5.2.0/24`, each. */
   readonly allowedIps: readonly string[]
 }
 
 interface WireguardOptions {
   readonly name: string
-  /** The file that the private key is kept in: beside it what `wg` is handed may lie. */
+  /** The file of the private key. Temporary key files for `wg` may be created beside it. */
   readonly keyFile: string
   readonly privateKey: Secret
-  /** The public key to that. */
+  /** The public key of `privateKey`, in base64. */
   readonly ownKey: string
   readonly port: number
   /** Base64 of 32 bytes, or empty. */
   readonly psk: Secret
-  /** Seconds; 0: none. */
+  /** The keepalive interval in seconds; 0 disables it. */
   readonly keepalive: number
   readonly run: Run
   readonly log: Log
 }
 
 interface WireguardDevice {
-  /** Makes the peers equal these, and touches no other; returns how many settings, its own too, were not as they had been set. */
+  /**
+   * Makes the device's peers equal these without touching correct ones. Returns how many settings were wrong, including
+   * those of the device.
+   */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
-  /** Traffic to and from each peer, the session with it, and where its packets go, by its key. */
+  /** Returns the traffic, the session and the endpoint of each peer, by public key. */
   traffic(): Promise<
     ReadonlyMap<string, PeerTraffic & { readonly session: PeerSession; readonly endpoint: string | undefined }>
   >
-  /** Takes it down. */
+  /** Deletes the device. */
   close(): Promise<void>
 }
 
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
-/** The places for a folder with a key for `wg`: in memory, which a reset empties; otherwise beside the key file. */
+/**
+ * Returns the places for a folder with key files, in order: first memory, which a reboot clears, then the folder of the
+ * key file.
+ */
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
 const FOLDER = '.weft-'
 
-/** Those in which a key lies now. */
 const inUse = new Set<string>()
 
-/** Makes a folder that nobody else may open, and whose name says whose it is. Throws WeftError PERMISSION. */
+/**
+ * Creates a folder that only this user can open. Its name contains the pid of this process. Throws WeftError
+ * PERMISSION.
+ */
 async function privateFolder(keyFile: string): Promise<string> {
   const failures: unknown[] = []
   for (const place of placesFor(keyFile)) {
@@ -75,20 +81,20 @@ async function privateFolder(keyFile: string): Promise<string> {
       failures.push(error)
     }
   }
-  throw new WeftError('PERMISSION', `a key cannot be handed to wg: ${failures.map(messageOf).join('; ')}`, {
-    remedy: `make the folder of its key file writable for weftd: ${dirname(keyFile)}`,
+  throw new WeftError('PERMISSION', `cannot pass a key to wg: ${failures.map(messageOf).join('; ')}`, {
+    remedy: `make the folder of the key file writable for weftd: ${dirname(keyFile)}`,
     cause: failures[0],
   })
 }
 
-/** Removes what such folders a weftd left that was killed meanwhile: also one of our pid, in another container. */
+/** Removes such folders of killed processes. A folder with our own pid is from a process in another container. */
 async function removeLeftovers(keyFile: string): Promise<void> {
   for (const place of new Set(placesFor(keyFile))) {
     const names = await readdir(place).catch(() => [])
     for (const name of names.filter((each) => each.startsWith(FOLDER))) {
       const path = join(place, name)
       const pid = Number(/^(\d+)-/.exec(name.slice(FOLDER.length))?.[1] ?? process.pid)
-      // A folder that somebody else made under such a name is not ours to enter.
+      // A folder of another user is not weftd's.
       const isOurs = await lstat(path).then(
         (found) => found.isDirectory() && found.uid === process.geteuid?.(),
         () => false,
@@ -107,15 +113,18 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** Makes the device anew. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE if the kernel has no WireGuard. */
+/**
+ * Creates the device, and first deletes an existing one. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE if the kernel
+ * lacks WireGuard.
+ */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
   const { name, keyFile, privateKey, ownKey, port, psk, keepalive, run } = options
   await removeLeftovers(keyFile)
   if (await findLink(run, name)) await run('ip', ['link', 'del', name])
   await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
-  const told = new Map<string, string>() // endpoints by key: a peer that roams is to be left alone
+  const setEndpoints = new Map<string, string>() // the endpoint set for each key; the kernel's may differ, because a peer may move
 
-  // By the key that the node publishes: what is in its file by now may be another.
+  // The private key is given by value, because the key file may have changed since the node published its key.
   const setOwn = (): Promise<void> =>
     withKey('wgkey', privateKey, async (file) => {
       await run('wg', ['set', name, 'listen-port', String(port), 'private-key', file])
@@ -132,7 +141,9 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
     throw error
   }
 
-  /** Reads the device: whether its own settings are ours, and of each peer, by key, what we set beside its endpoint. */
+  /**
+   * Reads the device: whether its own settings are right, and each peer's settings by public key, without the endpoint.
+   */
   async function present(): Promise<{ isOwn: boolean; peers: Map<string, string> }> {
     const [own = [], ...lines] = (await run('wg', ['show', name, 'dump']))
       .trim()
@@ -154,7 +165,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       await run('wg', ['set', name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
   }
 
-  /** `wg` reads a key from a file, which is there for as long as that takes. */
+  /** Passes a key to `wg` in a file that exists only during the call. */
   async function withKey(as: string, key: Secret, work: (file: string) => Promise<void>): Promise<void> {
     const folder = await privateFolder(keyFile)
     try {
@@ -174,11 +185,11 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       const { isOwn, peers: now } = await present()
       if (!isOwn) await setOwn()
       const wanted = new Set(peers.map(({ publicKey }) => publicKey))
-      const strange = [...now.keys()].filter((key) => !wanted.has(key))
+      const unknown = [...now.keys()].filter((key) => !wanted.has(key))
       const isRight = ({ publicKey, endpoint, allowedIps }: WireguardPeer): boolean =>
-        now.get(publicKey) === settingsOf(allowedIps) && told.get(publicKey) === endpoint
+        now.get(publicKey) === settingsOf(allowedIps) && setEndpoints.get(publicKey) === endpoint
       const wrong = peers.filter((peer) => !isRight(peer))
-      await set(strange.map((key) => ['peer', key, 'remove']))
+      await set(unknown.map((key) => ['peer', key, 'remove']))
       if (wrong.length > 0)
         await withPsk((shared) =>
           set(
@@ -195,9 +206,9 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
             ]),
           ),
         )
-      told.clear()
-      for (const { publicKey, endpoint } of peers) told.set(publicKey, endpoint)
-      return strange.length + wrong.length + (isOwn ? 0 : 1)
+      setEndpoints.clear()
+      for (const { publicKey, endpoint } of peers) setEndpoints.set(publicKey, endpoint)
+      return unknown.length + wrong.length + (isOwn ? 0 : 1)
     },
     async traffic() {
       const [, ...lines] = (await run('wg', ['show', name, 'dump'])).trim().split('\n')
@@ -206,17 +217,18 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       return new Map(
         lines.map((line) => {
           const [publicKey = '', , endpoint = '', , handshake = '0', received = '', sent = ''] = line.split('\t')
-          // Bytes with those of the encryption; a handshake comes at least every two minutes while packets do.
+          // The byte counts include the encryption. Handshakes come at least every two minutes while packets are
+          // exchanged.
           const counted = { txBytes: Number(sent), rxBytes: Number(received) }
           const handshakeAt = handshake === '0' ? undefined : Number(handshake) * 1000
-          // It is told in whole seconds.
+          // wg prints the time in whole seconds, so the difference may be negative.
           const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
           const traffic = {
             txPackets: undefined,
             rxPackets: undefined,
             ...counted,
             endpoint: endpoint === '(none)' ? undefined : endpoint,
-            heardAt: handshakeAt === undefined ? undefined : at + handshakeAt,
+            lastReceivedAt: handshakeAt === undefined ? undefined : at + handshakeAt,
             session: { publicKey, handshakeAt, ageMs: ageMs < REJECT_AFTER_MS ? ageMs : undefined, ...counted },
           }
           return [publicKey, traffic] as const

@@ -1,7 +1,8 @@
-// wireguard.ts - packets encrypted between the hosts: WireGuard's device, to which the whole network is routed; one for each family, or
-// one for both.
+// wireguard.ts - the wireguard backend, which encrypts the packets between hosts. The whole network is routed to one
+// device for each family, or to one for both.
 //
-// Options, devices, routes, key file and lease are flanneld's (pkg/backend/wireguard). The devices go with the daemon; the key stays.
+// Options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). The devices are deleted
+// when the daemon ends; the key stays.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -13,6 +14,7 @@ import {
   FAMILIES,
   familiesOf,
   FAMILY_NAMES,
+  formatAddress,
   formatEndpoint,
   formatNet,
   isLinkLocal,
@@ -24,7 +26,7 @@ import {
 import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
 import type { Ipv6 } from '../../net/ipv6.ts'
 import { KINDS, type Settings } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath, PathPeer, PathSide, PathTraffic } from '../contract.ts'
+import type { Backend, BackendParts, DataPath, NeededPart, PathPeer, PathSide, PathTraffic } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import { inTurn } from '../in-turn.ts'
@@ -40,21 +42,20 @@ import { lackingPrimitives } from './wireguard/primitives.ts'
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
-/** The port of the second device, as flanneld's (pkg/backend/wireguard). */
+/** The default port of the second device, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
-/** What to do about a Node.js that lacks ciphers. */
 const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode)'
-/** A name that nobody has, to see whether the kernel has such devices. */
+/** An unused device name, to test whether the kernel supports WireGuard. */
 const TRIED = 'weft-wg-try'
 
 type Mode = Settings<'wireguard'>['mode']
 
-/** The ports that this node listens on; with one device for both they are one. */
+/** The ports on which this node listens. They are equal if one device carries both families. */
 type Ports = Readonly<Record<Family, number>>
 
 /**
- * The end of WireGuard that a lease publishes for a family: its key, and the port that it listens on, which is ours where it names none, as
- * with flanneld; undefined when there is none.
+ * Returns the key and the port that a lease publishes for a family; undefined if there is no valid key. If the lease
+ * names no port, as with flanneld, the port is that of this node.
  */
 function keyAndPort(
   lease: Lease,
@@ -70,12 +71,15 @@ function keyAndPort(
   return { publicKey, port, anyPort: anyPort === true }
 }
 
-/** Neither a unique local address (RFC 4193), which is all that flanneld asks, nor one that holds on its own link alone. */
+/** True unless the address is unique local (RFC 4193), which is all that flanneld checks, or link-local. */
 const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
-/** RFC 1918, which is all that flanneld's `auto` takes for private (Go's net.IP.IsPrivate). */
+/** The networks of RFC 1918, which are what flanneld's `auto` considers private (Go's net.IP.IsPrivate). */
 const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
 
-/** By which family a peer's datagrams go where one device has both: flanneld's choice (pkg/backend/wireguard, selectMode). */
+/**
+ * Returns the outer family to a peer if one device carries both families. It is flanneld's choice
+ * (pkg/backend/wireguard, selectMode).
+ */
 function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
   if (mode === 'ipv4' || mode === 'ipv6') return mode
   const { ipv4, ipv6 } = peer
@@ -86,10 +90,11 @@ function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
 }
 
 /**
- * A peer's key, and where its datagrams go by `outer`; undefined where its lease names none. With one device for both families a node
- * listens on the one port that it publishes with IPv4, or with IPv6 where that is all it has: flanneld publishes another there.
+ * Returns a peer's key and its endpoint in the outer family; undefined if its lease has none. With one device a node
+ * listens on the port that it publishes with IPv4, or with IPv6 if it has no IPv4; flanneld's lease has another port
+ * with IPv6.
  */
-function placeOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
+function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
   const address = lease.attrs.publicIp[outer]
   const published = isOneDevice
     ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))
@@ -97,19 +102,18 @@ function placeOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports
   return address === undefined || !published ? undefined : { ...published, address }
 }
 
-/** The same as `wg` takes it, with the subnets that the peer has there. */
 export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
-  const place = placeOf(lease, outer, isOneDevice, ports)
-  if (!place) return undefined
+  const found = endpointIn(lease, outer, isOneDevice, ports)
+  if (!found) return undefined
   const nets = isOneDevice ? FAMILIES : [outer]
   return {
-    publicKey: place.publicKey,
-    endpoint: formatEndpoint(place.address, place.port),
+    publicKey: found.publicKey,
+    endpoint: formatEndpoint(found.address, found.port),
     allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
   }
 }
 
-/** Of a node, for as long as its daemon runs. */
+/** The key of this node. It does not change while the daemon runs. */
 interface OwnKey {
   readonly privateKey: Secret
   readonly publicKey: string
@@ -117,7 +121,7 @@ interface OwnKey {
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
-    /** What this process lacks to carry it itself. */
+    /** The primitives that this Node.js lacks to carry WireGuard itself. */
     readonly lacks?: readonly string[]
   }
 type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
@@ -134,7 +138,7 @@ export function createWireguardBackend(options: Parts): Backend {
   let keyAtStart: Promise<OwnKey> | undefined
   let changed: string | undefined
   let carrier: Carrier | undefined
-  // What cannot be used is prepared and made again and again.
+  // `prepare` and `open` run repeatedly while one of two families cannot be carried.
   const calm = seldom(log)
   const mtuNow = (): number => (givenMtu || external.mtu) - reserved
   const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
@@ -142,7 +146,7 @@ export function createWireguardBackend(options: Parts): Backend {
     isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
     endOf(peer, outerOf(peer, family), isOneDevice, ports)
-  // Behind a translation of addresses a port is reached only after it has sent: then nothing leaves from another than the known one.
+  // Behind NAT a port can receive only after it has sent, so all datagrams must leave from the well-known port.
   const hasLanes = (): boolean =>
     keepalive === 0 &&
     FAMILIES.every(
@@ -196,9 +200,13 @@ export function createWireguardBackend(options: Parts): Backend {
         ...(config.ipv6 && external.publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
       }
     },
+    needs: () =>
+      isOneDevice
+        ? [partOf(NAME, port, families)]
+        : families.filter((family) => isHere(family)).map((family) => partOf(nameIn(family), ports[family], [family])),
     open(lease, signal, leases) {
       const isOurs = carrier === 'userspace'
-      if (isOurs && isOneDevice) return openByUs(NAME, port, families, lease, leases)
+      if (isOurs && isOneDevice) return openUserspaceTunnel(NAME, port, families, lease, leases)
       const parts = {
         lease,
         leases,
@@ -222,22 +230,53 @@ export function createWireguardBackend(options: Parts): Backend {
             of: config,
             open: (family, own, known) =>
               isOurs
-                ? openByUs(nameIn(family), ports[family], [family], own, known)
+                ? openUserspaceTunnel(nameIn(family), ports[family], [family], own, known)
                 : openDevice(nameIn(family), ports[family], [family], own),
           })
     },
   }
 
+  /** True if the node can have a subnet of the family, and an address from which weftd sends the datagrams itself. */
+  function isHere(family: Family): boolean {
+    if (external.publicIp[family] === undefined) return false
+    return carrier !== 'userspace' || external.address[family] !== undefined
+  }
+
+  /** The part of the host that the device for these families needs. */
+  function partOf(name: string, listenPort: number, carried: readonly Family[]): NeededPart {
+    const [first = 'ipv4'] = carried
+    const option = (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
+    const isOurs = carrier === 'userspace'
+    const bound = isOurs
+      ? outersOf(first).flatMap((family = first) => {
+          const address = external.address[family]
+          return address === undefined ? [] : [[family, formatAddress(address)] as const]
+        })
+      : // The kernel opens the port for all addresses of both families.
+        ([
+          ['ipv4', '0.0.0.0'],
+          ['ipv6', '::'],
+        ] as const)
+    return {
+      ports: bound.map(([family, address]) => ({ family, address, port: listenPort, option })),
+      device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
+      sides: carried
+        .filter((family) => external.publicIp[family] !== undefined)
+        .map((family) => ({ family, network: config[family]?.network, mtu: mtuNow(), external: external.name })),
+      programs: isOurs ? [] : ['wg'],
+    }
+  }
+
   /**
-   * The key in the file as it was at the start, to which sessions and leases belong: another one is taken by a restart, and nothing is lost
-   * by what befalls the file meanwhile.
+   * Returns the key that was in the file at the start. Sessions and leases belong to it, so changes of the file have no
+   * effect until a restart.
    */
   async function ownKey(): Promise<OwnKey> {
     keyAtStart ??= readOwn()
     try {
       return await keyAtStart
     } catch (error) {
-      keyAtStart = undefined // the file may be mended
+      keyAtStart = undefined // the file may be repaired
       throw error
     }
   }
@@ -248,16 +287,19 @@ export function createWireguardBackend(options: Parts): Backend {
       : publicKeyTo(privateKey)
     return { privateKey, publicKey }
   }
-  /** Says, once, that the file is not as it was. */
-  async function lookAtKey({ privateKey }: OwnKey): Promise<void> {
+  /** Logs once that the file has changed, or contains the right key again. */
+  async function checkKey({ privateKey }: OwnKey): Promise<void> {
     const change = await changeOf(keyFile, privateKey)
     if (change === changed) return
     changed = change
     if (change === undefined) log.info(`The key file ${keyFile} holds the key of this node again`)
-    else log.warn(`This node goes on with the key of its start, and ${change}: restart weftd to have it go by the file`)
+    else
+      log.warn(
+        `This node continues with the key that it read at its start, although ${change}: restart weftd to use the file`,
+      )
   }
 
-  /** The kernel where it can, unless the configuration says who. */
+  /** Chooses the carrier: that of the configuration, by default the kernel if it can. */
   async function choose(): Promise<Carrier> {
     const { name: option } = OPTIONS.dataPath
     const lack = `this Node.js has no ${lacks.join(', no ')}`
@@ -286,12 +328,11 @@ export function createWireguardBackend(options: Parts): Backend {
     }
   }
 
-  /** The leases that are peers', as the filter of a family asks. */
   function peersIn(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
     return {
       type: TYPE,
       alsoUnusable: (peer: Lease): string | undefined =>
-        // With one device its datagrams may go by the other family.
+        // With one device the datagrams may have the other family.
         unusableReason(peer, lease, outerOf(peer, family)) ??
         (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
       identity: {
@@ -303,8 +344,8 @@ export function createWireguardBackend(options: Parts): Backend {
     }
   }
 
-  /** The families that weftd carries itself through one TUN. */
-  async function openByUs(
+  /** Opens the data path of these families through one TUN, carried by weftd. */
+  async function openUserspaceTunnel(
     name: string,
     listenPort: number,
     carried: readonly Family[],
@@ -312,7 +353,7 @@ export function createWireguardBackend(options: Parts): Backend {
     leases: ReadonlyMap<string, Lease>,
   ): Promise<DataPath> {
     const [family = 'ipv4'] = carried
-    const { openUserspace } = await import('./wireguard/userspace.ts') // which loads what not every Node.js has
+    const { openUserspace } = await import('./wireguard/userspace.ts') // loads ciphers that some Node.js lack
     const own = await ownKey()
     return openUserspace(
       {
@@ -329,16 +370,19 @@ export function createWireguardBackend(options: Parts): Backend {
         stampFile: `${keyFile}-${name}.time`,
         log: calm,
         hasLanes,
-        peerOf: (peer) => placeOf(peer, outerOf(peer, family), isOneDevice, ports),
+        peerOf: (peer) => endpointIn(peer, outerOf(peer, family), isOneDevice, ports),
         filter: peersIn(family, lease, own),
-        look: () => lookAtKey(own),
+        check: () => checkKey(own),
       },
       lease,
       leases,
     )
   }
 
-  /** The families of this host's datagrams where one TUN carries this one, and the other if there is one device for both. */
+  /**
+   * Returns the families of this host's datagrams for a TUN that carries this family. There are two if one device
+   * carries both families.
+   */
   function outersOf(family: Family): readonly [Family, Family?] {
     if (mode === 'separate') return [family]
     if (mode !== 'auto') return [mode]
@@ -347,7 +391,7 @@ export function createWireguardBackend(options: Parts): Backend {
     return first === undefined ? [family] : second === undefined ? [first] : [first, second]
   }
 
-  /** The device that carries these families, as far as the node has subnets of them. */
+  /** Opens the kernel's device for those of these families of which the node has a subnet. */
   async function openDevice(
     name: string,
     listenPort: number,
@@ -360,7 +404,8 @@ export function createWireguardBackend(options: Parts): Backend {
         checkMtu(family, mtuNow(), external.name)
         return true
       } catch (error) {
-        // IPv4, which needs less, is carried if the device has it; a larger MTU has IPv6 opened anew.
+        // If the MTU is too small for IPv6, the device may carry only IPv4. If the MTU grows, the device is opened
+        // again.
         if (family === 'ipv4' || carried.every((each) => each === family || !lease.subnet[each])) throw error
         lacking[family] = messageOf(error)
         calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
@@ -404,15 +449,18 @@ export function createWireguardBackend(options: Parts): Backend {
       await opened.close()
       throw error
     }
-    let tell!: (reason: Error) => void
-    const ended = new Promise<Error>((resolve) => (tell = resolve))
+    let reportFault!: (reason: Error) => void
+    const ended = new Promise<Error>((resolve) => (reportFault = resolve))
     let peers: readonly WireguardPeer[] = []
     let applied: readonly (readonly [Lease, Family])[] = []
-    /** Where the device sends to, by key, when it was last asked: elsewhere than a lease says where a peer has moved, as behind NAT. */
+    /**
+     * The endpoints by public key as last read from the device. They differ from the leases if a peer has moved, as
+     * behind NAT.
+     */
     const moved = new Map<string, string>()
     return inTurn({
       mtu,
-      // Neither keys nor peers are in what rtnetlink reports.
+      // rtnetlink reports neither keys nor peers.
       unreported: true,
       fault: ended,
       lacking,
@@ -420,7 +468,7 @@ export function createWireguardBackend(options: Parts): Backend {
         const usable = parts.flatMap(({ filter, family }) =>
           filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
         )
-        // A host that has several leases, or several families, is one peer.
+        // A host with several leases, or with both families, is one peer.
         const byKey = new Map<string, WireguardPeer>()
         for (const [peer, family] of usable) {
           const end = endIn(peer, family)
@@ -435,14 +483,14 @@ export function createWireguardBackend(options: Parts): Backend {
       },
       async resync() {
         if (!(await findLink(run, name))) {
-          tell(new Error(`${name} is gone`))
+          reportFault(new Error(`${name} is gone`))
           return []
         }
-        await lookAtKey(own)
-        const mended: string[] = []
-        for (const { device } of parts) mended.push(...(await device.resync()))
+        await checkKey(own)
+        const repaired: string[] = []
+        for (const { device } of parts) repaired.push(...(await device.resync()))
         const others = await opened.setPeers(peers)
-        return others > 0 ? [...mended, `${others} settings of ${name} were not as they had been set`] : mended
+        return others > 0 ? [...repaired, `${others} settings of ${name} had changed`] : repaired
       },
       carrier: () => ({
         device: name,

@@ -121,16 +121,16 @@ export async function findLeftovers(
     listDevices(run),
     ...listed(networks).map((network) => routesWithin(run, network)),
   ])
-  const strange = flannels.filter(({ name }) => !isOwn(name))
+  const foreign = flannels.filter(({ name }) => !isOwn(name))
   const all = families.flatMap((family, at) => (routesByFamily[at] ?? []).map((route) => ({ family, route })))
   const here = { ...surroundings, bridges }
   const sides = families.map((family) => sideOf(family, surroundings))
 
   const leftovers: Leftover[] = []
   const held: Held[] = []
-  const doomed = new Set<string>()
+  const toRemove = new Set<string>()
   let running: Promise<readonly OtherDaemon[]> | undefined
-  for (const { name, kind, inUse, addresses } of strange) {
+  for (const { name, kind, inUse, addresses } of foreign) {
     const via = all.filter(({ route }) => route.device === name)
     if (!isOfThisNode(addresses, via, sides, surroundings)) continue
     const owner = inUse ? undefined : ownerOf(addresses, networks, await (running ??= others()))
@@ -138,14 +138,14 @@ export async function findLeftovers(
     else if (owner) held.push({ device: name, by: `${owner.name} runs (pid ${owner.pid})` })
     else {
       leftovers.push({ what: `the device ${name} (${kind})`, command: ['link', 'del', 'dev', name] })
-      doomed.add(name)
+      toRemove.add(name)
     }
   }
   const bypasses: Bypass[] = []
   let needsLeases = false
   for (const side of sides) {
     for (const { family, route } of all) {
-      if (family !== side.family || isOwn(route.device) || doomed.has(route.device)) continue
+      if (family !== side.family || isOwn(route.device) || toRemove.has(route.device)) continue
       const kind = kindOf(route, side, here)
       const words = `${route.destination}${route.gateway === undefined ? '' : ` via ${route.gateway}`} to ${route.device}`
       if (kind === 'left') {
@@ -248,10 +248,10 @@ function routeOwnerOf(
   )
 }
 
-/** The number of peers for which the kernel's route is looked up. */
-const ASKED = 100
-/** The number of bridges for which routes are looked up. If each container has its own bridge, a few of them suffice. */
-const ASKED_BRIDGES = 4
+/** The maximum number of peers whose routes `findDiverted` queries. */
+const MAX_PEERS = 100
+/** The maximum number of bridges from which it queries routes. A few suffice, even if each container has its own bridge. */
+const MAX_BRIDGES = 4
 
 /**
  * Finds the peers to which policy routing leads packets past our devices, by looking up the kernel's routes; none if there are no policy
@@ -264,12 +264,12 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   for (const family of familiesOf(surroundings.networks)) {
     if (!(await hasPolicyRules(run, family))) continue
     const side = sideOf(family, surroundings)
-    // A lease of another network, such as one from before a change, is not a peer, so its packets may use any route.
-    const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, ASKED)
-    const ways = await waysOfOwn(run, side, isOwn)
-    for (const way of ways) {
-      const asked = peers.map(({ address }) => `${formatAddress(address)}${way}`)
-      const routes = await routesFor(run, family, asked)
+    // A lease of another network, such as an old one after a change of the network, is not a peer, so its packets may use any route.
+    const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, MAX_PEERS)
+    const lookups = await lookupArguments(run, side, isOwn)
+    for (const lookup of lookups) {
+      const targets = peers.map(({ address }) => `${formatAddress(address)}${lookup}`)
+      const routes = await routesFor(run, family, targets)
       for (const peer of peers) {
         const route = routes.get(formatAddress(peer.address))
         if (!route || route.type !== 'unicast' || isOwn(route.device)) continue
@@ -281,8 +281,8 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   return found
 }
 
-/** Returns arguments of `ip route get` for packets of this node: none for the host's packets, source and bridge for a container's. */
-async function waysOfOwn(
+/** Returns further arguments of `ip route get` for packets of this node: none for the host's packets, source and bridge for a container's. */
+async function lookupArguments(
   run: Run,
   { family, subnet }: Side,
   isOwn: (device: string) => boolean,
@@ -292,7 +292,7 @@ async function waysOfOwn(
   const isInside = ({ addresses, name }: Link): boolean =>
     !isOwn(name) && addresses[family].some(({ address }) => netContains(subnet, address) && address !== container)
   const bridges = (await listLinks(run)).filter(isInside)
-  return ['', ...bridges.slice(0, ASKED_BRIDGES).map(({ name }) => ` from ${formatAddress(container)} iif ${name}`)]
+  return ['', ...bridges.slice(0, MAX_BRIDGES).map(({ name }) => ` from ${formatAddress(container)} iif ${name}`)]
 }
 
 const isPartOf = (net: Net, of: Net): boolean =>
@@ -397,15 +397,19 @@ export async function removeLeftovers(
 
 /** Removes a kernel device of another backend that blocks a route to these networks, unless another daemon owns it. */
 export async function removeKernelDevice(run: Run, name: string, networks: Nets): Promise<void> {
+  if (await isRemovableKernelDevice(run, name, networks)) await run('ip', ['link', 'del', 'dev', name])
+}
+
+/** True if this is a kernel device of a backend for these networks that no other daemon owns. */
+export async function isRemovableKernelDevice(run: Run, name: string, networks: Nets): Promise<boolean> {
   const device = (await listDevices(run)).flannels.find((each) => each.name === name)
-  if (!device || device.inUse || device.kind === 'tun') return
+  if (!device || device.inUse || device.kind === 'tun') return false
   const isElsewhere = (address: Address): boolean => {
     const network = networks[familyOf(address)]
     return network !== undefined && !netContains(network, address)
   }
-  if (device.addresses.some(isElsewhere)) return
-  if (ownerOf(device.addresses, networks, await otherDaemons())) return
-  await run('ip', ['link', 'del', 'dev', name])
+  if (device.addresses.some(isElsewhere)) return false
+  return ownerOf(device.addresses, networks, await otherDaemons()) === undefined
 }
 
 /**

@@ -180,27 +180,54 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
   )
 }
 
+/** Finds a route to the network with the metric of ours, to a device that is not ours. It would take the place of ours. */
+async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<Route | undefined> {
+  return (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
+}
+
+/** Returns the kernel's types of the backends' devices with this name. */
+const typesNamed = (device: string): readonly string[] =>
+  DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, device) ? [type] : []))
+
+function foreignRouteError(to: Net, foreign: Route): WeftError {
+  const network = formatNet(to)
+  return new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
+    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network}\``,
+  })
+}
+
 /**
  * Throws WeftError DEVICE if a foreign device has the route to the network with the same metric: weftd's route would silently replace it.
  * First removes an unused device with the name and type of a backend's device, because another backend left it.
  */
 export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
-  const find = async (): Promise<Route | undefined> =>
-    (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
-  const first = await find()
+  const first = await findForeignRoute(run, to, isOwn)
   if (!first) return
-  const types = DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, first.device) ? [type] : []))
+  const types = typesNamed(first.device)
   if (types.includes('tun')) await removeIdleTun(run, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {
     const { removeKernelDevice } = await import('./leftovers.ts') // loaded only if needed, since packets wait for this code
     await removeKernelDevice(run, first.device, netsOf([to]))
   }
-  const foreign = types.length > 0 ? await find() : first
+  const foreign = types.length > 0 ? await findForeignRoute(run, to, isOwn) : first
+  if (foreign) throw foreignRouteError(to, foreign)
+}
+
+/** Throws WeftError DEVICE if `refuseForeignRoute` would. Changes nothing. `isOwn` is true for a device that stays. */
+export async function checkForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
+  const foreign = await findForeignRoute(run, to, isOwn)
   if (!foreign) return
-  const network = formatNet(to)
-  throw new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
-    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network}\``,
-  })
+  const types = typesNamed(foreign.device)
+  const nets = netsOf([to])
+  if (types.includes('tun')) {
+    const tun = await findIdleTun(run, foreign.device)
+    if (tun && !tun.addresses.some((address) => isElsewhere(nets, address))) return
+  }
+  if (types.some((type) => type !== 'tun')) {
+    const { isRemovableKernelDevice } = await import('./leftovers.ts')
+    if (await isRemovableKernelDevice(run, foreign.device, nets)) return
+  }
+  throw foreignRouteError(to, foreign)
 }
 
 export function createTunDevice(options: TunOptions): TunDevice {

@@ -1,142 +1,152 @@
-// engine.ts - what a data path offers, whichever way it moves the packets.
+// engine.ts - the interface of an engine, which moves the packets between the TUN and the UDP sockets.
 
 import type { Descriptors, Drops, Mail, SessionKeys, UdpEndpoint } from '../../../native/addon.d.ts'
 import type { Address, Addresses, Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { EncapsulationName } from './encapsulation.ts'
-import type { Stranger } from './filter.ts'
+import type { UnknownSender } from './filter.ts'
 
 export type { SessionKeys, UdpEndpoint }
 
-/** Counters since the engine started, by name; `native/core/counters.h` lists them with what each counts. */
+/** Counters since the engine started, by name. `native/core/counters.h` explains each of them. */
 export type Counters = Readonly<Record<string, bigint>>
 
-/** The traffic between this host and a peer. A member is undefined when nobody counts it. */
+/** The traffic between this host and a peer. Members that are not counted are undefined. */
 export interface PeerTraffic {
-  /** Inner packets, and their bytes. */
   readonly txPackets: number | undefined
   readonly txBytes: number | undefined
-  /** Counts packets that were let in. */
+  /** Only accepted packets count. */
   readonly rxPackets: number | undefined
   readonly rxBytes: number | undefined
-  /** The time by performance.now() when the last of them came. */
-  readonly heardAt: number | undefined
+  /** The time by performance.now() at which the last accepted packet came. */
+  readonly lastReceivedAt: number | undefined
 }
 
 export interface EngineConfig {
-  /** The encapsulation of inner packets. */
   readonly encapsulation: EncapsulationName
-  /** The encapsulation's facts about this host, as its file in native/encap has them; none when left out. */
+  /**
+   * The encapsulation's facts about this host, in the layout of its file in native/encap; left out if it needs none.
+   */
   readonly ownEnd?: Uint8Array
-  /** Interface name or a pattern such as `flannel%d`. */
   readonly tunName: string
-  /** Address of the external interface, of either family, as text. */
+  /** The address of the external interface, of either family, as text. */
   readonly bindAddress: string
-  /** Its address of the other family, for peers that are sent to by that; none where all datagrams are of one. */
+  /**
+   * The address of the external interface in the other family, for peers that are reached over it; left out if all
+   * datagrams have one family.
+   */
   readonly otherAddress?: string | undefined
   readonly port: number
-  /** The MTU of the TUN, in bytes. */
   readonly mtu: number
-  /** The TUN's own addresses, sources of ICMP errors to peers. */
+  /** The source addresses of ICMP errors to peers: the TUN's own addresses. */
   readonly tunAddress: Addresses
-  /** The sources of ICMP errors into the TUN: of IPv4 none of this host's addresses, which the kernel takes for forged there. */
+  /**
+   * The source addresses of ICMP errors into the TUN. The IPv4 address must not be this host's own, because the kernel
+   * would refuse it.
+   */
   readonly networkAddress: Addresses
-  /** The cluster's network, and this node's part of it. */
   readonly network: Nets
   readonly subnet: Nets
-  /** The tunnel's options in the network configuration. */
   readonly settings: TunnelSettings
-  /** The peer table to begin with, and to go on with after `takeBack`, by encoded records (peers.ts); empty where it is left out. */
+  /**
+   * Returns the encoded peer table (peers.ts) for the start, and for each restart after `takeBack`; left out if there
+   * are no peers.
+   */
   readonly peers?: () => Uint8Array
-  /** True when the device stays, with its address and routes, when this process ends without stopping the engine. */
+  /**
+   * True if the device, with its addresses and routes, must survive this process when it ends without stopping the
+   * engine.
+   */
   readonly persistent?: boolean
-  /** Called when there is mail for `sessions`; where the encapsulation has none, never. */
+  /** Called when `sessions.takeMail` has something to return; never for an encapsulation without sessions. */
   readonly onMail?: () => void
-  /** The path that another process opened for the same, to go on with instead of opening one; from an engine that lends. */
+  /**
+   * The open path of another process with the same options, on which the engine runs instead of opening one. It comes
+   * from an engine with `lend`.
+   */
   readonly inherited?: OpenPath | undefined
-  /** True when the sessions that it brings are to be gone on with. */
+  /** True if the engine must continue the sessions that came with the inherited path. */
   readonly keepsSessions?: boolean | undefined
 }
 
-/** The sessions of an encapsulation with keys, by the numbers that peers' records have. */
+/** The sessions of an encapsulation with keys, by the session numbers in the peers' records. */
 export interface EngineSessions {
-  /** True when the engine that runs now goes on with those of the one before. */
+  /** True if the running engine continues the sessions of the previous engine. */
   readonly areKept: boolean
   setKeys(session: number, keys: SessionKeys): void
-  /** Wipes the keys of a session, and what waits in it. */
+  /** Wipes the keys of a session and drops its waiting packets. */
   forget(session: number): void
-  /** What was said since the last call; of messages of hosts that are no peers at most so many, and the others are gone. */
+  /**
+   * Returns everything since the last call. Of the messages from unknown hosts it returns at most `mostOfOthers` and
+   * discards the rest.
+   */
   takeMail(mostOfOthers: number): Mail
-  /** Sends one datagram from the port that peers know; false when the kernel refused. */
+  /** Sends one datagram from the well-known port. Returns false if the kernel refused it. */
   send(to: UdpEndpoint, datagram: Uint8Array): boolean
 }
 
-/** The descriptors through which an engine moves packets, and what they were opened for: enough for another process to go on. */
+/** The open descriptors of an engine with their options, with which another process can continue. */
 export interface OpenPath extends Descriptors {
   readonly bindAddress: string
-  /** That of the sockets of the other family; left out where there are none. */
   readonly otherAddress?: string | undefined
   readonly port: number
-  /** Kernel features that were not asked for, of `addon.featureNames`. */
+  /** The kernel features that were not requested, from `addon.featureNames`. */
   readonly without: readonly string[]
 }
 
 export interface Engine {
   readonly kind: 'native' | 'dgram'
   readonly tunName: string
-  /** Kernel features in use at this moment. */
   readonly offloads: readonly string[]
-  /** Facts about how the engine started that the operator should know: a smaller buffer, a feature refused. */
+  /** Facts about the start that the operator should know, such as a smaller buffer or a refused feature. */
   readonly notes: readonly string[]
-  /** Facts that could be better, for those who ask (-v 1). */
+  /** Facts that could be better, which are logged with -v 1. */
   readonly details: readonly string[]
-  /** Resolves with the reason if the data path can no longer forward; stays pending otherwise. */
+  /** Resolves with the reason if the engine can no longer forward; pending until then. */
   readonly fault: Promise<Error>
   /** Makes the peer table equal these encoded records (peers.ts). Idempotent. */
   setPeers(records: Uint8Array): void
-  /** Puts these peers, or takes away those that are gone; all others stay. Idempotent. */
+  /** Adds, changes or removes the peers of these records; all others stay. Idempotent. */
   changePeers(records: Uint8Array): void
-  /** True when it has the sockets of the other family that it was to have. */
+  /** True if the engine has the sockets of the other family that were requested. */
   readonly hasOther?: boolean
   /**
-   * Binds the sockets of the other family to another address; packets wait meanwhile. Rejects when that cannot be had: the engine goes
-   * on with one family then.
+   * Binds the sockets of the other family to another address, while packets wait. Rejects if that fails; the engine
+   * then continues with one family.
    */
   bindOther?(address: string): Promise<void>
-  /** Sends a datagram from the port that peers know, of either family that it has sockets of; left out where it cannot. */
+  /** Sends a datagram from the well-known port, over any family with sockets; left out if the engine cannot. */
   send?(to: Address, port: number, datagram: Uint8Array): void
   /** Reads the device's offload switches and joins received packets accordingly; left out if the engine joins no packets. */
   followSwitches?(): void
   counters(): Counters
   /**
-   * Traffic to and from each peer since the engine started, by the slot that its record names, five numbers a slot:
-   * packets and bytes sent, packets and bytes let in, and the milliseconds since the last of those came, -1 when none
-   * did. One slot alone, when it is given.
+   * Returns five numbers for each slot since the engine started: packets and bytes sent, packets and bytes received,
+   * and the milliseconds since the last packet was received, -1 for never. It covers all slots, or only `slot`. Peer
+   * records name the slots.
    */
   traffic(slot?: number): Float64Array
   /**
-   * The packets that were dropped last, with their headers, as far as they are kept: a few hundred of each loop and direction. Only
-   * later ones than what was told before, where its `next` is given: it holds for an engine after this one too.
+   * Returns the last dropped packets with their headers, of which the engine keeps a few hundred per loop and
+   * direction. `after` is the `next` of an earlier result, also of an earlier engine: only later packets are returned.
    */
   drops(after?: Drops['next']): Drops
   /**
-   * The rounds that each forwarding thread has gone, by its name; asks each for one more round, which a live thread has
-   * gone a moment later. Empty when the event loop forwards.
+   * Returns the number of rounds of each forwarding thread so far, by thread name, and wakes each thread, so that a
+   * live thread soon goes round once more. Empty if the event loop forwards.
    */
   threads(): Readonly<Record<string, number>>
-  /** Of an encapsulation with keys. */
   readonly sessions?: EngineSessions
-  /** Senders of whom a packet was not let in since the last call, as far as there is room for them: a few dozen. */
-  takeStrangers(): readonly Stranger[]
+  /** Returns the senders of packets that were refused since the last call; a few dozen are kept. */
+  takeUnknownSenders(): readonly UnknownSender[]
   /**
-   * Stops forwarding and lends what it forwards through, which stays open here, to be sent to another process: packets wait
-   * in it meanwhile. Sessions go with it, and `head` for whoever goes on with those: that is one process, the other or this one.
-   * Undefined when there is nothing to lend: it is lent, or stopped, or could not be taken back. Left out where another process could
-   * not go on with it.
+   * Stops forwarding and returns the descriptors, which stay open here, to be sent to another process. Packets wait in
+   * them meanwhile. The sessions are saved with them, and `head` describes the sessions to the process that continues:
+   * the other process, or this one. Resolves with undefined if there is nothing to lend, because it is lent already,
+   * stopped, or could not be taken back. Left out if another process cannot continue.
    */
   lend?(head?: Uint8Array): Promise<OpenPath | undefined>
-  /** Forwards again, after `lend`. */
   takeBack?(): void
-  /** Stops forwarding and closes the TUN and the socket. Idempotent. */
+  /** Stops forwarding and closes the TUN and the sockets. Idempotent. */
   stop(): Promise<void>
 }

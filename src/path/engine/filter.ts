@@ -1,4 +1,5 @@
-// filter.ts - which packets from peers are let in: those that say truly whose they are, and are for us; as native/core/filter.h.
+// filter.ts - decides which packets from peers enter: those with a true source address and a destination on this node.
+// native/core/filter.h has the same rules.
 
 import { familyOf, isLinkLocal, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
@@ -6,13 +7,11 @@ import type { PeerTable } from './peers.ts'
 
 export interface FilterOptions {
   /**
-   * `strict`: the datagram comes from the peer whose the inner source is; `inner`: the peer's datagrams may come from
-   * another address; `off`: everything is let in, as by flanneld.
+   * `strict`: the datagram must come from the peer that has the inner source address. `inner`: the datagram may come
+   * from any address. `off`: all packets enter, as in flanneld.
    */
   readonly verifySource: TunnelSettings['verifySource']
-  /** The cluster's. */
   readonly network: Nets
-  /** This node's part of it. */
   readonly subnet: Nets
   /**
    * True if the sender has proved its identity by a key. Such a peer may send only from its own subnet, as with WireGuard's AllowedIPs
@@ -22,26 +21,21 @@ export interface FilterOptions {
 }
 
 export interface PacketAddresses {
-  /** The datagram's source. */
   readonly from: Address
-  /** The packet's. */
   readonly source: Address
   readonly destination: Address
 }
 
-/** A sender of whom a packet was not let in. */
-export interface Stranger extends PacketAddresses {
-  /** The counter that has it. */
+export interface UnknownSender extends PacketAddresses {
   readonly reason: string
 }
 
-/** False where there is nothing of that family. */
 const isOf = (nets: Nets, address: Address): boolean => {
   const net = nets[familyOf(address)]
   return net !== undefined && netContains(net, address)
 }
 
-/** The reason why a packet is not let in, as the name of a counter; undefined when it is let in. */
+/** Returns the name of the counter if the packet must be refused; undefined if it enters. */
 export function reasonToDrop(
   { verifySource, network, subnet, provesSender = false }: FilterOptions,
   peers: PeerTable,
@@ -55,7 +49,8 @@ export function reasonToDrop(
   const peer = peers.find(source)
   if (peer && verifySource === 'strict' && peer.endpoint !== from && peer.other !== from)
     return 'rx_drop_spoofed_source'
-  // A source without a peer may be a host that does not masquerade what it sends itself; one without a subnet of the family has no way here.
+  // A source without a peer may be a host that does not masquerade its own packets. Without a network of its family it
+  // cannot be one.
   const family = familyOf(source)
   const mayBeAHost = !provesSender && network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'
@@ -63,8 +58,8 @@ export function reasonToDrop(
 }
 
 /**
- * True when a packet out of the TUN can be from this side. Otherwise an ICMP error about it would go to a peer, who did
- * not send it and would not let it in.
+ * True if a packet from the TUN can originate on this host. Otherwise no ICMP error is sent, because it would go to a
+ * peer that did not send the packet and would refuse the error.
  */
 export function isFromHere({ verifySource, network, subnet }: FilterOptions, source: Address): boolean {
   return verifySource === 'off' || isOf(subnet, source) || !isOf(network, source)

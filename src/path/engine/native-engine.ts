@@ -1,4 +1,4 @@
-// native-engine.ts - the data path in C++ threads (native/): starting it, reading its counters, lending it, stopping it.
+// native-engine.ts - the engine in C++ threads (native/): starts it, reads its counters, lends it and stops it.
 
 import type { Descriptors } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
@@ -8,17 +8,16 @@ import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
 
 interface NativeOptions {
-  /** Loops, each with a TUN queue, a socket and a thread: the lanes of packets. */
+  /** The number of loops. Each has a TUN queue, a socket and a thread. */
   readonly workers?: number
-  /** Priority of the threads, -20 (first) to 19; 0: that of the process. */
+  /** The nice value of the threads, -20 (highest priority) to 19; 0 means that of the process. */
   readonly nice?: number
-  /** Microseconds that an idle thread looks again for before it sleeps. */
+  /** How long an idle thread polls before it sleeps, in microseconds. */
   readonly pollUs?: number
-  /** Kernel features not to use, of `addon.featureNames`. */
   readonly without?: readonly string[]
 }
 
-/** The features that a socket has or has not (native/io/udp.cc). */
+/** The features that each socket has or lacks (native/io/udp.cc). */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 /** The feature that is requested when an engine runs, not when its descriptors are opened. */
 const STEERING = 'tun-steering'
@@ -62,7 +61,7 @@ export function startNativeEngine(
   const notes: string[] = []
   const open = (): ReturnType<typeof addon.openDescriptors> =>
     addon.openDescriptors({ tunName, bindAddress, port, workers, features })
-  /** Gives loops the sockets of the other family that they are to have, and no others. What is in the way of that is no failure: one family is enough. */
+  /** Gives the loops the wanted sockets of the other family. A failure is only noted, because one family is enough. */
   const withOther = (on: Descriptors & Pick<OpenPath, 'otherAddress'>): Descriptors => {
     if (on.otherAddress === otherAddress) return on
     closeAll(
@@ -85,7 +84,7 @@ export function startNativeEngine(
       return { ...on, loops: both, features: on.features.filter((name) => !lost.has(name)) }
     } catch (error) {
       const { message } = engineStartError(error, { ...config, bindAddress: otherAddress })
-      notes.push(`peers are not reached from ${otherAddress}: ${message}`)
+      notes.push(`cannot reach peers from ${otherAddress}: ${message}`)
       return { ...on, loops }
     }
   }
@@ -109,14 +108,15 @@ export function startNativeEngine(
     throw engineStartError(error, config)
   }
   if (opened) {
-    const { receiveBufferAsked: asked, receiveBufferGranted: granted } = opened
-    if (granted < asked) {
+    const { receiveBufferAsked: wanted, receiveBufferGranted: granted } = opened
+    if (granted < wanted) {
       notes.push(
-        `the UDP receive buffer is ${granted >> 10} KiB instead of ${asked >> 10}: bursts may be lost; raise net.core.rmem_max`,
+        `the UDP receive buffer is ${granted >> 10} KiB instead of ${wanted >> 10}: bursts may be lost; raise net.core.rmem_max`,
       )
     }
     const refused = features.filter((name) => !opened.features.includes(name))
-    if (refused.length > 0) notes.push(`the kernel does not offer ${refused.join(', ')}: slower, but not less correct`)
+    if (refused.length > 0)
+      notes.push(`the kernel does not offer ${refused.join(', ')}: forwarding works, but is slower`)
   }
 
   const details: string[] = []
@@ -134,7 +134,7 @@ export function startNativeEngine(
   }
 
   const names = addon.counterNames
-  /** The counts of the engines that ran on the path before it was lent and taken back. */
+  /** The counts of the earlier engines of this object, before the path was lent and taken back. */
   let counted: Counters = {}
   function counters(): Counters {
     const sums: Record<string, bigint> = {}
@@ -145,10 +145,10 @@ export function startNativeEngine(
     })
     return sums
   }
-  /** The traffic that engines before counted, and when that was asked. */
+  /** The traffic that earlier engines counted, and when it was read. */
   let passed: Float64Array = new Float64Array()
   let passedAt = 0
-  /** True while an engine forwards, as far as this side knows: not while it is lent, nor after the stop. */
+  /** True while the native engine forwards; false while it is lent, and after the stop. */
   let runs = true
   let lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
   const traffic = (slot?: number): Float64Array => {
@@ -163,7 +163,7 @@ export function startNativeEngine(
     if (!on) return
     const before = counters()
     try {
-      native = run(on) // which has the descriptors from here on, also when it fails
+      native = run(on) // the engine owns the descriptors from here on, even if this throws
       counted = before
       runs = true
     } catch (error) {
@@ -183,15 +183,15 @@ export function startNativeEngine(
     runs = false
     lending = release()
     await lending
-    // A stop meanwhile takes it back by itself.
+    // A stop in the meantime took the path back.
     if (!lent) return
-    const said = notes.length
+    const notesBefore = notes.length
     const on = lent
     otherAddress = address
     lent = { ...on, ...withOther(on), otherAddress }
     hasOther = isWithOther(lent)
     takeBack()
-    const [note] = notes.splice(said)
+    const [note] = notes.splice(notesBefore)
     if (note !== undefined) throw new Error(note)
   }
   let stopped: Promise<void> | undefined
@@ -222,11 +222,11 @@ export function startNativeEngine(
     traffic,
     drops(after = []) {
       const drops = native.drops(after)
-      // While it is lent there is nobody to ask.
+      // A lent engine has no drops to read.
       return drops.next.length > 0 ? drops : { next: after, packets: [] }
     },
     threads: () => native.askThreads(),
-    takeStrangers: () => native.takeStrangers(),
+    takeUnknownSenders: () => native.takeUnknownSenders(),
     sessions: {
       get areKept() {
         return native.hasKeptSessions

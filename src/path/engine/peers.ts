@@ -1,21 +1,21 @@
-// peers.ts - the peer table as the engines take it: which subnet is reached at which UDP endpoint.
+// peers.ts - the peer table of the engines: the subnets, and the UDP endpoint of each.
 //
-// The table crosses into C++ as one array of fixed records: all of it at the start, after a gap and for a repair, else those that
-// differ from what was said before. Subnet and endpoint may be of different families.
+// The table goes to C++ as one array of fixed records: the whole table at the start, after a gap and for a repair,
+// otherwise only the changed records. Subnet and endpoint may have different families. The layout:
 //
 //   offset size
 //        0    1  address family of the subnet: 4 or 6
 //        1    1  prefix length of the subnet
 //        2    1  address family of the endpoint: 4 or 6
-//        3    1  flags: 1 where the subnet has no peer any more, of which all else but family, length and subnet is 0;
-//                2 where datagrams to the peer leave from the port that peers know
+//        3    1  flags. 1: the subnet no longer has a peer; all other fields but family, length and subnet are 0.
+//                2: datagrams to the peer must leave from the well-known port.
 //        4    2  UDP port of the endpoint, big-endian
-//        6    2  limit: the longest packet that reaches the peer, big-endian; 0 where none is known
-//        8   16  subnet, network order; an IPv4 address stands in the first 4
-//       24   16  endpoint address, likewise
-//       40   16  what the encapsulation needs to know of the peer; 0 for flannel's udp, its MAC for vxlan
-//       56    4  slot in which what passes to and from the peer is counted, in the order of this host; 0 for none
-//       60   16  another address that its datagrams may come from: IPv6, or IPv4 as ::ffff:a.b.c.d; 0 for none
+//        6    2  limit: the longest packet that reaches the peer, big-endian; 0 if it is not known
+//        8   16  subnet, network order; an IPv4 address uses the first 4 bytes
+//       24   16  endpoint address, in the same format
+//       40   16  the encapsulation's facts about the peer: 0 for udp, the MAC for vxlan, the session for wireguard
+//       56    4  slot that counts the peer's traffic, in the byte order of this host; 0 for none
+//       60   16  another address from which its datagrams may come: IPv6, or IPv4 as ::ffff:a.b.c.d; 0 for none
 
 import { familyOf, isIpv4Net, netAround, type Address, type Family, type Net } from '../../net/address.ts'
 
@@ -25,17 +25,20 @@ export interface Peer {
   readonly subnet: Net
   readonly endpoint: Address
   readonly port: number
-  /** Another address of the peer's host, of another family, that its datagrams may come from. */
+  /** Another address of the peer's host, of the other family, from which its datagrams may come. */
   readonly other?: Address | undefined
-  /** The encapsulation's facts about the peer, at most 16 bytes; none when left out. */
+  /** The encapsulation's facts about the peer, at most 16 bytes; left out if it needs none. */
   readonly encap?: Uint8Array
-  /** The longest packet that reaches it, in bytes, beside what the kernel knows of the path; none where it is left out. */
+  /** The longest packet that reaches the peer, in bytes, if it is less than the kernel's path MTU allows. */
   readonly limit?: number
-  /** The slot in which the peer's traffic is counted (traffic.ts); it is not counted when left out. */
+  /** The slot that counts the peer's traffic (traffic.ts); left out if the traffic is not counted. */
   readonly slot?: number
-  /** Its datagrams leave from the port that peers know, since it answers to where they come from. */
+  /**
+   * True if datagrams to this peer must leave from the well-known port, because the peer replies to the port that it
+   * received from.
+   */
   readonly isFromKnownPort?: true
-  /** Set in a change: the subnet has no peer any more. */
+  /** Set in a change if the subnet no longer has a peer. */
   readonly isGone?: true
 }
 
@@ -46,9 +49,9 @@ const ENDPOINT_OFFSET = 24
 const ENCAP_OFFSET = 40
 const SLOT_OFFSET = 56
 const OTHER_OFFSET = 60
-/** IPv4 among the addresses of IPv6 (RFC 4291 section 2.5.5.2). */
+/** The prefix of IPv4 addresses in IPv6 form (RFC 4291, section 2.5.5.2). */
 const MAPPED = 0xffffn << 32n
-/** C++ reads it as it stands. */
+/** True on a little-endian host. C++ reads the slot in the byte order of the host. */
 const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 function setAddress(view: DataView, at: number, address: Address): void {
@@ -83,7 +86,6 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
   return records
 }
 
-/** The records read back, for the dgram engine and for tests. */
 export function decodePeers(records: Uint8Array): Peer[] {
   if (records.byteLength % PEER_RECORD_BYTES !== 0) throw new RangeError('peer records: not a whole number of records')
   const view = new DataView(records.buffer, records.byteOffset, records.byteLength)
@@ -106,26 +108,22 @@ export function decodePeers(records: Uint8Array): Peer[] {
   return peers
 }
 
-/** Peers by address: as native/core/peers.h. */
+/** Finds peers by address, like native/core/peers.h. */
 export interface PeerTable {
-  /** The peer whose subnet has an address; of several the one with the longest prefix. */
   find(address: Address): Peer | undefined
-  /** True when any peer with a subnet of the family is at an address, by its endpoint or the other one. */
+  /** True if any peer with a subnet of this family has the address as its endpoint or as its other address. */
   hasEndpointAt(address: Address, family: Family): boolean
-  /** Puts these peers, or takes those away that are gone; all others stay. */
   change(peers: readonly Peer[]): void
 }
 
-/** The last of two peers for one subnet counts. */
+/** Returns the table of these peers. If two peers have the same subnet, the later one counts. */
 export function createPeerTable(peers: readonly Peer[]): PeerTable {
   interface Length {
     readonly family: Family
     readonly bits: number
     readonly subnets: Map<Address, Peer>
   }
-  /** The subnets by the length of their prefixes, the longest first. */
   let lengths: readonly Length[] = []
-  /** The number of peers at each address, by the family of their subnets. */
   const endpoints = { ipv4: new Map<Address, number>(), ipv6: new Map<Address, number>() }
   function subnetsOf({ subnet }: Peer): Map<Address, Peer> {
     const [family, bits] = [familyOf(subnet), subnet.prefixLength]

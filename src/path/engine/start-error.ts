@@ -1,11 +1,10 @@
-// start-error.ts - what the kernel refused when an engine started, as a sentence and a remedy.
+// start-error.ts - turns a refusal by the kernel at the start of an engine into an error with a remedy.
 
 import { WeftError } from '../../base/errors.ts'
 import type { EngineConfig } from './engine.ts'
 
 const isRoot = (): boolean => process.getuid?.() === 0
 
-/** Makes the error for a failure to open /dev/net/tun. */
 export function noTun(error: NodeJS.ErrnoException): WeftError {
   const { code } = error
   const isForbidden = code === 'EPERM' || code === 'EACCES'
@@ -28,7 +27,9 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
     cause,
   })
 
-/** `error` is what the addon or node:dgram threw: an Error with `code` and `syscall`. */
+/**
+ * Makes the error for a failed start. `error` comes from the addon or node:dgram: an Error with `code` and `syscall`.
+ */
 export function engineStartError(
   error: unknown,
   config: Pick<EngineConfig, 'bindAddress' | 'port' | 'tunName'>,
@@ -50,11 +51,11 @@ export function engineStartError(
   if (syscall === 'pthread_create') {
     return fail(
       'DEVICE',
-      `the data path gets no thread (${code})`,
+      `cannot create a thread for the data path (${code})`,
       'raise the limit of tasks: TasksMax= of the unit, the pids limit of the container, `ulimit -u`',
     )
   }
-  // The native engine's word for what it lacks (native/engine.cc), of encapsulations that encrypt.
+  // native/engine.cc reports a missing cipher under this name, for encapsulations that encrypt.
   if (syscall === 'ChaCha20-Poly1305 of OpenSSL') {
     return fail(
       'DEVICE',
@@ -66,7 +67,7 @@ export function engineStartError(
     return fail(
       'PORT_IN_USE',
       `UDP port ${where} is taken`,
-      `stop what holds it (\`ss -ulnp sport = :${config.port}\`; flanneld perhaps, or a vxlan device), or set another Backend.Port for all nodes (of wireguard ListenPort, or ListenPortV6)`,
+      `stop the program that uses it (\`ss -ulnp sport = :${config.port}\`; perhaps flanneld or a vxlan device), or set another Backend.Port for all nodes (for wireguard ListenPort or ListenPortV6)`,
     )
   }
   if (code === 'EADDRNOTAVAIL') {

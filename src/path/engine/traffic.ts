@@ -1,27 +1,33 @@
-// traffic.ts - what passed between this host and each peer, read from the slots in which the engines count it.
+// traffic.ts - the traffic between this host and each peer, from the slots in which the engines count it.
 //
-// A peer keeps its slot, and with it what was counted, for as long as it is a peer, however often the table is published anew. A slot
-// that becomes free is given away again: what was counted in it until then is left out.
+// A peer keeps its slot and its counts while it is a peer, even if the table is sent again. A freed slot is given to
+// another peer, whose counts start from the slot's values at that time.
 
 import type { PeerTraffic } from './engine.ts'
 
-/** Numbers for each slot: packets and bytes sent, packets and bytes let in, milliseconds since the last of those or -1. */
+/**
+ * The numbers of each slot: packets and bytes sent, packets and bytes received, and the milliseconds since the last
+ * packet was received, or -1.
+ */
 export const SLOT_NUMBERS = 5
-/** Slot 0 is of no peer. As native/core/traffic.h has it; what has no slot is not counted. */
+/**
+ * The number of slots, as in native/core/traffic.h. Slot 0 belongs to no peer, and traffic without a slot is not
+ * counted.
+ */
 const MAX_SLOTS = 1 << 24
-/** The numbers of a slot that nobody had before. */
 const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
 /**
- * Adds up what two engines counted one after another; the second has gone on with the first's slots. The first was
- * asked `agoMs` ago.
+ * Adds the counts of two engines that used the same slots one after another. `agoMs` is the time since the first engine
+ * was read.
  */
 export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: number): Float64Array {
   if (before.length === 0) return now
   const sum = new Float64Array(Math.max(now.length, before.length))
   for (let at = 0; at < sum.length; at++) {
     const [a, b] = [now[at] ?? nothing(at), before[at] ?? nothing(at)]
-    // The last is an age, which the later engine knows better; what the earlier one knew of it has grown since.
+    // The fifth number is an age. The later engine's age is used if it has one; otherwise the earlier age has grown by
+    // `agoMs`.
     if (!isAge(at)) sum[at] = a + b
     else sum[at] = a < 0 && b >= 0 ? b + agoMs : a
   }
@@ -31,26 +37,24 @@ const isAge = (at: number): boolean => at % SLOT_NUMBERS === SLOT_NUMBERS - 1
 const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
 export interface TrafficSlots {
-  /** Gives each of these peers, by lease key, a slot; those that are not among them lose theirs. */
+  /** Gives each of these peers, by lease key, a slot. All other peers lose theirs. */
   keep(keys: Iterable<string>): void
-  /** Gives one more peer a slot, unless it has one. */
   add(key: string): void
-  /** The slot of one that is no peer any more is another's. */
   remove(key: string): void
-  /** 0 for a peer beyond the last slot. */
+  /** Returns the slot of a peer; 0 if it has none, because all slots are used. */
   slotOf(key: string): number
-  /** The traffic since the peer came; undefined for one that has no slot. */
+  /** Returns the traffic of each peer with a slot, since the peer came. */
   read(): ReadonlyMap<string, PeerTraffic>
 }
 
 interface Slot {
   readonly slot: number
-  /** The time when the slot was given, and its numbers then. */
+  /** The time when the peer got the slot, and the slot's numbers then. */
   readonly since: number
   readonly before: readonly number[]
 }
 
-/** `counted` is the engine's, of all slots or of one, and `now` in ms and never goes back. */
+/** `counted` reads one slot or all slots from the engine. `now` is a monotonic time in ms. */
 export function createTrafficSlots(
   counted: (slot?: number) => Float64Array,
   now: () => number = () => performance.now(),
@@ -91,7 +95,7 @@ export function createTrafficSlots(
         [...slots].map(([key, { slot, since, before }]) => {
           const [tx = 0, txBytes = 0, rx = 0, rxBytes = 0, silentMs = -1] = numbersOf(all, slot)
           const [tx0 = 0, txBytes0 = 0, rx0 = 0, rxBytes0 = 0] = before
-          const isHeard = silentMs >= 0 && rx > rx0
+          const hasReceived = silentMs >= 0 && rx > rx0
           return [
             key,
             {
@@ -99,7 +103,7 @@ export function createTrafficSlots(
               txBytes: txBytes - txBytes0,
               rxPackets: rx - rx0,
               rxBytes: rxBytes - rxBytes0,
-              heardAt: isHeard ? Math.max(since, at - silentMs) : undefined,
+              lastReceivedAt: hasReceived ? Math.max(since, at - silentMs) : undefined,
             },
           ]
         }),

@@ -8,6 +8,11 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
+   * Throws WeftError if `raise` would, as far as the tool shows it without a change. A tool that does not answer in time is no reason to
+   * throw. Left out if `raise` never throws.
+   */
+  check?(): Promise<void>
+  /**
    * Sets the rules for the first time, and removes rules that other versions, flags or the other mode left. If flanneld would continue after
    * a failure, it logs the failure; if flanneld would end, it throws WeftError.
    */

@@ -36,6 +36,7 @@ function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
   })
   const ensureRoutes = (subnet: Nets): Promise<Ensured> => ensureEach(routes.map((route) => route(subnet)))
   return {
+    ...(rules.check ? { check: () => rules.check?.() ?? Promise.resolve() } : {}),
     lookAgain: () => rules.lookAgain?.(),
     async raise(subnet) {
       await rules.raise(subnet)

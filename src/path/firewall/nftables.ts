@@ -2,8 +2,8 @@
 
 import { describeError, isWeftError, prefixed, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { isRefusal, type Run } from '../../host/command.ts'
-import { FAMILIES, formatNet, type Nets } from '../../net/address.ts'
+import { isRefusal, notInstalled, type Run } from '../../host/command.ts'
+import { FAMILIES, formatNet, type Family, type Nets } from '../../net/address.ts'
 import { ensureEach, partsOf, type FamilyWish, type Firewall, type FirewallOptions, type Part } from './families.ts'
 import { WORDS } from './flannel-rules.ts'
 import { listNftTable } from './nft-listing.ts'
@@ -41,7 +41,31 @@ export function createNftables(options: FirewallOptions): Firewall {
   const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
   const removeOther = () => removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
   let isOtherToGo = false
+  /** Returns the failure with which flanneld ends: the table or masquerading fails, and no family works. */
+  const fatalOf = (failures: readonly WeftError[], isUp: boolean): WeftError | undefined =>
+    isUp || (forward && !masq) ? undefined : failures[0]
   return {
+    async check() {
+      await prefixed('no nftables support: ', answered(run('nft', ['--version'])))
+      const failures: WeftError[] = []
+      let isUp = false
+      for (const { family, network, wishFor } of parts) {
+        // The node's subnet is not known yet. The kernel judges rules for the whole network in the same way.
+        const wish = wishFor({ [family]: network })
+        const input = nftInput({ ...wish, randomFully: false })
+        try {
+          const words = `${wish.masq ? 'Failed to setup masq rules, ' : ''}${failedWords(family, wish)}`
+          await prefixed(words, answered(listNftTable(run, family)))
+          await prefixed(words, answered(run('nft', ['-c', '-f', '-'], { input })))
+          isUp ||= wish.isOn
+        } catch (error) {
+          if (!isWeftError(error)) throw error
+          failures.push(error)
+        }
+      }
+      const fatal = fatalOf(failures, isUp)
+      if (fatal) throw fatal
+    },
     async ensure(subnet) {
       if (isOtherToGo) await removeOther()
       isOtherToGo = false
@@ -68,12 +92,26 @@ export function createNftables(options: FirewallOptions): Firewall {
           failures.push(error)
         }
       }
-      // flanneld ends if the table or masquerading fails, and continues if only forwarding fails. One working family is enough to continue.
-      const fatal = isUp || (forward && !masq) ? undefined : failures.shift()
-      for (const failure of failures) log.error(describeError(failure))
+      const fatal = fatalOf(failures, isUp)
+      for (const failure of failures) if (failure !== fatal) log.error(describeError(failure))
       if (fatal) throw fatal
     },
   }
+}
+
+/** Rejects as the command did, unless it only gave no answer: a later round may have one. */
+async function answered(command: Promise<unknown>): Promise<void> {
+  await command.catch((error: unknown) => {
+    if (isRefusal(error) || notInstalled(error) !== undefined) throw error
+  })
+}
+
+/** Returns flanneld's words for a failure to set a family's table. */
+function failedWords(family: Family, { masq, forward }: FamilyWish): string {
+  if (masq) return "nftables: couldn't setup masq rules: "
+  return forward
+    ? "nftables: couldn't setup forward rules: "
+    : `nftables: couldn't initialise table ${WORDS[family].table}: `
 }
 
 /** Returns the work that sets one family's table for a subnet and returns the repairs. */
@@ -87,10 +125,6 @@ function createTable(
   const { table } = WORDS[family]
   let shown: string | undefined
   const read = () => listNftTable(run, family)
-  const failed = ({ masq, forward }: FamilyWish): string => {
-    if (masq) return "nftables: couldn't setup masq rules: "
-    return forward ? "nftables: couldn't setup forward rules: " : `nftables: couldn't initialise table ${table}: `
-  }
 
   async function ensure(wish: FamilyWish): Promise<readonly string[]> {
     const wanted = `${formatNet(wish.subnet)}\n`
@@ -112,7 +146,7 @@ function createTable(
 
   return (subnet) => () => {
     const wish = wishFor(subnet)
-    return prefixed(failed(wish), ensure(wish))
+    return prefixed(failedWords(family, wish), ensure(wish))
   }
 }
 

@@ -1,7 +1,7 @@
-// both-families.ts - one data path of those that each carry a family: what befalls one does not keep the other from going on.
+// both-families.ts - joins the data paths of two families into one. A failure of one family does not stop the other.
 //
-// A family that cannot be opened, or that a fault has ended, is named, and lacking until it is opened again, beside the other. A fault
-// of all that are carried is the whole one's.
+// A family that cannot be opened, or whose data path has failed, is logged and opened again later, while the other
+// continues. Only a fault of all carried families is a fault of the joint data path.
 
 import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed, WeftError } from '../../base/errors.ts'
@@ -24,27 +24,27 @@ import { checkMtu } from '../device/tun-device.ts'
 import type { Engine, OpenPath } from '../engine/engine.ts'
 
 interface FamilyPaths {
-  /** The network's ranges: the families that are to be carried, where the node has a subnet of them. */
+  /** The network's ranges by family. A family is carried if the node also has a subnet of it. */
   readonly of: ByFamily<unknown>
   readonly lease: OwnLease
-  /** What is known of peers until others are applied; nothing where it is left out. */
+  /** The peers that are known until `apply` is called; none if it is left out. */
   readonly leases?: ReadonlyMap<string, Lease>
-  /** The longest packet that containers may send, whichever family carries it, in bytes. */
+  /** The longest packet that containers may send over either family, in bytes. */
   readonly mtu: number
-  /** The external interface that the backend has prepared for. */
+  /** Returns the external interface as of the backend's last `prepare`. */
   readonly external: () => ExternalInterface
   /**
-   * Opens the data path of a family by that, with peers of `leases` if it can. What `own` publishes is kept true for as long as that one is
-   * open. Those of both families have the same members.
+   * Opens the data path of a family on that interface, with peers of `leases` from the first packet on if it can. `own`
+   * is updated in place when the node publishes other attributes. The data paths of both families have the same
+   * optional members.
    */
   readonly open: (family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>) => Promise<DataPath>
-  /** True where nothing that is open is bound to addresses of this host: another one is published, and that is all. */
+  /** True if no data path is bound to addresses of this host. Then a changed address is only published. */
   readonly isUnbound?: boolean
   /** True if no device or route was made by the name of the external interface, so that a rename has no effect. */
   readonly isUnnamed?: boolean
-  /** The kernel objects to watch, as a data path's. */
   readonly watched?: Watched
-  /** Of the stop: what it ends is not told as a failure. */
+  /** Aborts when the daemon stops. Failures after that are not logged. */
   readonly signal?: AbortSignal
   readonly run: Run
   readonly log: Log
@@ -52,31 +52,27 @@ interface FamilyPaths {
 
 type Drops = ReturnType<Engine['drops']>
 
-/** A family that is carried. */
 interface Side {
   readonly path: DataPath
-  /** What it was opened for. */
   readonly external: ExternalInterface
-  /** What it is being looked at by, or was, until that is told. */
-  look?: Doing<readonly string[]> | undefined
-  /** It is being given peers, until that is done. */
-  giving?: Promise<void> | undefined
-  /** What it has not been given of those that were applied. */
-  due?: Due | undefined
+  /** The check of the path that is running, or whose result was not yet returned. */
+  check?: Work<readonly string[]> | undefined
+  transfer?: Promise<void> | undefined
+  pending?: Pending | undefined
 }
 
-/** The keys whose peers may differ, as with `apply`. */
-interface Due {
+/** The lease keys whose peers may differ; all if left out (`touched` of DataPath.apply). */
+interface Pending {
   readonly touched?: ReadonlySet<string> | undefined
 }
 
-/** What is under way: its result, once it is there. */
-interface Doing<T> {
+/** A running piece of work, and its result when it is done. */
+interface Work<T> {
   readonly done: Promise<void>
   result?: PromiseSettledResult<T>
 }
 
-/** The data path of the one family, or of both. Rejects with why the first cannot be opened where none can. */
+/** Opens the data paths of all families. Rejects with the reason of the first family if none can be opened. */
 export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const {
     mtu,
@@ -95,24 +91,24 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const calm = seldom(log)
   const own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] } = { ...lease }
   const openedFor = external()
-  /** By which peers know this node. */
+  /** The external interface that this node has published. */
   let published = openedFor
-  /** How it has moved since. */
+  /** How the external interface has changed since, in words. */
   let move: string | undefined
-  /** Those that a fault has ended too, until they are closed. */
+  /** The open paths, including those that failed and are not closed yet. */
   const sides: { [K in Family]?: Side } = {}
   const lacking: { [K in Family]?: string } = {}
   let applied: readonly [leases: Parameters<DataPath['apply']>[0], ownKey: string] | undefined
-  /** True when one of two could not be looked at, or not yet. */
+  /** True if the last check of one of two families failed or is still running. */
   let isUnseen = false
   let gone: ByFamily<string> = {}
   let isClosed = false
-  /** True while another process may forward through what is open. */
+  /** True while another process may forward through the open paths. */
   let isAway = false
-  /** How many places of `drops` each family has. */
+  /** The number of places that each family has in the list `next` of `drops`. */
   const places: { [K in Family]?: number } = {}
-  let tell!: (reason: Error) => void
-  const fault = new Promise<Error>((resolve) => (tell = resolve))
+  let reportFault!: (reason: Error) => void
+  const fault = new Promise<Error>((resolve) => (reportFault = resolve))
 
   const carried = (): (readonly [Family, Side])[] =>
     FAMILIES.flatMap((family) => {
@@ -122,44 +118,43 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
 
   function lack(family: Family, reason: unknown, text: string): void {
     lacking[family] = messageOf(reason)
-    if (!signal?.aborted) calm.error(`${FAMILY_NAMES[family]} is not carried, and tried again: ${text}`)
+    if (!signal?.aborted) calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${text}`)
   }
 
-  /** Ends these families, or the whole where no other is carried. */
+  /** Marks these families as failed. If no other family is carried, reports a fault of the joint data path. */
   function lose(lost: readonly (readonly [Family, Error])[]): void {
     const [first] = lost
-    if (first && carried().length === lost.length) return tell(first[1])
+    if (first && carried().length === lost.length) return reportFault(first[1])
     for (const [family, reason] of lost) lack(family, reason, messageOf(reason))
   }
 
-  /** The families that were opened for another address. */
+  /** The carried families whose address on the external interface has changed. */
   const moved = (now: ExternalInterface): (readonly [Family, Error])[] =>
     carried().flatMap(([family, side]) => {
       const change = addressChange(side.external, now, family)
       return change === undefined ? [] : [[family, new Error(change)] as const]
     })
 
-  /** Gives a family what was applied, and what is applied meanwhile after that. */
-  function give(side: Side, { touched }: Due): Promise<void> {
-    const known = side.due === undefined ? new Set<string>() : side.due.touched
-    side.due = { touched: touched && known && new Set([...known, ...touched]) }
-    return (side.giving ??= giveAll(side))
+  /** Gives the applied peers to a family's path. Peers that are applied in the meantime follow afterwards. */
+  function transferTo(side: Side, { touched }: Pending): Promise<void> {
+    const known = side.pending === undefined ? new Set<string>() : side.pending.touched
+    side.pending = { touched: touched && known && new Set([...known, ...touched]) }
+    return (side.transfer ??= transferAll(side))
   }
-  async function giveAll(side: Side): Promise<void> {
+  async function transferAll(side: Side): Promise<void> {
     try {
-      for (let { due } = side; due; { due } = side) {
-        side.due = undefined
-        if (applied) await side.path.apply(...applied, due.touched)
+      for (let { pending } = side; pending; { pending } = side) {
+        side.pending = undefined
+        if (applied) await side.path.apply(...applied, pending.touched)
       }
     } catch (error) {
-      side.due = {} // nobody knows what it has taken
+      side.pending = {} // it is not known which peers the path has
       throw error
     } finally {
-      side.giving = undefined
+      side.transfer = undefined
     }
   }
 
-  /** Opens a family, with the peers that the other has. */
   async function openSide(family: Family): Promise<void> {
     if (!isUnbound && external().address[family] === undefined)
       throw new WeftError('ADDRESS', `${external().name} has no ${FAMILY_NAMES[family]} address`, {
@@ -171,7 +166,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       let given: typeof applied
       while (given !== applied) {
         given = applied
-        if (given) await side.path.apply(...given) // others may come meanwhile
+        if (given) await side.path.apply(...given) // further peers may be applied in the meantime
       }
     } catch (error) {
       await side.path.close()
@@ -185,7 +180,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     void side.path.fault.then(onFault, onFault)
   }
 
-  /** Opens what is not carried, each family by itself. Rejects with what is in the way of the first where none can be. */
+  /** Opens the families that are not carried. Rejects with the first reason if no family can be carried. */
   async function openRest(): Promise<void> {
     const rest = families.filter((family) => !carried().some(([each]) => each === family))
     const done = await Promise.allSettled(rest.map(openSide))
@@ -198,7 +193,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     for (const [family, reason] of failures) lack(family, reason, describeError(reason))
   }
 
-  /** Closes those that a fault has ended. One that cannot be closed is left to what is opened in its place. */
+  /** Closes the failed paths. A failure to close is logged; the path that is opened next replaces the old one. */
   async function closeEnded(): Promise<readonly Family[]> {
     const ended = families.filter((family) => lacking[family] !== undefined)
     for (const family of ended) {
@@ -212,20 +207,23 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
 
   const nameOf = (family: Family): string => (families.length > 1 ? `${FAMILY_NAMES[family]}: ` : '')
 
-  /** Does it with each that is carried, all of them; failures have the family's name where there are two. */
+  /** Runs `act` for all carried paths. If there are two families, each failure is prefixed with the family's name. */
   async function tryEach<T>(act: (path: DataPath) => Promise<T>): Promise<Tried<T>> {
     const now = carried()
     return triedOf(await Promise.allSettled(now.map(([family, { path }]) => prefixed(nameOf(family), act(path)))))
   }
 
-  /** Looks at each that is carried, until one is done and it is late for the others, whose looks go on; tells what is known by then. */
-  async function lookAtEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
+  /**
+   * Checks all carried paths. When `late` resolves and one check is done, it returns the results so far; the other
+   * checks go on.
+   */
+  async function checkEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
     const now = carried()
-    const looks = now.map(([family, side]) => (side.look ??= begin(prefixed(nameOf(family), side.path.resync(late)))))
-    await untilLate(looks, late)
+    const checks = now.map(([family, side]) => (side.check ??= begin(prefixed(nameOf(family), side.path.resync(late)))))
+    await untilLate(checks, late)
     const results = now.flatMap(([, side]) => {
-      const result = side.look?.result
-      if (result) side.look = undefined
+      const result = side.check?.result
+      if (result) side.check = undefined
       return result ? [result] : []
     })
     isUnseen = results.length < now.length || results.some(({ status }) => status === 'rejected')
@@ -233,24 +231,25 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
 
   await openRest()
-  // Nothing is opened while all is closed, or lent.
+  // The turn ensures that no path is opened while the paths are being closed or lent.
   const next = createTurn()
   const paths = (): readonly DataPath[] => carried().map(([, { path }]) => path)
   const can = (what: keyof DataPath): boolean => paths().every((path) => path[what] !== undefined)
-  /** Waits until nothing is under way of any: one that is lent stands still until the other can be lent too. */
+  /** Waits until no check and no transfer of peers runs, because a path must not change after it was lent. */
   async function untilIdle(): Promise<void> {
     for (;;) {
-      const doings = carried().flatMap(([, { look, giving }]) => [
-        ...(look && !look.result ? [look.done] : []),
-        ...(giving ? [giving] : []),
+      const works = carried().flatMap(([, { check, transfer }]) => [
+        ...(check && !check.result ? [check.done] : []),
+        ...(transfer ? [transfer] : []),
       ])
-      if (doings.length === 0) return
-      await Promise.allSettled(doings)
+      if (works.length === 0) return
+      await Promise.allSettled(works)
     }
   }
   const leave = (): Promise<readonly OpenPath[]> =>
     next(async () => {
-      // From here on no look begins, nor one that is asking for the host's addresses: it would mend what another process has.
+      // From here on no check starts, because it would repair what another process owns. A check that is reading the
+      // addresses stops too.
       isAway = true
       let left: readonly OpenPath[] = []
       try {
@@ -267,15 +266,15 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       isAway = false
       await Promise.all(paths().map(async (path) => path.takeBack?.()))
     })
-  /** Each family has its places of `next`, one after the other, also while it is not open. */
+  /** Each family has its own places in `next`, one family after the other, even while its path is not open. */
   function drops(after: readonly number[] = []): Drops {
     const [then, packets]: [number[], Drops['packets'][number][]] = [[], []]
     for (const family of families) {
       const its = after.slice(then.length)
-      const told = sides[family]?.path.drops?.(its) ?? { next: its.slice(0, places[family] ?? 0), packets: [] }
-      places[family] = told.next.length
-      then.push(...told.next)
-      packets.push(...told.packets)
+      const dropped = sides[family]?.path.drops?.(its) ?? { next: its.slice(0, places[family] ?? 0), packets: [] }
+      places[family] = dropped.next.length
+      then.push(...dropped.next)
+      packets.push(...dropped.packets)
     }
     return { next: then, packets }
   }
@@ -300,7 +299,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       return isUnseen || carried().length < families.length || carried().some(([, { path }]) => path.unreported)
     },
     get lacking() {
-      // A path may be a device of both, of which one does not fit it.
+      // One path may carry both families and lack one of them.
       return { ...Object.assign({}, ...carried().map(([, { path }]) => path.lacking)), ...lacking }
     },
     gone: () => gone,
@@ -308,11 +307,11 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       return move !== undefined || familiesOf(lacking).length > 0
     },
     get isBehind() {
-      return carried().some(([, { giving, due }]) => giving !== undefined || due !== undefined)
+      return carried().some(([, { transfer, pending }]) => transfer !== undefined || pending !== undefined)
     },
     async apply(leases, ownKey, touched, late) {
       applied = [leases, ownKey]
-      const each = carried().map(([family, side]) => begin(prefixed(nameOf(family), give(side, { touched }))))
+      const each = carried().map(([family, side]) => begin(prefixed(nameOf(family), transferTo(side, { touched }))))
       await untilLate(each, late)
       const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
       if (failures.length > 0 && failures.length === each.length) throw failures[0]
@@ -325,7 +324,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     async resync(late) {
       const { now, gone: missing } = await seeExternal(run, external())
       gone = onlyOf(familiesOf(parts.of), missing)
-      // A successor may have devices of these names by now.
+      // The successor may already have devices with these names.
       if (isClosed || isAway) return []
       // Existing devices and routes refer to the interface by index and stay valid; new ones must use the new name.
       const came = familiesOf(parts.of).find(
@@ -336,22 +335,22 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
         (isUnnamed ? undefined : nameChange(openedFor, now)) ??
         (came && addressChange(openedFor, now, came)) // the node may get a subnet of this family now
       if (isOther !== undefined) {
-        tell(new Error(isOther))
+        reportFault(new Error(isOther))
         return []
       }
       if (isUnbound) move = changeOf(published, now)
       else lose(moved(now))
-      const { values, failures } = await lookAtEach(late)
+      const { values, failures } = await checkEach(late)
       if (values.length === 0 && failures.length > 0) throw failures[0]
       for (const failure of failures) calm.error(`Cannot check the device: ${describeError(failure)}`)
-      await setImmediate() // a fault that was found meanwhile is known then
+      await setImmediate() // lets a fault that the checks found be reported first
       return values.flat()
     },
     renew: (attrs) =>
       next(async () => {
         if (isClosed || isAway) return
         own.attrs = attrs
-        if (move !== undefined) log.info(`Peers are told that ${move}`)
+        if (move !== undefined) log.info(`Publishing a change to the peers: ${move}`)
         ;[published, move] = [external(), undefined]
         const ended = await closeEnded()
         if (isClosed) return
@@ -408,7 +407,6 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
 }
 
-/** What was done, and what could not be. */
 interface Tried<T> {
   readonly values: readonly T[]
   readonly failures: readonly unknown[]
@@ -419,14 +417,14 @@ const triedOf = <T>(done: readonly PromiseSettledResult<T>[]): Tried<T> => ({
   failures: done.flatMap((result) => (result.status === 'rejected' ? [result.reason as unknown] : [])),
 })
 
-function begin<T>(work: Promise<T>): Doing<T> {
-  const doing: Doing<T> = { done: Promise.allSettled([work]).then(([result]) => void (doing.result = result)) }
-  return doing
+function begin<T>(work: Promise<T>): Work<T> {
+  const running: Work<T> = { done: Promise.allSettled([work]).then(([result]) => void (running.result = result)) }
+  return running
 }
 
-/** Waits for all of them; for the others no longer once one is done and it is late. */
-async function untilLate(doings: readonly Doing<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
-  const [all, one] = [Promise.all(doings.map(({ done }) => done)), Promise.race(doings.map(({ done }) => done))]
+/** Waits until all are done or, after `late` has resolved, until one is done. */
+async function untilLate(works: readonly Work<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
+  const [all, one] = [Promise.all(works.map(({ done }) => done)), Promise.race(works.map(({ done }) => done))]
   await (late ? Promise.race([all, Promise.all([one, late])]) : all)
 }
 
@@ -439,7 +437,7 @@ function mergePeers(sides: readonly PathPeer[]): readonly PathPeer[] {
 const plus = (a: number | undefined, b: number | undefined): number | undefined =>
   a === undefined ? b : b === undefined ? a : a + b
 
-/** By lease key, what both counted of it; heard when the later was. */
+/** Adds the traffic of both paths, by lease key. The time of the last packet is the later one. */
 function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
   const sums = new Map<string, PathTraffic>()
   for (const [key, one] of counted) {
@@ -449,7 +447,7 @@ function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): Reado
       txBytes: plus(one.txBytes, other?.txBytes),
       rxPackets: plus(one.rxPackets, other?.rxPackets),
       rxBytes: plus(one.rxBytes, other?.rxBytes),
-      heardAt: latest(one.heardAt, other?.heardAt),
+      lastReceivedAt: latest(one.lastReceivedAt, other?.lastReceivedAt),
       ...(one.sessions || other?.sessions ? { sessions: { ...one.sessions, ...other?.sessions } } : {}),
     })
   }

@@ -1,4 +1,5 @@
-// direct-routing.ts - direct routing: to peers that are reached without a router packets are routed as host-gw does, past any tunnel.
+// direct-routing.ts - direct routing: packets to peers that are reached without a router use a route to the peer's
+// host, like those of host-gw, instead of the tunnel.
 
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
@@ -7,27 +8,24 @@ import type { Run } from '../../host/command.ts'
 import { routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
-import type { Way } from './choose-carrier.ts'
+import type { Carrier } from './choose-carrier.ts'
 
 interface DirectHops {
-  /** Asks the kernel how peers' hosts are reached: of those alone that may differ, where they are named. */
-  look(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
-  /** The next hops to peers that need no tunnel, by subnet. */
+  /** Looks up the kernel's routes to peers' hosts: of all peers, or only of those in `changed`. */
+  lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
   hops(): NextHops
   has(peer: Lease): boolean
   /**
    * Looks up the next hops again of peers whose direct route the kernel refused, as `routes` reports, until it accepts one. After a change
    * of address or interface their hosts may be beyond a router. Returns the peers whose next hop changed, by key; the caller routes them.
    */
-  lookAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
+  lookUpAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }
 
-/** For peers of one family. */
 export function createDirectHops(run: Run, family: Family): DirectHops {
   const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
   let hops: NextHops = new Map()
-  /** The peers whose direct route was refused, by key. */
   const refused = new Set<string>()
   async function hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
     const routes = await routesFor(run, family, peers.map(hostOf))
@@ -38,14 +36,14 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
     })
   }
   const direct: DirectHops = {
-    async look(peers, changed) {
+    async lookUp(peers, changed) {
       if (!changed) {
         hops = new Map(await hopsTo([...peers.values()]))
         return
       }
       const found = await hopsTo([...changed.keys()].flatMap((key) => peers.get(key) ?? []))
       const next = new Map(hops)
-      // Peers that go come first: the subnet of one that goes may be another's from now on.
+      // Removals come first, because the subnet of a removed peer may belong to another peer now.
       for (const [key, before] of changed)
         for (const peer of [before, peers.get(key)]) if (peer) next.delete(subnetOf(peer))
       for (const [subnet, hop] of found) next.set(subnet, hop)
@@ -53,7 +51,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
     },
     hops: () => hops,
     has: (peer) => hops.has(subnetOf(peer)),
-    async lookAgain(peers, routes) {
+    async lookUpAgain(peers, routes) {
       for (const [key, peer] of peers) {
         if (!direct.has(peer)) continue
         if (routes.isSet(subnetOf(peer))) refused.delete(key)
@@ -67,7 +65,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
       }
       if (doubtful.size === 0) return doubtful
       const before = hops
-      await direct.look(peers, doubtful)
+      await direct.lookUp(peers, doubtful)
       const isOther = (peer: Lease): boolean => !isDeepStrictEqual(before.get(subnetOf(peer)), hops.get(subnetOf(peer)))
       return new Map([...doubtful].filter(([, peer]) => isOther(peer)))
     },
@@ -75,24 +73,24 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
   return direct
 }
 
-interface DirectWayOptions {
+interface DirectCarrierOptions {
   readonly network: Net
   readonly run: Run
   readonly log: Log
 }
 
-/** Beside a tunnel that takes the whole network. */
-export function createDirectWay({ network, run, log }: DirectWayOptions): Way {
+/** Returns the carrier with direct routes, for use before a tunnel that carries the whole network. */
+export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = createDirectHops(run, family)
   const routes = createRouteSync({ network, run, log })
   return {
     name: 'direct',
-    // A route that the kernel refuses leaves the packets to that of the tunnel.
+    // If the kernel refuses a route, packets to the peer continue to use the tunnel's route.
     takes: (peer) => routes.isSet(formatNet(sideOf(peer, family).subnet)),
     async apply(peers, changed) {
       if (changed?.size === 0) return
-      await direct.look(peers, changed)
+      await direct.lookUp(peers, changed)
       await routes.apply(direct.hops())
     },
     hasRoute: (destination) => direct.hops().has(destination),

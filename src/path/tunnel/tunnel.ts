@@ -1,4 +1,5 @@
-// tunnel.ts - a tunnel that the engine carries: a TUN device on one side, UDP sockets on the other, for each encapsulation.
+// tunnel.ts - opens a tunnel that an engine of weft carries, for any encapsulation: a TUN device on one side, UDP
+// sockets on the other.
 
 import { describeError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -54,9 +55,15 @@ import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEn
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import { createTrafficSlots } from '../engine/traffic.ts'
 import { inTurn } from '../in-turn.ts'
-import { createWays, type LastWay, type PeerChanges, type Way, type Ways } from './choose-carrier.ts'
+import {
+  createCarriers,
+  type FallbackCarrier,
+  type PeerChanges,
+  type Carrier,
+  type Carriers,
+} from './choose-carrier.ts'
 import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
-import { createStrangerLog } from './unknown-senders.ts'
+import { createUnknownSenderLog } from './unknown-senders.ts'
 
 /** The features of the engine that join received packets, each with its protocol. */
 const JOINING = [
@@ -64,7 +71,6 @@ const JOINING = [
   ['coalesce-udp', 'UDP'],
 ] as const
 
-/** Backends that have settings of a tunnel. */
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
 export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
@@ -72,108 +78,114 @@ export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends 
   readonly persistence: Persistence
 }
 
-/** The parts that a tunnel is made of, whichever backend's. */
 interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** The data path's life beyond this process: what is to outlive it, and what another one left. */
+/** The parts of the data path that survive this process, and those that an earlier process left. */
 export interface Persistence {
-  /** True when the device is to stay when the process ends, however it ends. */
+  /** True if the device must stay when the process ends, even if the process is killed. */
   readonly persist: boolean
-  /** The devices of the daemon before. */
+  /** The names of the devices of the earlier process. */
   readonly tunNames: readonly string[]
-  /** True when the engine opens several queues, which a device has or has not for all its life. */
+  /** True if the engine opens several queues. A device has either one queue or several until it is deleted. */
   readonly isMultiQueue: boolean
   /**
-   * Takes the path of the daemon before, if it was opened for the same: that daemon forwards no more then. If it was
-   * not, what it held is free.
+   * Takes over the open path of the predecessor if it was opened with the same options; the predecessor then no longer
+   * forwards. Otherwise it closes whatever the predecessor lent.
    */
   inherit(
     wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
   ): Promise<OpenPath | undefined>
 }
 
-/** The properties in which one tunnel differs from others. */
 interface TunnelKind {
   readonly encapsulation: EncapsulationName
-  /** The families that it carries, as far as the node has subnets of them. */
+  /** The families of inner packets. The tunnel carries those of which the node has a subnet. */
   readonly families: readonly Family[]
-  /** The family of its datagrams. */
   readonly outer: Family
-  /** Their family to peers that do not answer by that one, or have no address of it; none where all are of one. */
+  /**
+   * The family of datagrams to peers that do not answer over `outer`, or have no address of it; left out if all
+   * datagrams have one family.
+   */
   readonly other?: Family | undefined
   /** The underlay family in which this host has no address now. The tunnel is reopened when the host gets one. */
   readonly awaited?: Family | undefined
-  /** The bytes that stand around an inner packet, with the longer of the outer IP headers that there may be. */
+  /** The bytes that are added around an inner packet, with the longer of the possible outer IP headers. */
   readonly overhead: number
-  /** The same with the header of a family; `overhead` where it is left out. */
+  /** The bytes that are added with an outer header of this family; defaults to `overhead`. */
   readonly overheadOf?: (outer: Family) => number
-  /** The encapsulation's facts about this host, and about a peer; none when left out. */
+  /** The encapsulation's facts about this host, and about a peer; left out if it needs none. */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
-  /** The name of the TUN, or a pattern such as `flannel%d`. */
   readonly tunName: string
-  /** UDP, of all hosts. */
   readonly port: number
   /** The longest packet that containers may send, in bytes. */
   readonly mtu: number
-  /** The filter of peers beside what all backends ask. */
+  /** The checks of peers that this backend adds to those of all backends. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** The scope of the route to the network, as the device's. */
+  /** The scope of the route to the network; defaults to that of the device. */
   readonly scope?: 'link'
-  /** Of an encapsulation with keys: who agrees on them with peers. */
+  /** Agrees with peers on keys; left out if the encapsulation has no keys. */
   readonly keeper?: SessionKeeper
-  /** Looks at what the backend alone knows of, whenever the device is looked at. */
-  readonly look?: () => Promise<void>
-  /** Removes what a backend of another kind may have in this one's place, once nobody runs that would mend it. */
+  /** Checks, together with the device, what only the backend knows of. */
+  readonly check?: () => Promise<void>
+  /** Removes the device of another carrier that has this device's place, once no process runs that would repair it. */
   readonly clear?: () => Promise<void>
-  /** True when peers that are reached without a router are routed to outside the tunnel. */
+  /** True if packets to peers that are reached without a router bypass the tunnel. */
   readonly directRouting?: boolean
 }
 
-/** Agrees with peers on the keys of their sessions. */
 export interface SessionKeeper {
-  /** Goes on as another keeper did, by what its `pause` gave; false for what is none, or of other keys. Before all else. */
+  /**
+   * Continues the sessions of another keeper from the bytes that its `pause` returned. Returns false if they are
+   * invalid or belong to other keys. Must be called first.
+   */
   inherit(head: Uint8Array): boolean
-  /** Takes over the sessions of an engine that runs, as far as it kept some of the one before, which has ended. */
+  /**
+   * Starts to work with a running engine, and with the sessions that this engine kept of the previous one, which has
+   * ended.
+   */
   begin(sessions: EngineSessions): void
-  /** Does nothing until `begin`; what another one goes on by, which tells no key. */
+  /** Stops all work until `begin`. Returns what another keeper needs to continue; it contains no secret key. */
   pause(): Uint8Array
-  /** The engine has mail. */
+  /** Handles the control messages and events of the engine; called when `takeMail` has something to return. */
   onMail(): void
-  /** Takes over who the peers are; before the engine has their records. */
+  /** Sets the peers. Must be called before the engine gets their records. */
   setPeers(peers: ReadonlyMap<string, Lease>): void
-  /** Where a peer's datagrams go: as its lease says, or where it has moved since. */
+  /**
+   * The destination of a peer's datagrams: the address in its lease, or the address to which the peer has moved since.
+   */
   endpointOf(peer: Lease): UdpEndpoint
-  /** True where what is sent to a peer must leave from the port that this host listens on. */
+  /** True if datagrams to this peer must leave from the port on which this host listens. */
   isFromKnownPort(peer: Lease): boolean
-  /** What there is of the keys with a peer, but for what the engine counts; undefined of one that has no key. */
+  /**
+   * The state of the session with a peer, without the bytes that the engine counts; undefined for a peer without a key.
+   */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
   unknownKeys(): readonly UnknownKey[]
-  /** `moved` is told of a peer, by its lease's key, that is to be sent to elsewhere. */
+  /** Sets the function that is called with the lease key of a peer whose destination has changed. */
   listen(moved: (key: string) => void): void
   stop(): void
 }
 
 /**
- * The source of ICMP errors into the TUN: the network's own address, which no host has; the next subnet's where ours is
- * the first. The kernel refuses a packet from the TUN with an IPv4 address of this host, whoever made it, and must go on to
- * do so; of IPv6 filters of reverse paths do.
+ * Returns the source of ICMP errors into the TUN: the network's own address, which no host has, or the address of the
+ * next subnet if this node has the first one. It must not be an address of this host: the kernel refuses packets from
+ * the TUN with a local IPv4 source, and reverse path filters drop those with a local IPv6 source.
  */
 function networkAddressFor(network: Net, subnet: Net): Address {
   if (network.address !== subnet.address) return network.address
   return isIpv4Net(subnet) ? subnet.address + Number(netSize(subnet)) : subnet.address + netSize(subnet)
 }
 
-/** Warns of a network that has this host's own address. */
 export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): void {
   for (const family of familiesOf(config)) {
     const [range, address] = [config[family], own[family]]
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Works as long as every peer is on a network that this host is on, since that route is longer.
+    // Such a network works if each peer is on a link of this host, because the link's route has a longer prefix.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -182,16 +194,15 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
   }
 }
 
-/** A family that a tunnel carries. */
 interface Side {
   readonly family: Family
   readonly network: Net
   readonly subnet: Net
   readonly filter: PeerFilter
-  readonly ways: Ways
-  /** The engine's way, and those before it, in order. */
-  readonly through: LastWay
-  readonly beside: readonly Way[]
+  readonly carriers: Carriers
+  /** The engine, and the carriers that are tried before it, in order. */
+  readonly through: FallbackCarrier
+  readonly earlier: readonly Carrier[]
 }
 
 export async function openTunnel(
@@ -199,7 +210,7 @@ export async function openTunnel(
   { encapsulation, overhead, overheadOf = () => overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
-  byOther: readonly string[] = [],
+  overOther: readonly string[] = [],
 ): Promise<DataPath> {
   const { persist, isMultiQueue } = persistence
   const outers = [kind.outer, kind.other].filter((family) => family !== undefined)
@@ -211,12 +222,15 @@ export async function openTunnel(
     }),
   )
   const [bindAddress = '', otherAddress] = [...bound.values()].map(formatAddress)
-  let counted = (_slot?: number): Float64Array => new Float64Array() // of the engine that is not there yet
+  let counted = (_slot?: number): Float64Array => new Float64Array() // until the engine runs
   const slots = createTrafficSlots((slot) => counted(slot))
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
-  /** The families that were chosen for peers, where they are not the first that both have, by lease key. */
-  const chosen = new Map<string, Family>(kind.other ? byOther.map((key) => [key, kind.other as Family]) : [])
-  /** The family of the datagrams to a peer. A filter passes over a lease without an address by which its node is reached. */
+  /** The family chosen for each peer, by lease key, if it is not the first family of both hosts. */
+  const chosen = new Map<string, Family>(kind.other ? overOther.map((key) => [key, kind.other as Family]) : [])
+  /**
+   * Returns the family of the datagrams to a peer. Peers have at least one usable address, because the filter skips
+   * other leases.
+   */
   function outerOf(peer: Lease): Family {
     if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
     const can = reachedBy(peer, own, outers)
@@ -224,13 +238,16 @@ export async function openTunnel(
   }
   const placeOf = (peer: Lease): UdpEndpoint =>
     kind.keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[outerOf(peer)] ?? 0, port }
-  /** The address that a peer's datagrams may come from besides. */
+  /** The peer's address of the other family, from which its datagrams may also come. */
   function otherHostOf(peer: Lease): Address | undefined {
     const outer = outerOf(peer)
     const other = reachedBy(peer, own, outers).find((family) => family !== outer)
     return other && peer.attrs.publicIp[other]
   }
-  /** No sender of IPv6 can be told to send less: its packets are fragmented on their way then. */
+  /**
+   * The minimum path MTU. For IPv6 it is 1280, because no ICMPv6 error can announce less: datagrams are fragmented
+   * instead.
+   */
   const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
   const known = (peer: Lease, family: Family): number => {
     const outer = outerOf(peer)
@@ -238,7 +255,7 @@ export async function openTunnel(
       addon.pathMtu(formatAddress(bound.get(outer) ?? 0), formatAddress(placeOf(peer).address)) - overheadOf(outer)
     return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
   }
-  const throughTo = (family: Family): LastWay => ({
+  const throughTo = (family: Family): FallbackCarrier => ({
     name: 'tunnel',
     endpointOf(peer) {
       const place = placeOf(peer)
@@ -251,7 +268,7 @@ export async function openTunnel(
       return bytes < mtu ? bytes : undefined
     },
   })
-  /** What the node publishes since it moved. */
+  /** The attributes that the node has published since its address changed. */
   let renewed: LeaseAttrs | undefined
   const own: OwnLease = {
     ...lease,
@@ -271,26 +288,25 @@ export async function openTunnel(
       isOneOfTwo: kind.families.length > 1,
       log,
     })
-    // Loaded by those alone that ask for it: packets wait for a start.
+    // Loaded only if it is needed, because packets wait for the start.
     const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
-    const beside = direct ? [direct.createDirectWay({ network, run, log })] : []
+    const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
     const through = throughTo(family)
-    const ways = createWays(family, beside, through, () => filter.peers())
-    sides.push({ family, network, subnet, filter, ways, through, beside })
+    const carriers = createCarriers(family, earlier, through, () => filter.peers())
+    sides.push({ family, network, subnet, filter, carriers, through, earlier })
   }
   const sideFor = (family: Family): Side | undefined => sides.find((side) => side.family === family)
   const networks = netsOf(sides.map(({ network }) => network))
   const subnets = netsOf(sides.map(({ subnet }) => subnet))
 
   const calm = seldom(log)
-  /** The families that cannot be had for now, each with the reason. */
   const lacking: { [F in Family]?: string } = {}
   const carried = (): readonly Side[] => sides.filter(({ family }) => lacking[family] === undefined)
   function lack(family: Family, error: unknown): void {
     lacking[family] = messageOf(error)
-    calm.error(`${FAMILY_NAMES[family]} is not carried, and tried again: ${describeError(error)}`)
+    calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
   }
-  /** Does it for each family that is carried. What is in the way of one alone is said, and the other goes on. */
+  /** Runs `act` for each carried family. If only one family fails, its failure is logged and the other continues. */
   async function eachSide(act: (side: Side) => Promise<void>): Promise<void> {
     const all = carried()
     const done = await Promise.allSettled(all.map(act))
@@ -307,7 +323,7 @@ export async function openTunnel(
     await refuseForeignRoute(run, network, isOwn)
   }
 
-  // A device that is ours by its name is looked at when nobody runs any more.
+  // A device with this backend's name does not count as foreign; it is checked when no other process forwards any more.
   await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
   const endTo = ({ family }: Side, peer: Lease): Peer => {
     const { address: endpoint, port: to } = placeOf(peer)
@@ -321,7 +337,7 @@ export async function openTunnel(
   const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
   const peerKeys = (of: readonly Side[] = sides): ReadonlySet<string> =>
     new Set(of.flatMap(({ filter }) => [...filter.peers().keys()]))
-  /** The ends that became different, by what changed of each family. */
+  /** Returns the records that differ, for the changes of each family. */
   const changedEnds = (changes: readonly (readonly [Side, PeerChanges])[]): Peer[] => {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
     for (const key of keys) {
@@ -341,17 +357,17 @@ export async function openTunnel(
         return peer ? endTo(side, peer) : []
       }),
     )
-    // Peers that go come first: the subnet of one that goes may be another's from now on.
+    // Removals come first, because the subnet of a removed peer may belong to another peer now.
     return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
-  const tellKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
+  const updateKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
   slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
-  // From here on packets wait, if there is something inherited.
-  const head = inherited?.bequest === undefined ? undefined : addon.bequestHead(inherited.bequest)
+  // If a path was inherited, packets wait in it from here on.
+  const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
   const keepsSessions = head && kind.keeper?.inherit(head)
-  tellKeeper()
+  updateKeeper()
   let adopted: string | undefined
   if (!inherited) {
     await kind.clear?.()
@@ -382,32 +398,32 @@ export async function openTunnel(
   const beginSessions = (): void => {
     if (engine.sessions) kind.keeper?.begin(engine.sessions)
   }
-  const strangers = createStrangerLog(
+  const unknownSenders = createUnknownSenderLog(
     { ...settings, network: networks, subnet: subnets, provesSender: kind.keeper !== undefined },
     log,
   )
-  strangers.setPeers(ends)
-  /** Has the packets of a peer go where they are to go now. */
+  unknownSenders.setPeers(ends)
   function redirect(key: string): void {
     const its = sides.flatMap((side) => {
       const peer = side.filter.peers().get(key)
       return peer ? [endTo(side, peer)] : []
     })
     engine.changePeers(encodePeers(its))
-    strangers.changePeers(its)
+    unknownSenders.changePeers(its)
   }
-  // What was chosen before is of no use without sockets of that family, and nobody chooses again then.
+  // Without sockets of the other family, the choices of the earlier process have no effect, and no process would revise
+  // them.
   if (!engine.hasOther)
     for (const key of Array.from(chosen.keys())) {
       chosen.delete(key)
       redirect(key)
     }
   kind.keeper?.listen(redirect)
-  beginSessions() // which may tell at once of peers that moved while nobody forwarded
+  beginSessions() // may immediately report peers that moved while no process forwarded
   async function end(): Promise<void> {
     kind.keeper?.stop()
     await engine.stop()
-    // A device that persists does not go with the engine; it is gone where it was deleted, which ended the engine.
+    // A persistent device survives the engine and must be deleted, unless its deletion is what ended the engine.
     if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
   }
   function takeBack(): void {
@@ -420,8 +436,8 @@ export async function openTunnel(
   }
   const scope = kind.scope ? { scope: kind.scope } : {}
   const devices = new Map(
-    sides.map(({ family, network, subnet, beside }) => {
-      const isOwnRoute = (destination: string): boolean => beside.some((way) => way.hasRoute?.(destination))
+    sides.map(({ family, network, subnet, earlier }) => {
+      const isOwnRoute = (destination: string): boolean => earlier.some((carrier) => carrier.hasRoute?.(destination))
       return [
         family,
         createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute, ...scope }),
@@ -429,10 +445,10 @@ export async function openTunnel(
     }),
   )
   const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
-  let tell!: (reason: Error) => void
-  const ended = new Promise<Error>((resolve) => (tell = resolve))
+  let reportFault!: (reason: Error) => void
+  const ended = new Promise<Error>((resolve) => (reportFault = resolve))
   try {
-    // By which family a peer is reached is not for this node alone to change where there are keys.
+    // With keys both hosts must agree on the family of their datagrams, so this node cannot continue with one family.
     if (kind.keeper && otherAddress !== undefined && !engine.hasOther)
       throw new WeftError('PORT_IN_USE', engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
@@ -441,7 +457,7 @@ export async function openTunnel(
     if (inherited) await removeFamilies(run, engine.tunName, others)
     await eachSide(configure)
   } catch (error) {
-    // A device that was there before stays: the other daemon may have taken it back.
+    // An existing device stays, because the predecessor may have taken it back.
     await (inherited || adopted !== undefined ? engine.stop() : end())
     throw error
   }
@@ -455,13 +471,13 @@ export async function openTunnel(
   const awaited = kind.awaited === undefined ? [] : [kind.awaited]
   const watch = watchExternal(run, external, [kind.outer, ...awaited], kind.directRouting === true)
   const pathPeer = (key: string): PathPeer | undefined => {
-    const its = carried().flatMap(({ family, filter, ways }) => {
+    const its = carried().flatMap(({ family, filter, carriers }) => {
       const peer = filter.peers().get(key)
-      return peer ? [[family, ways.side(peer)] as const] : []
+      return peer ? [[family, carriers.side(peer)] as const] : []
     })
     return its.length > 0 ? { key, ...Object.fromEntries(its) } : undefined
   }
-  /** A peer's traffic, by its lease key, with the session that it has: one for all its families. */
+  /** Adds a peer's session to its traffic. A peer has one session for all families. */
   function withSessions([key, traffic]: readonly [string, PeerTraffic]): readonly [string, PathTraffic] {
     const { txBytes, rxBytes } = traffic
     const its = sides.flatMap(({ family, filter }) => {
@@ -474,13 +490,13 @@ export async function openTunnel(
   const pathSearch: PathSearching = {
     overhead,
     knownMtu(key, family) {
-      const { filter, ways, through } = sideFor(family) ?? {}
+      const { filter, carriers, through } = sideFor(family) ?? {}
       const peer = filter?.peers().get(key)
-      return peer && ways?.of(peer) === through ? known(peer, family) : undefined
+      return peer && carriers?.of(peer) === through ? known(peer, family) : undefined
     },
     ...(settings.probePathMtu ? { limit } : {}),
   }
-  /** The choosing between the two, where there is one. */
+  /** Returns the means to choose between the two families of the underlay. */
   function underlaysWith(first: Family, other: Family): Underlays {
     const bothOf = (key: string): Lease | undefined => {
       const peer = sides.flatMap(({ filter }) => filter.peers().get(key) ?? [])[0]
@@ -494,7 +510,7 @@ export async function openTunnel(
       choose(key, family) {
         if (family === first) chosen.delete(key)
         else chosen.set(key, family)
-        // What was found of the one path says nothing of the other.
+        // The path MTU of one family is not valid for the other.
         for (const { family: inner } of sides)
           limits[inner] = new Map([...limits[inner]].filter(([each]) => each !== key))
         redirect(key)
@@ -505,17 +521,16 @@ export async function openTunnel(
       },
     }
   }
-  /** Has the sockets of the other family at the address that this host has now. */
   async function bindOther({ address }: ExternalInterface): Promise<void> {
     const { other } = kind
     const local = other && address[other]
     if (!other || local === undefined || local === bound.get(other) || !engine.bindOther) return
     bound.set(other, local)
     await engine.bindOther(formatAddress(local)).catch((error: unknown) => {
-      if (kind.keeper) tell(new Error(messageOf(error)))
+      if (kind.keeper) reportFault(new Error(messageOf(error)))
       else log.warn(messageOf(error))
     })
-    beginSessions() // of the engine that runs on them
+    beginSessions() // a new engine may run now
   }
   /** Makes the engine follow the device's offload switches, which control the joining of received packets, and logs a change. */
   function followSwitches(): void {
@@ -547,7 +562,7 @@ export async function openTunnel(
     },
     async renew(attrs) {
       renewed = attrs
-      if (watch.news !== undefined) log.info(`Peers are told that ${watch.news}`)
+      if (watch.news !== undefined) log.info(`Publishing a change to the peers: ${watch.news}`)
       watch.markPublished()
       await bindOther(watch.now())
       for (const side of sides) {
@@ -564,31 +579,32 @@ export async function openTunnel(
     },
     async apply(all, ownKey, touched) {
       const changes = sides.map((side) => [side, side.filter.take(all, ownKey, touched)] as const)
-      tellKeeper()
+      updateKeeper()
       const differing = changes.flatMap(([side, changed]) => (changed ? [[side, changed] as const] : []))
-      // The engine has every peer: a packet that one sends through the tunnel is let in, by whichever way packets go to it.
+      // The engine knows every peer, also those with a direct route, because it accepts packets that they send through
+      // the tunnel.
       if (differing.length === changes.length) {
         const differ = changedEnds(differing)
         engine.changePeers(encodePeers(differ))
-        strangers.changePeers(differ)
+        unknownSenders.changePeers(differ)
       } else {
         slots.keep(peerKeys())
         for (const key of chosen.keys()) if (!hasPeer(key)) chosen.delete(key)
         engine.setPeers(encodePeers(ends()))
-        strangers.setPeers(ends)
+        unknownSenders.setPeers(ends)
       }
-      for (const [{ ways }, changed] of changes) await ways.apply(changed)
+      for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
     },
     async resync() {
       if (await watch.hasMoved()) return []
-      await kind.look?.()
+      await kind.check?.()
       followSwitches()
-      const mended: string[] = []
-      // A device that is gone the engine reports as a fault.
-      await eachSide(async ({ family, ways }) => {
-        for (const each of [devices.get(family), ways]) mended.push(...((await each?.resync()) ?? []))
+      const repaired: string[] = []
+      // The engine reports a missing device as a fault.
+      await eachSide(async ({ family, carriers }) => {
+        for (const each of [devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
       })
-      return mended
+      return repaired
     },
     gone: () => onlyOf([kind.outer, ...awaited], watch.gone()),
     carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
@@ -596,15 +612,15 @@ export async function openTunnel(
     families: sides.map(({ family }) => family),
     peers: () => [...peerKeys(carried())].flatMap((key) => pathPeer(key) ?? []),
     peer: pathPeer,
-    traffic: async () => new Map(sides.flatMap(({ ways }) => [...ways.traffic()].map(withSessions))),
+    traffic: async () => new Map(sides.flatMap(({ carriers }) => [...carriers.traffic()].map(withSessions))),
     ...(kind.keeper ? { unknownKeys: () => kind.keeper?.unknownKeys() ?? [] } : {}),
     pathMtu({ key }, family) {
-      const { filter, ways } = sideFor(family) ?? {}
+      const { filter, carriers } = sideFor(family) ?? {}
       const peer = filter?.peers().get(key)
-      return peer && ways?.pathMtu(peer)
+      return peer && carriers?.pathMtu(peer)
     },
     pathSearch,
-    // Who agrees on keys chooses by itself, and what is not sealed is for nobody.
+    // With keys the keeper chooses the family, and unencrypted datagrams would reach no peer.
     ...(kind.other && engine.hasOther && !kind.keeper ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
     counters: () => ({
       ...engine.counters(),
@@ -612,7 +628,7 @@ export async function openTunnel(
     }),
     drops: (after) => engine.drops(after),
     threads: () => engine.threads(),
-    look: () => strangers.name(engine.takeStrangers()),
+    look: () => unknownSenders.report(engine.takeUnknownSenders()),
     ...(persist ? { leave } : {}),
     ...(engine.takeBack ? { takeBack: async () => takeBack() } : {}),
     close: end,

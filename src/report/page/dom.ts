@@ -3,7 +3,6 @@
 export type Child = Node | string
 type Props = Readonly<Record<string, string>>
 
-/** Creates an element with attributes and children. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   props: Props = {},

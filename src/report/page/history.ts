@@ -15,7 +15,6 @@ interface Rates {
 export interface Sample extends Rates {
   /** The wall-clock time in seconds. */
   readonly at: number
-  /** Packets per second. */
   readonly drops: number | undefined
 }
 

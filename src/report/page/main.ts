@@ -54,7 +54,6 @@ function show(status: Status): void {
   last = now
 }
 
-/** Announces sentences to screen readers. */
 function announce(sentences: readonly string[]): void {
   if (sentences.length > 0) setText(byId('said'), `${sentences.join('. ')}.`)
 }
@@ -121,7 +120,6 @@ async function update(): Promise<void> {
   show(status)
 }
 
-/** Updates the page repeatedly. */
 async function round(): Promise<void> {
   const began = performance.now()
   try {

@@ -137,7 +137,6 @@ function stateText({ condition, words, roundTripMs }: Peer): string {
   return condition === 'answering' && roundTripMs !== null ? `${words}, ${milliseconds(roundTripMs)}` : words
 }
 
-/** Formats the rates of a peer; empty if there is no traffic. */
 function ratesText({ lease }: Peer, history: History): string {
   const { tx, rx } = history.ratesOf(lease)
   return tx === undefined || rx === undefined || tx + rx < 1 ? '' : `↑ ${bitRate(tx)}\n↓ ${bitRate(rx)}`

@@ -75,7 +75,6 @@ export function peersOf(status: Status): readonly Peer[] {
     .toSorted((a, b) => compareAddresses(a.net?.address ?? 0, b.net?.address ?? 0))
 }
 
-/** Sorts the peers with problems first. */
 export const byNeed = (peers: readonly Peer[]): readonly Peer[] =>
   peers.toSorted((a, b) => rank(a.condition) - rank(b.condition))
 
@@ -99,7 +98,6 @@ interface Verdict {
   readonly detail: string
 }
 
-/** Returns the verdict at the top of the page. */
 export function verdictOf(status: Status): Verdict {
   const { state, impairments, trouble, peers, summary, dataPath } = status
   const { tone, words } = readingOf(status)
@@ -174,14 +172,12 @@ const WAYS: Readonly<Record<NonNullable<Peer['way']>, string>> = {
   kernel: 'a tunnel of the kernel',
 }
 
-/** Describes the longest packet that comes back from a peer. */
 function lengthText({ path, passesBytes }: PeerSide): string {
   if (path === null) return '–'
   if (path === 'whole') return 'as long as containers may send'
   return passesBytes === null ? 'less than containers may send' : `${passesBytes} bytes, less than containers may send`
 }
 
-/** Describes the age of the keys, and the failure of the last handshake. */
 function keysText({ ageSeconds, failure }: NonNullable<PeerSide['session']>): string {
   const keys = ageSeconds === null ? 'none now' : `${duration(ageSeconds)} old`
   return failure === null ? keys : `${keys}; ${FAILURES[failure]}`
@@ -317,7 +313,6 @@ export interface Place {
   readonly isGroup: boolean
 }
 
-/** The maximum number of places on the map. */
 export const MOST_PLACES = 256
 
 /** Groups the peers into at most `most` places, by the longest common prefix that makes this possible. */

@@ -151,10 +151,10 @@ const OTHER_CONFIG =
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
   // The running daemon compares the full texts, including secrets. A daemon that is down will read the configuration from the store.
   const isOther = silence === undefined && status?.store.configDiffers === true
-  const told: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
-  if (!store || store.problem !== undefined) return isOther ? told : undefined
+  const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
+  if (!store || store.problem !== undefined) return isOther ? other : undefined
   const wanted = store.config
-  if (!wanted || !status?.config) return told
+  if (!wanted || !status?.config) return other
   const { config, peers } = status
   const backendOf = ({ backendType, backend }: NonNullable<Status['config']>): string =>
     `${backendType} ${JSON.stringify(Object.entries(backend).toSorted(([a], [b]) => (a < b ? -1 : 1)))}`
@@ -178,7 +178,7 @@ function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
       ...others.map(({ subnet, publicIp, type }) => `${subnet} at ${publicIp} runs ${publishers(type)}`),
     ],
     (who) => `${who}, but the configuration in the store says ${wanted.backendType}`,
-  ).concat(here === undefined ? told : [])
+  ).concat(here === undefined ? other : [])
 }
 
 function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | undefined {

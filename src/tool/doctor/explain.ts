@@ -41,9 +41,9 @@ export interface Step {
   readonly says: string
 }
 
-/** Where an address is: `here`, a container of this node; `host`, this host itself; `nobody`, in the network but in no lease. */
+/** The location of an address: `here`, a container of this node; `host`, this host itself; `unassigned`, in the network but in no lease. */
 type Side =
-  | { readonly kind: 'here' | 'host' | 'nobody' | 'outside' }
+  | { readonly kind: 'here' | 'host' | 'unassigned' | 'outside' }
   | { readonly kind: 'peer'; readonly peer: SeenSide }
 
 /** A packet to explain. Source and destination have the same family. */
@@ -70,7 +70,7 @@ export function sideOf(address: Address, { node, config, peers }: Status, facts:
     .filter(({ subnet }) => has(subnet))
     .toSorted((a, b) => (b.subnet?.prefixLength ?? 0) - (a.subnet?.prefixLength ?? 0))
   if (peer) return { kind: 'peer', peer }
-  return { kind: has(config ? networksOf(config)[family] : undefined) ? 'nobody' : 'outside' }
+  return { kind: has(config ? networksOf(config)[family] : undefined) ? 'unassigned' : 'outside' }
 }
 
 export function explain(question: Question): readonly Step[] {
@@ -103,7 +103,7 @@ export function explain(question: Question): readonly Step[] {
       },
     ]
   if (to.kind === 'peer') return [...steps, ...outward(question, from, to.peer)]
-  if (to.kind === 'nobody') return [...steps, toNobody(question)]
+  if (to.kind === 'unassigned') return [...steps, toUnassigned(question)]
   if (to.kind === 'outside') return [...steps, ...away(question, from)]
   return [...steps, ...inward(question, from, to)]
 }
@@ -133,7 +133,7 @@ function whoIs(step: string, address: Address, side: Side, { node, config }: Sta
   const said = {
     here: `is in the subnet of this node, ${subnet ? formatNet(subnet) : ''}`,
     host: 'is an address of this host',
-    nobody: `is in the network ${ranges}, but no node has a lease for it`,
+    unassigned: `is in the network ${ranges}, but no node has a lease for it`,
     outside: network
       ? `is outside the network ${ranges}`
       : `is outside the network, which does not have ${FAMILY_NAMES[family]}`,
@@ -158,7 +158,7 @@ function sendersText(side: SeenSide, status: Status): string {
   return addresses.map(formatAddress).join(' or ') || hostText(side)
 }
 
-function toNobody({ destination, status, route }: Question): Step {
+function toUnassigned({ destination, status, route }: Question): Step {
   const family = familyOf(destination)
   const says = isOurs(status, family)
     ? 'no node has this address: the sender gets ICMP net unreachable, and the packet is counted as tx_drop_no_route'
@@ -360,7 +360,7 @@ function inward(question: Question, from: Side, to: Side): Step[] {
   const { source, destination, status, facts, route } = question
   const steps: Step[] = []
   const family = familyOf(source)
-  if (from.kind === 'nobody')
+  if (from.kind === 'unassigned')
     return [
       isOurs(status, family)
         ? {

@@ -403,7 +403,7 @@ export type FindingName = keyof typeof FINDINGS
 
 export interface Finding {
   readonly name: FindingName
-  /** The place where it was seen: which peer, which rule. */
+  /** The peer, rule or value that has the fault. */
   readonly detail: string
   /** The remedy for this place; if it is left out, the remedy in the table FINDINGS applies. */
   readonly fix?: string | undefined

@@ -9,8 +9,8 @@ import type { Finding } from './findings.ts'
 import { peersOf, type AnsweredQuery } from './route-queries.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
-/** Checks the routes. `isTold` is true if wrong routes of the main table are already reported. */
-export function checkKernelRoutes(facts: Facts, isTold: boolean): Finding[] {
+/** Checks the routes. `isReported` is true if wrong routes of the main table are already reported. */
+export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] {
   const { status, kernelRoutes, isForwarding, isForwardingIpv6 } = facts
   if (!status || !kernelRoutes) return []
   return ownSides(status).flatMap((side) => {
@@ -28,7 +28,7 @@ export function checkKernelRoutes(facts: Facts, isTold: boolean): Finding[] {
         ...wrong.filter(({ direction, query }) => direction !== 'out' && query.mark === undefined),
         ...wrong,
       ]
-      return first ? findingsOf(first, peer, side, kernelRoutes.rules[side.family] ?? [], isTold) : []
+      return first ? findingsOf(first, peer, side, kernelRoutes.rules[side.family] ?? [], isReported) : []
     })
   })
 }
@@ -79,7 +79,7 @@ function findingsOf(
   peer: SeenSide,
   { network }: OwnSide,
   rules: readonly PolicyRule[],
-  isTold: boolean,
+  isReported: boolean,
 ): Finding[] {
   const whose = direction === 'in' ? `from ${subnetText(peer)}` : subnetText(peer)
   const where = query.iif === undefined ? '' : direction === 'in' ? ` (to ${query.to})` : ` (from ${query.iif})`
@@ -101,7 +101,7 @@ function findingsOf(
   }
   const { route } = answer
   const isOther = route.table !== undefined && route.table !== 'main'
-  if (!isOther && isTold) return []
+  if (!isOther && isReported) return []
   const rule = ruleFor(rules, query, ({ table }) => table === route.table)
   const detail = `${about} goes to ${routeText(route, query, rules)}${marked}`
   const fix = isOther && route.type !== 'local' ? first(rule) : undefined

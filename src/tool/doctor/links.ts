@@ -64,7 +64,7 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   ]
 }
 
-/** Returns the bytes that the preferred underlay adds to a packet. A backend that carries both families counts with the one of IPv6. */
+/** Returns the bytes that the preferred underlay adds to a packet. If the backend carries both families, that of IPv6 packets counts. */
 function overheadOf(status: Status, families: readonly Family[]): number {
   const type = status.config?.backendType ?? ''
   if (!isBackendType(type) || KINDS[type].overhead === 0) return 0

@@ -6,9 +6,9 @@ import { formatAddress, isIpv4Net, type Address, type Family, type Net } from '.
 import type { Status } from '../../report/status.ts'
 import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The maximum number of peers whose routes are looked up. */
+/** The maximum number of peers whose routes weft doctor queries. */
 const QUERIED_PEERS = 16
-/** The maximum number of packet marks with which routes are looked up. */
+/** The maximum number of packet marks with which it queries routes. */
 const QUERIED_MARKS = 4
 
 interface PeerQuery {

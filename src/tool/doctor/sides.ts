@@ -101,7 +101,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
   return FAMILIES.flatMap((family) => {
     const side = sides[family]
     if (!side) return []
-    const asked = answers.get(peer.lease)?.[family]
+    const own = answers.get(peer.lease)?.[family]
     const { endpoint, way, state, roundTripMs, lossPercent, probedSecondsAgo, unansweredSeconds, pathMtu } = side
     const { path, passesBytes, pathSince, session } = side
     const known = {
@@ -118,7 +118,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
       pathSince,
       session,
     }
-    return [{ ...known, ...placeIn(peer, family), family, peer, answers: asked }]
+    return [{ ...known, ...placeIn(peer, family), family, peer, answers: own }]
   })
 }
 
@@ -160,7 +160,7 @@ export function bridgeOf(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
-        // The data path's device has the subnet's first address with the prefix length of a single host, so it is no bridge.
+        // The data path's device has the subnet's first address with the prefix length of a single host, so it is not a bridge.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )

@@ -99,7 +99,7 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
     if (address !== undefined) return formatAddress(address)
     throw new WeftError('USAGE', `${text} is not an IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
   })
-  const asked = await fetchStatus(socket, signal).catch((error: unknown) => {
+  const first = await fetchStatus(socket, signal).catch((error: unknown) => {
     if (from.length > 0 && isWeftError(error)) return undefined
     if (!isWeftError(error)) throw error
     throw new WeftError(error.code, `the peers, which may connect, are not known: ${error.message}`, {
@@ -108,7 +108,7 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
     })
   })
   const status = (): Promise<Status | undefined> => fetchStatus(socket, signal).catch(() => undefined)
-  const own = asked?.node?.publicIp ?? 'PEER'
+  const own = first?.node?.publicIp ?? 'PEER'
   const words = `weft bench ${own}${port === DEFAULT_PORT ? '' : ` --port ${port}`}`
   screen.write(
     `listening at TCP and UDP port ${port}, until Ctrl-C or ${IDLE_MINUTES} minutes without a run; on the other host: ${words}\n`,

@@ -46,14 +46,14 @@ export const doctorCommand = command({
     ...STORE_FLAGS,
   },
   async run({ options, screen, signal }) {
-    const { diagnoses, told, config } = await examine(options, signal)
+    const { diagnoses, reported, config } = await examine(options, signal)
     const findingsJson = jsonLine(toJson(diagnoses))
     screen.write(options.json ? findingsJson : toText(diagnoses, screen.colour))
     if (options.bundle !== '') {
       const findings = toText(diagnoses, (_tone, text) => text)
-      const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
+      const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
       const secrets = [options['etcd-password'], options['etcd-endpoints']]
-      const what = { findings, findingsJson, status: told, subnetFile, config, secrets }
+      const what = { findings, findingsJson, status: reported, subnetFile, config, secrets }
       const { writeBundle } = await import('./bundle.ts')
       await writeBundle(options.bundle, what, run)
       if (!options.json) screen.write(`all facts are in ${options.bundle}; read it before you give it to others\n`)
@@ -70,17 +70,17 @@ type DoctorOptions = StoreOptions & { readonly 'status-socket': string; readonly
 async function examine(options: DoctorOptions, signal: AbortSignal) {
   let silence: string | undefined
   let isForbidden = false
-  const told = await fetchStatus(options['status-socket'], signal).catch((error: unknown) => {
+  const reported = await fetchStatus(options['status-socket'], signal).catch((error: unknown) => {
     if (!isWeftError(error)) throw error
     silence = error.message
     isForbidden = error.code === 'PERMISSION'
     return undefined
   })
-  const subnetFile = told?.daemon.subnetFile ?? options['subnet-file']
-  const known = told ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
-  const { seen, why, stored, place } = await lookInStore(options, told, known, signal)
+  const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
+  const known = reported ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
+  const { seen, why, stored, place } = await lookInStore(options, reported, known, signal)
   // If this user may not query the daemon, it is not assumed to be down.
-  const status = told ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
+  const status = reported ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const probing = status && probingOf(status)
   try {
     const probes = { probe: status?.dataPath?.open === false ? undefined : probing?.probe, ping: probing?.ping }
@@ -94,7 +94,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
       store: seen,
       whyStoreUnknown: why,
     })
-    return { diagnoses: diagnose(facts), told, config: stored?.config }
+    return { diagnoses: diagnose(facts), reported, config: stored?.config }
   } finally {
     probing?.close()
   }
@@ -110,17 +110,17 @@ interface Looked {
 /** Queries the store: the one that the flags name, else the daemon's, else the one in the last-known file of a dead daemon. */
 async function lookInStore(
   options: DoctorOptions,
-  told: Status | undefined,
+  reported: Status | undefined,
   known: LastKnown | undefined,
   signal: AbortSignal,
 ): Promise<Looked> {
   const [kind = '', noted = ''] = /^(\w+) (.*)$/s.exec(known?.store ?? '')?.slice(1) ?? []
   const isGiven = isStoreGiven(options)
-  const found = !isGiven && !told && kind === 'directory' ? { ...options, 'lease-dir': noted } : options
-  const name = told && !isGiven ? told.store.name : !isGiven && kind !== '' ? kind : storeKindOf(found)
+  const found = !isGiven && !reported && kind === 'directory' ? { ...options, 'lease-dir': noted } : options
+  const name = reported && !isGiven ? reported.store.name : !isGiven && kind !== '' ? kind : storeKindOf(found)
   const leases =
-    told && !isGiven
-      ? told.daemon.leases
+    reported && !isGiven
+      ? reported.daemon.leases
       : name === 'directory'
         ? found['lease-dir']
         : `${String(found['etcd-endpoints'])} ${found['etcd-prefix']}`
@@ -131,7 +131,7 @@ async function lookInStore(
   if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets')))
     return { ...unknown, why: `no weftd has used ${leases} yet` }
   try {
-    return await inStore(found, told, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
+    return await inStore(found, reported, STORE_MS, { warn: () => {} }, signal, async ({ store, signal: till }) => {
       const { entries } = await sourceOf(store).list(till)
       const config = await store.config(till).catch((error: unknown) => {
         if (isWeftError(error, 'CONFIG_MISSING')) return undefined
@@ -144,7 +144,8 @@ async function lookInStore(
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
     // The default store may not be the daemon's, and a store that refuses this user may be healthy: neither is a finding.
-    const isSure = isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || told !== undefined)
+    const isSure =
+      isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
     return isSure ? { ...unknown, seen: { problem: `${name}: ${error.message}` } } : { ...unknown, why }
   }

@@ -7,7 +7,7 @@ import { devicesText } from '../../report/status.ts'
 export interface Screen {
   /** True if standard output is a terminal, so that lines may be overwritten. */
   readonly isTerminal: boolean
-  /** False once the reader of standard output has closed it (EPIPE). Further output is lost, but is no error. */
+  /** False once the reader of standard output has closed it (EPIPE). Further output is lost without an error. */
   isRead(): boolean
   readonly colour: Colour
   /** Writes to standard output. Bytes are written as they are. In a text, all terminal sequences but weft's own are escaped. */

@@ -254,7 +254,7 @@ export function manual(
   return `${lines.join('\n')}\n`
 }
 
-/** The section that says where to find the documents that messages name, such as docs/messages.md. */
+/** The section on the location of the documents that messages name, such as docs/status.md. */
 const DOCUMENTS = [
   '.SH FILES',
   '.TP',

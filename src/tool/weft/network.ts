@@ -13,7 +13,7 @@ import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { fetchReport } from './daemon-client.ts'
 import { count, milliseconds, percent, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
 
-/** How long to wait for the report. Collecting it from thousands of hung nodes takes this long. */
+/** How long to wait for the report. If thousands of nodes hang, weftd needs most of that time to collect it. */
 const TIMEOUT_MS = 30_000
 /** The maximum number of nodes for which the matrix is shown, because a larger one is wider than a terminal. */
 const MOST_COLUMNS = 12
@@ -49,8 +49,9 @@ export function networkText(report: NetworkReport, all: boolean, colour: Colour)
 function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour: Colour): string {
   const reported = nodes.filter(({ answer }) => answer === 'told').length
   const isWell = isNetworkWell({ findings })
-  const asked = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(nodes.length, 'node')
-  return `${asked}, ${reported} reported their state within ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
+  const queried =
+    size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(nodes.length, 'node')
+  return `${queried}, ${reported} reported their state within ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
 }
 
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>

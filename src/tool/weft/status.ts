@@ -184,14 +184,14 @@ function peersText(status: Status, colour: Colour): string {
   if (!peers) return ''
   const { stored, programmed, answering, probed, narrow } = peers
   if (stored === 0) return 'no other node has a lease'
-  const asked =
+  const probing =
     answering === null ? 'not probed' : probed === 0 ? 'not probed yet' : `${answering} of ${probed} probed answer`
   const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
   const forShort = narrow ? ' for short packets' : ''
   const part = whole === undefined ? '' : `: ${colour(tone, `${percent(whole)} whole${forShort}`)}`
   const broken = whole === undefined || whole === 1 ? '' : brokenText(peers)
-  return `${stored} stored, ${programmed} programmed, ${asked}${part}${broken}${narrowText(status, colour)}`
+  return `${stored} stored, ${programmed} programmed, ${probing}${part}${broken}${narrowText(status, colour)}`
 }
 
 /** Says up to which length packets reach the peers that long packets do not reach. */

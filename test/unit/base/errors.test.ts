@@ -45,7 +45,7 @@ it.each([
   [cause, cause.stack, 'why'],
   ['text', 'text', 'text'],
   [undefined, 'undefined', 'undefined'],
-])('shows %s as one line, or with a stack if it is no WeftError', (thrown, line, message) => {
+])('shows %s as one line, or with a stack if it is not a WeftError', (thrown, line, message) => {
   expect([describeError(thrown), messageOf(thrown)]).toEqual([line, message])
 })
 

@@ -34,7 +34,7 @@ describe('Go flags', () => {
     expect(parse('--version=false').options.version).toBe(false)
   })
 
-  it('ends at -- and at the first argument that is no flag', () => {
+  it('ends at -- and at the first argument that is not a flag', () => {
     expect(parse('-v=1', '--', '-v=2')).toMatchObject({ options: { v: 1 }, rest: ['-v=2'] })
     expect(parse('-v=1', '-', '-v=2').rest).toEqual(['-', '-v=2'])
   })

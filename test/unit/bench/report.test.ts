@@ -44,7 +44,7 @@ describe('tables', () => {
     expect(lines[1]).toMatch(/^ {2}native +10\.0 +\+-2% +0\.50 x +5\.00 x$/)
   })
 
-  it('name the commit of a part where it is not that of the result, and what its ends are', () => {
+  it('name the commit of a part if it differs from the commit of the result, and the ends of the part', () => {
     const run = result(10)
     const part = { ...run.parts[0]!, name: 'containers', ends: 'containers', commit: 'def' } as const
     expect(describeRun({ ...run, parts: [...run.parts, part] })).toMatch(
@@ -105,7 +105,7 @@ describe('chart', () => {
       .map((match) => ({ x: Number(match[1]), width: Number(match[2]) }))
       .filter(({ width }) => width !== 10) // the legend
 
-  it('draws a bar for what was measured, equally long for twice and half', () => {
+  it('draws a bar for each measured ratio, with the same length for 2 x and 0.5 x', () => {
     const [twice, half] = bars(draw(40, 6))
     expect(twice!.width).toBeCloseTo(half!.width, 0)
     expect(half!.x + half!.width).toBeCloseTo(twice!.x, 0)
@@ -152,7 +152,7 @@ describe('figures', () => {
     expect(resultChart(suite)).toBe(readFileSync(join(packageRoot, 'bench/results/chart.svg'), 'utf8'))
   })
 
-  it('of the README are four, or none where one was not measured', () => {
+  it('of the README are four, or none if one of the four was not measured', () => {
     const four = figureBlocks(suite)['four']!
     expect(four.split('\n')).toHaveLength(4)
     expect(four).toMatch(/\*\*One TCP stream .* Gbit\/s\*\*, \d+\.\d+ x kernel vxlan, \d+\.\d+ x one packet/)

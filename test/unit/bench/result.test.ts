@@ -56,7 +56,7 @@ describe('verdict', () => {
 describe('highestCleanRate', () => {
   const FLOOD = 1_000_000
 
-  /** A path that carries all up to `capacity`, then half of what is beyond it. */
+  /** A path that carries every packet up to `capacity`, and half of the packets above it. */
   const path =
     (capacity: number, hiccup: (call: number) => boolean = () => false) =>
     (): ((rate: number) => Promise<Trial>) => {
@@ -72,7 +72,7 @@ describe('highestCleanRate', () => {
     await fc.assert(
       fc.asyncProperty(fc.integer({ min: 50_000, max: FLOOD }), async (capacity) => {
         const best = await highestCleanRate(path(capacity)())
-        // A little beyond capacity still loses less than 1%: half of what is beyond it.
+        // Slightly above capacity the loss is still below 1%, because only half of the excess is lost.
         expect(best!.received).toBeGreaterThan(capacity * 0.95)
         expect(best!.received).toBeLessThan((capacity * (1 + 1 / (1 - 2 * MAX_LOSS))) / 2 + 1)
       }),

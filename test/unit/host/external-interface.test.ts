@@ -183,7 +183,7 @@ describe('chooseExternalInterface', () => {
     })
   })
 
-  it('takes linear time for what a backtracking matcher never ends with', async () => {
+  it('matches in linear time a pattern with which a backtracking matcher never ends', async () => {
     const pattern = '^(a+)+$'
     const name = `${'a'.repeat(23)}!` // longer than the 15 characters that the kernel allows
     const clock = (): number => process.cpuUsage().user
@@ -389,7 +389,7 @@ async function chooseOf(
 }
 
 describe('chooseExternalInterface in a network with IPv6', () => {
-  it('takes the default route of IPv6 alone, and says so as flanneld does', async () => {
+  it('uses the IPv6 default route in an IPv6-only network, and logs it as flanneld does', async () => {
     const { lines, found, ...is } = await chooseOf(IPV6, {}, hostOfBoth([]))
     expect(is).toEqual({ name: 'eth0', address: '2001:db8::7', publicIp: '2001:db8::7' })
     expect(found.address.ipv4).toBeUndefined()
@@ -445,12 +445,12 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     [IPV6, { patterns: ['^198|^eth'] }, 'eth0', '2001:db8::7', ''], // by the name, because the network has no IPv4
     [DUAL, { patterns: ['^198|::2$'] }, 'eth1', '198.51.100.1 fd00:1::2', ''],
     [DUAL, { patterns: ['^fd00:1:|^eth1$'] }, 'eth1', '198.51.100.1 fd00:1::1', ''], // by the name
-    // by what is reached
+    // by a target address
     [IPV6, { canReach: 'fd00:1::9' }, 'eth1', 'fd00:1::1', ''], // not the kernel's source address
     [IPV6, { canReach: '198.51.100.9' }, 'eth1', 'fd00:1::1', ''],
     [DUAL, { canReach: 'fd00:1::9' }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     [DUAL, { canReach: '198.51.100.9' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
-    // by what is to be published
+    // by the public addresses
     [IPV6, { publicIpv6: 'fd00:1::2' }, 'eth1', 'fd00:1::2', 'ipv6'],
     [IPV6, { publicIp: '198.51.100.2' }, 'eth0', '2001:db8::7', ''],
     [DUAL, { publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],

@@ -1,4 +1,4 @@
-// own-memory.test.ts - what a start alone needed is given back: pages of the program's file, and nothing that was written.
+// own-memory.test.ts - after a start weftd releases pages of the program's file, but no pages that were written.
 
 import { spawnSync } from 'node:child_process'
 import { expect, it } from 'vitest'
@@ -37,7 +37,7 @@ it('drops the program from memory, and keeps what was written', () => {
   expect(isWhole).toBe(true)
 })
 
-it('leaves a program alone that lies in memory of its own', () => {
+it('leaves a program alone that is in anonymous memory', () => {
   const words = ['--use-largepages=on', '-e', LOOK, packageRoot]
   expect(spawnSync(process.execPath, words, { encoding: 'utf8' })).toMatchObject({ status: 0 })
 })

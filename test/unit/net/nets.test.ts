@@ -206,7 +206,7 @@ describe('addresses of both families', () => {
     )
   })
 
-  it('are formatted by IPv4 if there is one, and as 0.0.0.0 if there is none', () => {
+  it('are formatted as IPv4 if there is one, and as 0.0.0.0 if there is none', () => {
     const [ipv4, ipv6] = [parseIpv4('10.5.1.2')!, parseIpv6('fc00::2')!]
     expect([{ ipv4, ipv6 }, { ipv4 }, { ipv6 }, {}].map(primary)).toEqual([ipv4, ipv4, ipv6, undefined])
     expect([{ ipv4, ipv6 }, { ipv6 }, {}].map(addressText)).toEqual(['10.5.1.2', 'fc00::2', '0.0.0.0'])
@@ -260,7 +260,7 @@ describe('at the limits', () => {
     '/64',
     'fc00::1/ 64',
     'x/64',
-  ])('is no IPv6 network: %j', (text) => expect(parseIpv6Net(text)).toBeUndefined())
+  ])('is not an IPv6 network: %j', (text) => expect(parseIpv6Net(text)).toBeUndefined())
 
   it.each([
     [128, 1n],

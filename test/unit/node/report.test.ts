@@ -59,7 +59,13 @@ it('tells peers that are only stored from those that the data path has', async (
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()
-  dataPaths[0]!.traffic = { txPackets: 1, txBytes: 84, rxPackets: 2, rxBytes: 168, heardAt: performance.now() - 250 }
+  dataPaths[0]!.traffic = {
+    txPackets: 1,
+    txBytes: 84,
+    rxPackets: 2,
+    rxBytes: 168,
+    lastReceivedAt: performance.now() - 250,
+  }
   const there = await becomes(({ peers }) => peers!.programmed === 1)
   expect(there.peers!.list).toEqual([
     {
@@ -146,7 +152,7 @@ it('tells of no peer that it answers while nothing has come from it', async () =
     const rxBytes = heard
     isRead = true
     await answer
-    return { txPackets: undefined, txBytes: 84, rxPackets: undefined, rxBytes, heardAt: undefined }
+    return { txPackets: undefined, txBytes: 84, rxPackets: undefined, rxBytes, lastReceivedAt: undefined }
   }
   const told = nodeStatus()
   await inTurns(() => heard > 0)
@@ -160,7 +166,7 @@ it('tells of a session with a peer what is known of it, and of keys of nobody', 
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()
-  const nothing = { txPackets: undefined, txBytes: 9, rxPackets: undefined, rxBytes: 8, heardAt: undefined }
+  const nothing = { txPackets: undefined, txBytes: 9, rxPackets: undefined, rxBytes: 8, lastReceivedAt: undefined }
   const session = { publicKey: 'K', handshakeAt: Date.now() - 3_000, ageMs: 2_500, txBytes: 7, rxBytes: 6 }
   const more = { attempts: 4, failure: 'no-answer', stale: 1, unconfirmed: 2 } as const
   dataPaths[0]!.traffic = { ...nothing, sessions: { ipv4: { ...session, ...more } } }

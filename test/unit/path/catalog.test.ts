@@ -1,4 +1,4 @@
-// catalog.test.ts - the table of backends: what is told of each, and that nobody else knows them by name.
+// catalog.test.ts - the table of backends, and that no other code knows a backend by its name.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -19,26 +19,28 @@ const source = join(import.meta.dirname, '../../../src')
 const files = readdirSync(source, { recursive: true, encoding: 'utf8' }).filter((file) => file.endsWith('.ts'))
 const NAMES = new RegExp(`'(${Object.keys(KINDS).join('|')})'`)
 
-/** Where these words are names of something else. */
+/** The files in which these words have another meaning. */
 const NOT_BACKENDS: ReadonlyMap<string, string> = new Map([
-  ['path/engine/encapsulation.ts', 'encapsulations, of which each stands before a packet in a datagram'],
-  ['tool/weft/packet-text.ts', 'a protocol of IP'],
-  ['tool/doctor/chain-walk.ts', 'a protocol of IP'],
-  ['tool/doctor/filter-walk.ts', 'a protocol of IP'],
-  ['tool/doctor/nft-walk.ts', 'a protocol of IP'],
-  ['tool/measure/conversation.ts', 'a protocol of IP'],
-  ['tool/measure/listener.ts', 'a protocol of IP'],
-  ['tool/measure/run.ts', 'a protocol of IP'],
+  ['host/udp-ports.ts', 'a table of the kernel'],
+  ['node/needs.ts', "the kernel's types of devices"],
+  ['path/engine/encapsulation.ts', 'names of encapsulations'],
+  ['tool/weft/packet-text.ts', 'an IP protocol'],
+  ['tool/doctor/chain-walk.ts', 'an IP protocol'],
+  ['tool/doctor/filter-walk.ts', 'an IP protocol'],
+  ['tool/doctor/nft-walk.ts', 'an IP protocol'],
+  ['tool/measure/conversation.ts', 'an IP protocol'],
+  ['tool/measure/listener.ts', 'an IP protocol'],
+  ['tool/measure/run.ts', 'an IP protocol'],
 ])
 
 describe('a backend', () => {
-  it('is named by the table, by its own files and by where they are loaded, and by nobody else', () => {
+  it('is named only by the table, by its own files and by the file that loads them', () => {
     const naming = files.filter((file) => NAMES.test(readFileSync(join(source, file), 'utf8')))
     const others = naming.filter((file) => !/^path\/(catalog\.|backends\/)/.test(file) && file !== 'node/choose.ts')
     expect(others.toSorted()).toEqual([...NOT_BACKENDS.keys()].toSorted())
   })
 
-  it.each(Object.keys(KINDS))('%s names no other', (type) => {
+  it.each(Object.keys(KINDS))('the code of %s names no other backend', (type) => {
     const own = files.filter((file) => file.startsWith(`path/backends/${type}`))
     const others = Object.keys(KINDS).filter((each) => each !== type)
     expect(own).not.toEqual([])
@@ -107,7 +109,7 @@ it.each([
   ['ipip', { port: 7 }, undefined],
   ['host-gw', {}, undefined],
   ['', {}, undefined],
-])('%s of %j is sent to at port %s', (type, backend, port) => {
+])('peers send to %s with the options %j at port %s', (type, backend, port) => {
   expect(portOf(type, backend)).toBe(port)
 })
 
@@ -116,7 +118,7 @@ it.each([
   ['vxlan', 'vxlan'],
   ['http', 'http'],
   ['ipsec', 'ipsec'],
-])('a lease of type %j is of %s', (published, type) => {
+])('a lease with type %j was published by %s', (published, type) => {
   expect(publishers(published)).toBe(type)
 })
 
@@ -135,7 +137,7 @@ it.each([
   ['udp', { Underlay: 'auto' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
   ['udp', { underLAY: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv6 ipv4', 'ipv6 ipv4'],
   ['udp', { Underlay: 'ipv4' }, ['ipv4', 'ipv6'], 'ipv4 ipv6', 'ipv4 ipv6'],
-  // Refused by the backend, which has no address of it.
+  // The backend refuses this case, because it has no address of the family.
   ['udp', { Underlay: 'ipv6' }, ['ipv4'], 'ipv6', 'ipv6'],
   ['udp', { Underlay: 'ipv4' }, ['ipv6'], 'ipv4', 'ipv4'],
   ['vxlan', { Underlay: 'ipv6' }, ['ipv4', 'ipv6'], 'ipv4', 'ipv6'],
@@ -154,13 +156,13 @@ it.each([
   expect([told('ipv4'), told('ipv6')]).toEqual([around4, around6])
 })
 
-it('of a configuration that names none is udp', () => {
+it('the backend of a configuration without one is udp', () => {
   expect([DEFAULT_TYPE, parseNetworkConfig('{"Network":"10.5.0.0/16"}').backendType]).toEqual(['udp', 'udp'])
 })
 
 describe('a key of WireGuard', () => {
   const keyOf = (byte: number): string => Buffer.alloc(32, byte).toString('base64')
-  it('is any 32 bytes', () => {
+  it('may be any 32 bytes', () => {
     for (let byte = 0; byte < 256; byte++) expect(keyOf(byte)).toMatch(WIREGUARD_KEY)
   })
 

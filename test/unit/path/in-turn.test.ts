@@ -1,10 +1,10 @@
-// in-turn.test.ts - a data path that is asked for several things at once does one after another.
+// in-turn.test.ts - concurrent operations of a data path run one after another.
 
 import { expect, it } from 'vitest'
 import type { DataPath } from '../../../src/path/contract.ts'
 import { inTurn } from '../../../src/path/in-turn.ts'
 
-it('does what it is asked in that order, one at a time, and goes on after a failure', async () => {
+it('runs the operations in the order of the calls, one at a time, also after a failure', async () => {
   const events: string[] = []
   const slow = async (name: string): Promise<void> => {
     events.push(`${name} begins`)
@@ -20,7 +20,7 @@ it('does what it is asked in that order, one at a time, and goes on after a fail
     },
     async resync() {
       await slow('resync')
-      return ['mended']
+      return ['repaired']
     },
     carrier: () => ({ engine: 'none', features: [] }),
     peers: () => [{ key: 'k' }],
@@ -30,7 +30,7 @@ it('does what it is asked in that order, one at a time, and goes on after a fail
   }
   const path = inTurn(dataPath)
   expect(path.peers()).toHaveLength(1)
-  const [first, bad, mended, second, closed] = await Promise.allSettled([
+  const [first, bad, repaired, second, closed] = await Promise.allSettled([
     path.apply(new Map(), 'first'),
     path.apply(new Map(), 'bad'),
     path.resync(),
@@ -39,10 +39,10 @@ it('does what it is asked in that order, one at a time, and goes on after a fail
   ])
   expect([first, second, closed].map((each) => each?.status)).toEqual(Array(3).fill('fulfilled'))
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })
-  expect(mended).toEqual({ status: 'fulfilled', value: ['mended'] })
+  expect(repaired).toEqual({ status: 'fulfilled', value: ['repaired'] })
   const order = ['first', 'bad', 'resync', 'second', 'close']
   expect(events).toEqual(order.flatMap((name) => [`${name} begins`, `${name} ends`]))
-  // Which peers it has is known again once it has taken them all.
+  // Once an `apply` succeeds, the set of peers is known again.
   await path.apply(new Map(), 'bad').catch(() => {})
   expect(path.peers()).toEqual([])
   await path.apply(new Map(), 'good')

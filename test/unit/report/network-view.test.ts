@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
 import { isNetworkWell, NETWORK_FINDINGS, type QueriedNode } from '../../../src/report/network-findings.ts'
-import { MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
+import { lookOf, MOST_IN_MATRIX, networkReport, wholeText } from '../../../src/report/network-view.ts'
 import type { NodeView, Sight } from '../../../src/report/view.ts'
 
 const AT = '2026-11-22T10:00:00.000Z'
@@ -175,6 +175,21 @@ describe('finds', () => {
     expect(found(nodes)).toContain('config-differs: constructor: none on host1, host2; x on host3')
   })
 
+  it('the cause if a node is impaired only by its peers, and the node if nothing else explains it', () => {
+    const impaired = { view: { state: 'impaired', trouble: null } }
+    const isCut = (from: number, to: number): boolean => from === 4 || to === 4
+    const cut = nodesOf(
+      4,
+      (from, to) => (isCut(from, to) ? { reach: 'silent' } : {}),
+      () => impaired,
+    )
+    expect(found(cut).filter((each) => each.startsWith('node-impaired'))).toEqual([])
+    expect(found(cut)).not.toEqual([])
+    expect(report(cut).nodes.map((node) => lookOf(node))).toEqual([1, 2, 3, 4].map(() => ['bad', 'impaired']))
+    const odd = nodesOf(3, all, (number) => (number === 3 ? impaired : {}))
+    expect(found(odd)).toEqual([`node-impaired: ${call(3)}: it gives no reason`])
+  })
+
   it('an impaired node, and different configurations, versions and MTUs', () => {
     const nodes = nodesOf(4, all, (number) =>
       number === 4
@@ -242,7 +257,7 @@ it('has no matrix for too many nodes, and ignores views of unknown nodes', () =>
   expect(report(nodesOf(1, all, () => ({ view })))).toMatchObject({ whole: 1, findings: [] })
 })
 
-it('has each finding in docs/weft-network.md, and there no other', () => {
+it('has the same findings as docs/weft-network.md', () => {
   const page = readFileSync(join(packageRoot, 'docs/weft-network.md'), 'utf8')
   const rows = [...page.matchAll(/^\| `([a-z-]+)` \| (\w+) \| (.*?) \| (.*) \|$/gm)].map(([, ...cells]) => cells)
   expect(rows).toEqual(

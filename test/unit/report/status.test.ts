@@ -106,7 +106,7 @@ it('documents exactly the fields of the status', async () => {
   await ready()
   dataPaths[0]!.rounds = { 'weft-loop0': 1 }
   const session = { publicKey: 'K', handshakeAt: undefined, ageMs: undefined, txBytes: 0, rxBytes: 0 }
-  const nothing = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardAt: undefined }
+  const nothing = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, lastReceivedAt: undefined }
   dataPaths[0]!.traffic = { ...nothing, sessions: { ipv4: session, ipv6: session } }
   dataPaths[0]!.unknownKeys = [{ publicKey: 'L', from: { address: 1, port: 1 }, at: 0 }]
   let node = await nodeStatus()

@@ -24,7 +24,8 @@ it('has the node, its configuration and its results for each peer, and survives 
     version: soundStatus.daemon.version,
     hostname: 'a',
     lease: '10.5.1.0-24',
-    state: 'working',
+    // As `weft status` says; what is wrong with the peers is in `seen`.
+    state: 'impaired',
     trouble: null,
     mtu: soundStatus.dataPath!.mtu,
     peers: 4,

@@ -35,7 +35,6 @@ const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:kubelet', 'test:pa
 const STRICT = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
 
 let folder: string
-/** The folder in which tasks are run. */
 let clone: string
 beforeAll(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-run-'))
@@ -89,7 +88,6 @@ const task = (name: string, ...words: readonly string[]): string[] => [
   name,
   ...words,
 ]
-/** The commands of a task after the set-up. */
 const commandOf = (name: string): string[] => [NODE, join(packageRoot, TASKS[name]!.commands[0]![1]!)]
 const PATH = process.env['PATH'] ?? ''
 /** Runs as root of a new user namespace, in which a script first prepares the mounts. */

@@ -1,6 +1,6 @@
 // http-publisher.ts - publishes a route by requests that the operator describes: to a switch, or to any API without a publisher of its own.
 
-import { readFile } from 'node:fs/promises'
+import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { HIDDEN, Secret } from '../../../base/secret.ts'
 import { formatAddress, formatNet, parseAddress, parseNet } from '../../../net/address.ts'
@@ -21,8 +21,8 @@ export class HttpPublisher implements Publisher {
   readonly #place: Place
   readonly #variables: Variables
   readonly #canList: boolean
-  /** The text of CredentialFile and of CAFile, read by `find`, so that a changed file counts after the next failure. */
-  #secret: Secret | undefined
+  /** The credentials by origin, and the text of CAFile. `find` reads both files, so that a changed file counts after the next failure. */
+  #credentials: ReadonlyMap<string, Secret> = new Map()
   #ca: string | undefined
 
   constructor(settings: HttpSettings, place: Place) {
@@ -35,7 +35,7 @@ export class HttpPublisher implements Publisher {
 
   async find(): Promise<readonly RouteTable[]> {
     const { credentialFile, caFile, putUrl, limit } = this.#settings
-    this.#secret = credentialFile === '' ? undefined : new Secret((await read('CredentialFile', credentialFile)).trim())
+    if (credentialFile !== '') this.#credentials = credentialsOf(await read('CredentialFile', credentialFile))
     this.#ca = caFile === '' ? undefined : await read('CAFile', caFile)
     const table: RouteTable = {
       name: new URL(fillUrl(putUrl, this.#variables, 'PutURL')).host,
@@ -102,18 +102,34 @@ export class HttpPublisher implements Publisher {
   }
 
   #request(action: Action, more: Variables): ApiRequest {
-    const { [`${action}Url` as const]: url, [`${action}Method` as const]: method, headers } = this.#settings
-    const name = NAMES[action]
+    const settings = this.#settings
+    const method = settings[`${action}Method` as const]
     const open = { ...this.#variables, ...more }
-    const variables = this.#secret ? { ...open, credential: this.#secret.reveal() } : open
-    const filled = fillBody(this.#settings[`${action}Body` as const], variables, `${name}Body`)
+    const url = fillUrl(settings[`${action}Url` as const], open, `${NAMES[action]}URL`)
+    const variables = { ...open, ...this.#credentialFor(url) }
+    const filled = fillBody(settings[`${action}Body` as const], variables, `${NAMES[action]}Body`)
+    const headers = fillHeaders(settings.headers, variables)
     return {
       method,
-      url: fillUrl(url, open, `${name}URL`),
-      headers: { ...(filled ? { 'content-type': filled.type } : {}), ...fillHeaders(headers, variables) },
+      url,
+      headers: { ...(filled && { 'content-type': filled.type }), ...headers },
       body: filled?.body,
       ca: this.#ca,
     }
+  }
+
+  /**
+   * Returns {credential} for a URL. The file binds each credential to an origin, so that whoever can write the network configuration cannot
+   * have it sent elsewhere, nor have another file sent. Throws WeftError CONFIG if the file has none for this origin.
+   */
+  #credentialFor(url: string): { readonly credential?: string } {
+    if (this.#settings.credentialFile === '') return {}
+    const { origin } = new URL(url)
+    const credential = this.#credentials.get(origin)
+    if (credential) return { credential: credential.reveal() }
+    throw new WeftError('CONFIG', `the file of Backend.CredentialFile has no line for ${origin}`, {
+      remedy: `write a line of ${origin}, a space and the credential`,
+    })
   }
 
   /** Throws WeftError FABRIC if the status is not 2xx. The message has none of the request's secrets, even if the answer repeats them. */
@@ -121,7 +137,7 @@ export class HttpPublisher implements Publisher {
     if (answer.status >= 200 && answer.status < 300) return
     let { text } = answer
     const { 'content-type': _, ...headers } = request.headers ?? {}
-    for (const secret of [this.#secret?.reveal() ?? '', ...Object.values(headers)])
+    for (const secret of [...[...this.#credentials.values()].map((each) => each.reveal()), ...Object.values(headers)])
       if (secret.length > 3) text = text.replaceAll(secret, HIDDEN)
     const isRedirect = answer.status >= 300 && answer.status < 400
     const remedy = isRedirect ? 'weft follows no redirects: name the address to which it leads' : undefined
@@ -140,11 +156,23 @@ function memberOf(value: unknown, path: string): unknown {
   return member
 }
 
+/** Reads lines of an origin, a space and a credential. */
+function credentialsOf(text: string): ReadonlyMap<string, Secret> {
+  const credentials = new Map<string, Secret>()
+  for (const line of text.split('\n')) {
+    const [, url = '', credential = ''] = /^\s*(https?:\/\/\S+)\s+(.*?)\s*$/.exec(line) ?? []
+    if (URL.canParse(url) && credential !== '') credentials.set(new URL(url).origin, new Secret(credential))
+  }
+  return credentials
+}
+
+/** Reads a file. The network configuration names it, so it may be a device that never ends. */
 async function read(option: string, path: string): Promise<string> {
   try {
-    const text = await readFile(path, 'utf8')
-    if (text.length <= FILE_BYTES) return text
-    throw new Error(`it is longer than ${FILE_BYTES} bytes`)
+    const { size, isFile } = await stat(path).then((found) => ({ size: found.size, isFile: found.isFile() }))
+    if (!isFile) throw new Error('it is no regular file')
+    if (size > FILE_BYTES) throw new Error(`it is longer than ${FILE_BYTES} bytes`)
+    return await readFile(path, 'utf8')
   } catch (error) {
     throw new WeftError('CONFIG', `cannot read Backend.${option}: ${messageOf(error)}`, {
       remedy: 'mount the file at that path on each node',

@@ -1,21 +1,20 @@
-// cookie.ts - the two MACs at the end of a handshake message, and the cookie that one of them is made with.
+// cookie.ts - the two MACs at the end of a handshake message, and the cookie.
 //
-// mac1 shows that the sender knows the receiver's public key: who sends at random is heard no further. mac2 shows that it receives at the
-// address that it sends from: its key is the cookie, which a receiver under load sends there. A cookie is a MAC over the address by a
-// secret of the receiver's, which so keeps nothing of anybody that it has sent one to.
-// (WireGuard, section 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
+// mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that
+// the sender receives at its address: its key is the cookie, which a receiver under load sends to that address. A
+// cookie is a MAC over the address with a secret of the receiver, which therefore stores nothing about senders.
+// (WireGuard, sections 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
 
 import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
 import { KEY_BYTES } from './x25519.ts'
 
-/** Where datagrams come from and go to. */
 export interface Endpoint {
   readonly address: Address
   readonly port: number
 }
 
-/** Both keys of these follow from the public key of the node that is sent to. */
+/** The two MAC keys that follow from the public key of a message's receiver. */
 export interface MacKeys {
   readonly mac1: Uint8Array
   readonly cookie: Uint8Array
@@ -25,15 +24,18 @@ export const macKeysOf = (publicKey: Uint8Array): MacKeys => ({
   cookie: hash('cookie--', publicKey),
 })
 
-/** How long a cookie may be used by whom it was sent to: less than the secret is, since it was on its way for a while. */
+/**
+ * How long the sender may use a cookie. It is less than the life of the secret, because the cookie travelled for a
+ * while.
+ */
 export const COOKIE_USE_MS = 115_000
 const SECRET_MS = 120_000
 
 const COOKIE_BYTES = MAC_BYTES
-/** Of a cookie reply: type, receiver's index, nonce, the sealed cookie. */
+/** The length of a cookie reply: type, receiver's index, nonce, encrypted cookie. */
 export const COOKIE_REPLY_BYTES = 8 + XNONCE_BYTES + COOKIE_BYTES + TAG_BYTES
 export const TYPE_COOKIE_REPLY = 3
-/** The place of the sender's index in the messages that a cookie reply answers, and of the receiver's in that. */
+/** The offset of the sender's index in handshake messages, and of the receiver's index in a cookie reply. */
 const INDEX = 4
 
 const mac1Of = (message: Uint8Array): Uint8Array =>
@@ -41,7 +43,10 @@ const mac1Of = (message: Uint8Array): Uint8Array =>
 const beforeMac1 = (message: Uint8Array): Uint8Array => message.subarray(0, message.length - 2 * MAC_BYTES)
 const beforeMac2 = (message: Uint8Array): Uint8Array => message.subarray(0, message.length - MAC_BYTES)
 
-/** Writes both at the end of a message, mac2 only with a cookie. Returns mac1, by which a cookie reply is opened. */
+/**
+ * Writes both MACs at the end of a message, mac2 only if there is a cookie. Returns mac1, which is needed to decrypt a
+ * cookie reply.
+ */
 export function writeMacs(message: Buffer, to: MacKeys, cookie: Uint8Array | undefined): Uint8Array {
   const mac1 = mac(to.mac1, beforeMac1(message))
   message.set(mac1, message.length - 2 * MAC_BYTES)
@@ -52,18 +57,19 @@ export function writeMacs(message: Buffer, to: MacKeys, cookie: Uint8Array | und
 export const hasMac1 = (message: Uint8Array, own: MacKeys): boolean =>
   isEqual(mac1Of(message), mac(own.mac1, beforeMac1(message)))
 
-/** The cookie of a reply to the message with this mac1; undefined unless the node with these keys has sent it. */
+/**
+ * Returns the cookie from the reply to the message with this mac1; undefined unless the node with these keys sent the
+ * reply.
+ */
 export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Array): Uint8Array | undefined =>
   openX(from.cookie, reply.subarray(8, 8 + XNONCE_BYTES), reply.subarray(8 + XNONCE_BYTES), mac1)
 
 export interface Cookies {
-  /** True when mac2 was made with the cookie of this sender. */
   isProved(message: Uint8Array, from: Endpoint, now: number): boolean
-  /** The datagram that brings the sender of this message its cookie. */
   reply(message: Uint8Array, from: Endpoint, now: number): Buffer
 }
 
-/** The cookies that this node makes. Times are in ms, of a clock that never goes back. */
+/** Makes and checks the cookies of this node. Times are in ms of a monotonic clock. */
 export function createCookies(own: MacKeys, random: Randomness): Cookies {
   let secret = new Uint8Array(KEY_BYTES)
   let until = -Infinity
@@ -78,7 +84,7 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
   return {
     isProved(message, from, now) {
       const mac2 = message.subarray(message.length - MAC_BYTES)
-      // None costs nothing: it is what a flood has.
+      // Messages of a flood have no mac2, so that case must cost nothing.
       return mac2.some((byte) => byte !== 0) && isEqual(mac2, mac(cookieOf(from, now), beforeMac2(message)))
     },
     reply(message, from, now) {

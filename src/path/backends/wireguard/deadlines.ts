@@ -1,15 +1,17 @@
-// deadlines.ts - who is due when, of thousands, for one timer: a deadline costs the same however many there are.
+// deadlines.ts - finds which of thousands of items are due, for one timer. The cost of a deadline does not depend on
+// their number.
 //
-// They are kept by slots of time, and none is early. Whoever is given another deadline stands in both slots: who is taken looks whether it
-// is due. Meant for deadlines that are all seconds away, so that there are few slots.
+// Deadlines are grouped into slots of time; none is returned early. An item whose deadline changed is in both slots, so
+// the caller must check whether a returned item is due. It suits deadlines that are a few seconds ahead, for which
+// there are few slots.
 
 const SLOT_MS = 32
 
 interface Deadlines<T> {
   add(item: T, at: number): void
-  /** Those whose slot has ended; they are in it no more. */
+  /** Removes and returns the items whose slot has ended. */
   take(now: number): readonly T[]
-  /** When `take` gives something; Infinity when there is nothing. */
+  /** Returns the time from which `take` returns an item; Infinity if there is none. */
   next(): number
 }
 

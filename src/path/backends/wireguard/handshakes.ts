@@ -1,20 +1,22 @@
-// handshakes.ts - the handshakes with all peers: when one is begun, tried again and given up, whom is answered, and what each came to.
+// handshakes.ts - the handshakes with all peers: when an initiation is sent, repeated and given up, which initiations
+// are answered, and the result of each.
 //
-// The engine has the sessions: it seals and opens by their keys, and says `wanted` when it needs new ones. Here is who gets them, by
-// two messages. An initiation is tried again every five seconds until it is answered, for a minute and a half. The node that asked
-// uses the keys at once; the one that answered waits for the first packet under them (`confirmed`), since its answer may be lost, and
-// an initiation be one of long ago that somebody sent again.
+// The engine holds the sessions and encrypts with their keys. It reports `wanted` when it needs new keys, which a
+// handshake of two messages gives. An initiation is repeated every five seconds, for at most 90 seconds, until it is
+// answered. The initiator uses the keys immediately. The responder waits for the first packet under them (`confirmed`),
+// because its response may be lost, and the initiation may be a replay.
 //
-// Both nodes may begin at once. The one's handshake does not end the other's here: each side gets two sessions then, the same two, and the
-// engine receives by both. What is remembered of an initiation is what opens its answer, so nothing that is forged can end it: an
-// answer that does not fit changes nothing, and one that fits is taken once.
+// Both nodes may begin simultaneously. One handshake does not end the other: both sides get the same two sessions, and
+// the engine receives with both. The state of an initiation is only what decrypts its response, so a forged message
+// cannot end it: an invalid response changes nothing, and a valid one is accepted once.
 //
-// There is one deadline for all (`nextAt`), and none of a peer that wants nothing. What arrives is judged from the cheapest
-// question to the dearest: length, whether it was asked for, mac1, the gate, and then X25519. Nothing that arrives throws.
+// All peers share one timer (`nextAt`), and a peer that wants nothing has no deadline. Checks of a received message
+// begin with the cheapest: length, whether it was requested, mac1, the rate limits, and then X25519. No received
+// message throws.
 //
-// WireGuard: https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6. Two things differ from Linux's: an initiation of the
-// peer's does not end ours, and an own initiation is delayed, not dropped, where the last one was less than five seconds ago.
-// Times are in ms, of a clock that never goes back, but for `wall`.
+// The protocol is WireGuard's: https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6. Two things differ from
+// Linux: an initiation of the peer does not end ours, and our initiation is delayed, not dropped, if the last one is
+// less than five seconds old. Times are in ms of a monotonic clock, except `wall`.
 
 import { SecretBytes } from '../../../base/secret.ts'
 import type { PeerSession, UnknownKey } from '../../contract.ts'
@@ -34,7 +36,7 @@ import {
 } from './cookie.ts'
 import { MAC_BYTES, type Randomness } from './crypto.ts'
 import { createDeadlines } from './deadlines.ts'
-import { createGate } from './handshake-limiter.ts'
+import { createHandshakeLimiter } from './handshake-limiter.ts'
 import { createIndices, LOW_BITS, LOW_MASK } from './indices.ts'
 import {
   firstMessageBytes,
@@ -54,79 +56,91 @@ export type { Endpoint } from './cookie.ts'
 
 const TYPE_INITIATION = 1
 const TYPE_RESPONSE = 2
-/** Of both: type, the sender's index; of the response the receiver's too. */
+/** The length of the header: type, the sender's index, and in a response the receiver's index. */
 const INITIATION_HEAD = 8
 const RESPONSE_HEAD = 12
 export const INITIATION_BYTES = INITIATION_HEAD + firstMessageBytes(STAMP_BYTES) + 2 * MAC_BYTES
 export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BYTES
 
-/** The distance of two initiations to one peer, with a jitter, so that two nodes that begin at once do not do so for ever. */
+/**
+ * The interval between initiations to one peer, plus a jitter, so that two nodes that begin simultaneously do not stay
+ * in step.
+ */
 export const REKEY_TIMEOUT_MS = 5_000
 const JITTER_MS = 333
-/** How long one is tried again. */
 const REKEY_ATTEMPT_MS = 90_000
-/** The distance of two initiations that are accepted of one peer. */
+/** The minimum interval between accepted initiations of one peer. */
 const ACCEPT_EVERY_MS = 20
-/** Own initiations of all peers together: they wait for one another, so that the start of a large cluster does not hold up the daemon. */
+/**
+ * The limit of own initiations to all peers together. Further ones wait, so that the start of a large cluster does not
+ * block the daemon.
+ */
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
-/** How often those that wait are looked at. */
+/** The interval at which waiting initiations are tried. */
 const TURN_MS = 20
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
-/** What the handshakes ask of the engine. */
 export interface SessionEngine {
   send(to: Endpoint, datagram: Uint8Array): void
-  /** The keys are wiped after it. */
+  /** Installs keys. The caller wipes them afterwards. */
   setKeys(peer: number, keys: SessionKeys): void
 }
 
-/** A peer as the leases have it. */
 export interface HandshakePeer {
-  /** Below MOST_PEERS, and the same for one public key as long as the process lives. */
+  /** A number below MOST_PEERS. A public key keeps its number while the process runs. */
   readonly number: number
-  /** Of 32 bytes. */
   readonly publicKey: Uint8Array
   readonly psk?: SecretBytes | undefined
-  /** Where it is from now on; where there is none it stays where it was. */
+  /** The peer's new endpoint; if it is undefined, the known endpoint stays. */
   readonly endpoint?: Endpoint | undefined
 }
 
 /** Why the last initiation gave no keys. */
 type Failure = NonNullable<PeerSession['failure']>
 
-/** What is remembered of a peer beyond the life of a process. */
+/** The state of a peer that the next process needs. */
 export interface HandshakeMemory {
-  /** The greatest timestamp that it sent; -1 before there was one. */
+  /** The greatest timestamp that the peer sent; -1 if there is none. */
   readonly greatest: bigint
-  /** Its last index, which the next ones follow: those of sessions that go on are not given again. */
+  /**
+   * The low bits of the last index. The next index follows it, so that indices of continued sessions are not used
+   * twice.
+   */
   readonly low: number
-  /** When the last handshake gave keys that are in use; undefined when none did. */
+  /** When the last handshake gave keys that are in use; undefined if none did. */
   readonly completedAt: number | undefined
-  /** The same in ms since 1970. */
+  /** The same time in ms since 1970. */
   readonly at: number | undefined
-  /** When it was sent an initiation that it has not answered yet. */
+  /** When an initiation was sent that the peer has not answered yet. */
   readonly requestedAt: number | undefined
 }
 
 export interface HandshakeState {
-  /** When the last one gave keys that are in use, in ms since 1970; undefined when none did. */
+  /** When the last handshake gave keys that are in use, in ms since 1970; undefined if none did. */
   readonly at: number | undefined
-  /** Initiations that were sent since then. */
   readonly attempts: number
   readonly failure: Failure | undefined
-  /** The peer's initiations, since then, that were as old as one before, or older: its clock went back. */
+  /**
+   * The number of the peer's initiations since then whose timestamp was not newer than an earlier one: its clock was
+   * set back.
+   */
   readonly stale: number
-  /** The peer's initiations, since then, that were answered, without a packet under the keys: with another psk there never is one. */
+  /**
+   * The number of the peer's initiations since then that were answered without a packet under the keys. With a
+   * different psk there never is one.
+   */
   readonly unconfirmed: number
 }
 
-/** The most keys of nobody's that are remembered: the last ones. */
+/** The maximum number of unknown public keys that are remembered; the latest are kept. */
 export const MOST_UNKNOWN = 16
 
 interface HandshakeParts {
-  /** Of 32 bytes; they are copied, so the caller may wipe them. */
+  /** The private key, 32 bytes. It is copied, so the caller may wipe it. */
   readonly privateKey: SecretBytes
-  /** Of 32 bits, drawn at random: hides in the indices how many peers there are, and which is which. The engine has the same. */
+  /**
+   * A random number of 32 bits, which hides in the indices how many peers there are. The engine has the same number.
+   */
   readonly indexSecret: number
   /** The key that permutes indices (indices.ts); all zeros if left out. The engine has the same key. */
   readonly indexKey?: Uint8Array
@@ -134,10 +148,9 @@ interface HandshakeParts {
   readonly random: Randomness
   /** The time in ms since 1970, for timestamps. */
   readonly wall: () => number
-  /** As of createStamps. */
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
-  /** A peer that proved who it is sent from another place, to where it is sent from now on. */
+  /** Called when an authenticated peer sends from a new endpoint, to which its datagrams go from now on. */
   readonly roamed: (peer: number, to: Endpoint) => void
   /**
    * Called when the handshake gives up sending initiations to a peer that did not answer. The engine itself drops the packets that wait for
@@ -145,64 +158,62 @@ interface HandshakeParts {
    */
   readonly gaveUp?: (peer: number) => void
   /**
-   * An initiation that seems to come from there was not looked at, since there are too many; or it is none that could be answered, and a
-   * peer's own may have found no place beside it.
+   * Called when an initiation from this endpoint was dropped by a rate limit, or was invalid, so that the peer's own
+   * initiation may have been lost.
    */
   readonly overlooked: (from: Endpoint, now: number) => void
 }
 
 export interface Handshakes {
   readonly publicKey: Uint8Array
-  /** All peers that there are. What there is with those that stay is kept. */
+  /** Sets all peers. The state of peers that stay is kept. */
   setPeers(peers: readonly HandshakePeer[]): void
   /**
-   * The engine needs keys for a peer: data waits, or its session is old. It says so again as long as it does, seldom or with each packet:
-   * what was heard already costs nothing.
+   * Reports that the engine needs keys for a peer, because data waits or the session is old. It may be repeated, even
+   * with each packet; repetitions have no effect.
    */
   wanted(peer: number, now: number): void
-  /** The first packet came under keys of which this node was not the initiator. */
+  /** Reports that the first packet came under keys of which this node was the responder. */
   confirmed(peer: number, now: number): void
-  /** Another engine goes on, which has no keys: what was agreed just now is wanted again. */
+  /** Reports that a new engine without keys runs. Keys that were negotiated a moment ago must be negotiated again. */
   lostKeys(): void
-  /** What is remembered of a peer; undefined for one that is not there. */
+  /** Returns the state of a peer for the next process; undefined for an unknown peer. */
   memoryOf(peer: number): HandshakeMemory | undefined
-  /** Goes on as another one did, which had these indices, peers and memories; before all else. */
+  /** Continues with the indices, peers and memories of an earlier process. Must be called first. */
   resume(
     indexSecret: number,
     peers: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[],
     indexKey?: Uint8Array,
   ): void
-  /** Timestamps up to this tick were given out by others. */
+  /** Excludes timestamps up to this tick, because another process used them. */
   passed(tick: number): void
-  /** The greatest tick that was given out, or may have been. */
+  /** The greatest tick that may have been used. */
   readonly lastTick: number
-  /** The engine found that a peer sends from another place. */
   moved(peer: number, to: Endpoint): void
-  /** A datagram of type 1, 2 or 3; whatever else is dropped too. */
+  /** Processes a datagram of type 1, 2 or 3; drops any other. */
   message(from: Endpoint, datagram: Uint8Array, now: number): void
-  /** What is due. */
   tick(now: number): void
-  /** When `tick` is to be called next; Infinity when nothing will be due. Any call may change it. */
+  /** Returns when `tick` must be called next; Infinity if nothing will be due. Any call may change it. */
   nextAt(): number
-  /** Undefined for a peer that is not there. */
+  /** Returns the state of the handshakes with a peer; undefined for an unknown peer. */
   stateOf(peer: number): HandshakeState | undefined
-  /** The last keys of initiations that are no peer's. */
   unknownKeys(): readonly UnknownKey[]
-  /** What was dropped, and the cookies that were sent, since the start. */
   readonly counters: Readonly<Counters>
-  /** Wipes all that is secret. Nothing may be called any more. */
+  /** Wipes all secrets. No function may be called afterwards. */
   close(): void
 }
 
 interface Counters {
-  /** Of another length or type, or nobody asked for it, or mac1 is another, or what is sealed opens not, or is of nobody that is known. */
+  /**
+   * Messages with a wrong length, type or mac1, that were not requested, that cannot be decrypted, or whose sender is
+   * unknown.
+   */
   junk: number
-  /** Over a rate: handshake-limiter.ts, or more than one of a peer in ACCEPT_EVERY_MS. */
+  /** Messages above a rate limit (handshake-limiter.ts), or a second initiation of a peer within ACCEPT_EVERY_MS. */
   limited: number
   cookiesSent: number
 }
 
-/** An initiation of ours that was not answered yet. */
 interface Pending extends Sent {
   readonly index: number
   readonly at: number
@@ -213,23 +224,29 @@ class Peer extends Remote {
   readonly number: number
   psk: SecretBytes | undefined
   endpoint: Endpoint | undefined
-  /** Counts the low bits of its indices up, from somewhere: so that one comes again after 4096, when all before are long forgotten. */
+  /**
+   * Counts the low bits of the peer's indices up from a random number. An index repeats after 4096 handshakes, long
+   * after it was last in use.
+   */
   low = 0
   #macKeys: MacKeys | undefined
 
   pending: Pending | undefined
-  /** When it was first wanted; undefined when it is not. */
+  /** When keys were first wanted; undefined if none are wanted. */
   wantedAt: number | undefined
-  /** When `pending` ends, and another may be sent. */
+  /** When `pending` ends, and another initiation may be sent. */
   dueAt = -Infinity
-  /** The tick of the last timestamp that it was sent, and the greatest that it sent. */
+  /** The tick of the last timestamp that was sent to the peer, and the greatest timestamp that the peer sent. */
   lastTick = -1
   greatest = -1n
   acceptedAt = -Infinity
-  /** Where its last initiation came from: there it is once that is known to be none of long ago. */
+  /**
+   * The endpoint of the peer's last initiation. It becomes the peer's endpoint when a packet proves that the initiation
+   * is not a replay.
+   */
   answered: Endpoint | undefined
 
-  /** The last message that it was sent, for which it may send a cookie; and the cookie. */
+  /** mac1 and index of the last message to the peer, for which it may send a cookie; then the cookie. */
   sentMac1: Uint8Array | undefined
   sentIndex = 0
   cookie: SecretBytes | undefined
@@ -273,16 +290,16 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const ownName = nameOf(own.publicKey)
   const ownMacKeys = macKeysOf(own.publicKey)
   const cookies = createCookies(ownMacKeys, random)
-  // Answers are let in beside initiations, and so are not kept out by them; few have an index that was asked for.
-  const gates = {
-    initiation: createGate(cookies),
-    response: createGate(cookies, 'asked'),
-    cookie: createGate(cookies),
+  // Responses have their own limits, so that initiations cannot crowd them out; few messages have a requested index.
+  const limiters = {
+    initiation: createHandshakeLimiter(cookies),
+    response: createHandshakeLimiter(cookies, 'requested'),
+    cookie: createHandshakeLimiter(cookies),
   }
   const stamps = createStamps(parts.keptTick, parts.keepTick)
   const mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
   const deadlines = createDeadlines<Peer>()
-  /** Those that may be sent an initiation as soon as `mayInitiate` lets them, in order. */
+  /** The peers that may be sent an initiation as soon as `mayInitiate` allows it, in order. */
   const waiting = new Set<Peer>()
   let turnAt = -Infinity
   const peers = new Map<number, Peer>()
@@ -297,7 +314,6 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
   const peerOf = (index: number): Peer | undefined => peers.get(indices.peerOf(index))
 
-  /** Adds the MACs, and sends it. */
   function send(peer: Peer, to: Endpoint, index: number, message: Buffer, now: number): void {
     const cookie = now < peer.cookieUntil ? peer.cookie?.reveal() : undefined
     peer.sentMac1 = writeMacs(message, peer.macKeys, cookie)
@@ -308,7 +324,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   function initiate(peer: Peer, now: number): void {
     const { endpoint } = peer
     peer.forget()
-    if (!endpoint) return // nobody is wanted without, and none loses one
+    if (!endpoint) return // keys are wanted only for a peer with an endpoint, and no peer loses its endpoint
     peer.dueAt = now + REKEY_TIMEOUT_MS + (draw() % (JITTER_MS + 1))
     deadlines.add(peer, peer.dueAt)
     peer.lastTick = stamps.next(peer.lastTick, wall())
@@ -327,7 +343,6 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     send(peer, endpoint, index, message, now)
   }
 
-  /** The keys of a handshake are in use, so that no other is wanted. */
   function complete(peer: Peer, now: number): void {
     waiting.delete(peer)
     peer.wantedAt = undefined
@@ -347,7 +362,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
 
   function due(peer: Peer, now: number): void {
     if (peer.dueAt > now || peers.get(peer.number) !== peer) return
-    // Where none is wanted any more, the peer's own handshake has come meanwhile.
+    // If no keys are wanted any more, the peer's own handshake gave them.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forget()
     if (peer.wantedAt === undefined) return
@@ -370,9 +385,9 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     }
   }
 
-  /** False for what is not to be looked at any further, which has got its cookie, if it is to have one. */
-  function passes(gate: keyof typeof gates, message: Uint8Array, from: Endpoint, now: number): boolean {
-    if (!gates[gate].mayBeHeard(now)) {
+  /** True if a message must be processed. Otherwise it was counted, and a cookie was sent if one is due. */
+  function passes(kind: keyof typeof limiters, message: Uint8Array, from: Endpoint, now: number): boolean {
+    if (!limiters[kind].mayReceive(now)) {
       counters.limited += 1
       return false
     }
@@ -380,10 +395,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       counters.junk += 1
       return false
     }
-    const verdict = gates[gate].judge(message, from, now)
+    const verdict = limiters[kind].judge(message, from, now)
     if (verdict === 'process') return true
     counters.limited += 1
-    if (verdict === 'ask') {
+    if (verdict === 'challenge') {
       counters.cookiesSent += 1
       engine.send(from, cookies.reply(message, from, now))
     }
@@ -410,7 +425,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     const isTooSoon = now - peer.acceptedAt < ACCEPT_EVERY_MS
     if (order <= peer.greatest || isTooSoon) {
       received.transcript.wipe()
-      // The same once more is what a network does.
+      // Networks duplicate datagrams, so an equal timestamp does not count as stale.
       if (order < peer.greatest) peer.stale += 1
       else if (order > peer.greatest) counters.limited += 1
       if (now - peer.acceptedAt >= REKEY_TIMEOUT_MS) parts.overlooked(from, now)
@@ -444,7 +459,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     if (unknown.size > MOST_UNKNOWN && oldest !== undefined) unknown.delete(oldest)
   }
 
-  /** To the engine before the answer goes out, since what answers that may come at once. */
+  /**
+   * Gives keys to the engine, and wipes them. This must happen before the response is sent, because the peer may reply
+   * immediately.
+   */
   function handOver(
     peer: Peer,
     isInitiator: boolean,
@@ -488,7 +506,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
       counters.junk += 1
       return
     }
-    if (!gates.cookie.mayBeHeard(now)) {
+    if (!limiters.cookie.mayReceive(now)) {
       counters.limited += 1
       return
     }
@@ -539,10 +557,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     wanted(number, now) {
       const peer = peers.get(number)
       if (!peer?.endpoint || peer.wantedAt !== undefined) return
-      // It was said before the engine had the keys.
+      // The engine reported this before it had the keys.
       if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
       peer.wantedAt = now
-      // Else `due` goes on with it.
+      // Otherwise `due` will continue.
       if (peer.dueAt <= now) waiting.add(peer)
       work(now)
     },
@@ -571,7 +589,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
         const { greatest, low, completedAt = -Infinity, at, requestedAt } = memory
         Object.assign(peer, { greatest, low, completedAt, at })
         if (requestedAt === undefined) continue
-        // It is asked again as soon as it listens: what opens its answer has gone with the other process.
+        // The initiation is repeated as soon as the peer would accept it, because the state that decrypts its response
+        // is lost with the other process.
         peer.dueAt = requestedAt + 2 * ACCEPT_EVERY_MS
         deadlines.add(peer, peer.dueAt)
       }

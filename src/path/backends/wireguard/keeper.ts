@@ -1,16 +1,18 @@
-// keeper.ts - between the handshakes and the engine: its mail, the numbers of sessions, and the one timer.
+// keeper.ts - connects the handshakes to the engine: its control messages, the numbers of sessions, and the one timer.
 //
-// A session has a number for as long as its peer's key is known, so that a lease that is written anew, or a second one of the same host,
-// disturbs nothing. The number is nobody's for a while then: what lanes and mail still say of it is said of nobody else.
-// An engine that takes the place of another goes on with its sessions, or has none: peers that wait for none find that out as they send.
-// In a planned restart the next process is such an engine with a keeper of its own, which goes on by what `pause` gave this one: numbers,
-// places, timestamps. The keys go from engine to engine, and one of them gets them (native/io/bequest.h). What was asked of a peer and
-// not answered is asked again.
+// A session keeps its number while its peer's key is known, so a rewritten lease, or a second lease of the same host,
+// does not disturb it. After that the number stays unused for a while, because lanes and waiting messages may still
+// refer to it.
 //
-// What comes is work by whoever sends it. For messages that may be anybody's, and for peers that go from place to place, there is a pause
-// after so much of it; a packet for no session, whose sender may be forged, asks for new keys only of a peer that has none. So does an
-// initiation that was not looked at, or that is nobody's: in a flood of them by a peer's address the peer's own cannot be told apart, and
-// few are looked at, but its answer to ours can.
+// A new engine continues the sessions of the previous engine, or has none. In that case peers notice it when they send.
+// In a planned restart the successor has such an engine and its own keeper, which continues from the result of `pause`:
+// numbers, endpoints and timestamps. The keys go from engine to engine, and exactly one gets them
+// (native/io/handover_state.h). Unanswered initiations are sent again.
+//
+// Messages cost work, whoever sends them. So the keeper pauses after messages that anyone may have sent, and after
+// peers that moved. The sender of a packet for an unknown session may be forged, so it leads to a handshake only if the
+// peer has no keys. The same holds for an initiation that was not processed or is not valid: in a flood with a peer's
+// address the peer's own initiation may be lost, but its response to ours is recognised.
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'
@@ -27,52 +29,61 @@ import { createHandshakes, type HandshakeMemory } from './handshakes.ts'
 import { INDEX_KEY_BYTES } from './indices.ts'
 import { KEY_BYTES } from './x25519.ts'
 
-/** The most messages of hosts that are no peers that are looked at at once. */
+/** The maximum number of messages from unknown hosts that are processed in one go. */
 const MOST_OF_OTHERS = 64
 /**
- * The pause after messages, or moves: so many times what they took, so that a flood of them takes a small part of a core, waking for it
- * included; for each of them no less, and no more, so that nobody waits long for the one before.
+ * The pause after messages or moves: `times` the processing time, so that a flood uses a small part of a core; per
+ * message at least `leastMs` and at most `mostMs`.
  */
-const REST = { times: 15, leastMs: 2, mostMs: 10 } as const
-/** The longest, so that who moves does not hold up handshakes. */
-const LONGEST_REST_MS = 500
-/** For how long the number of a peer that went is nobody's: longer than packets wait, mail lies, and a lane's turn takes. */
-const NUMBER_RESTS_MS = 60_000
-/** The bytes of a peer's record that the engine reads: the session's number, and whether it sends from any port. Of this host it has more. */
+const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
+/** The maximum pause, so that moving peers do not delay handshakes. */
+const MAX_PAUSE_MS = 500
+/**
+ * How long the number of a removed peer stays unused. It is longer than packets and messages wait, and than a lane
+ * takes for a batch.
+ */
+const NUMBER_REUSE_MS = 60_000
+/**
+ * The layout of the facts about a peer that the engine reads: the session's number, and whether the peer sends from any
+ * port. Those about this host are longer.
+ */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4
 const OWN_END_BYTES = 8 + KEY_BYTES + INDEX_KEY_BYTES
 const MOST_SESSIONS = 1 << 20
-/** The first byte of a packet for a session that is not there. */
+/** The first byte of a data message, which the engine reports if its session is unknown. */
 const TYPE_DATA = 4
-/** Of what one keeper gives another: first the proof that it is of the same keys, then a text of this form. */
+/**
+ * The format of the state between two keepers: a proof that both have the same keys, then JSON with this format number.
+ */
 const HEAD_FORM = 2
 const PROOF_BYTES = 32
 
-/** A peer's end, as its lease says it. */
+/** A peer's key and endpoint from its lease. */
 export interface KeeperPeer extends UdpEndpoint {
-  /** Base64. */
   readonly publicKey: string
-  /** It may send from any port, and answers to its own, whatever port it hears from. */
+  /** True if the peer sends from any of its ports. It receives only on its published port. */
   readonly anyPort: boolean
 }
 
 interface KeeperOptions {
   readonly privateKey: Secret
-  /** Base64, or empty. */
+  /** The psk in base64, or empty. */
   readonly psk: Secret
-  /** Seconds; 0: none. */
+  /** The keepalive interval in seconds; 0 disables it. */
   readonly keepalive: number
-  /** Keeps the time of the last handshakes over restarts; nobody else writes it. */
+  /** The file that keeps the last timestamp of handshakes across restarts. Only this keeper writes it. */
   readonly stampFile: string
-  /** Whether this host may send from the ports of its lanes, and says so in its lease; else all leaves from the known port. */
+  /**
+   * True if this host may send from the ports of its lanes, which its lease publishes. Otherwise all datagrams leave
+   * from the well-known port.
+   */
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
   readonly log: Log
 }
 
 export interface Keeper extends SessionKeeper {
-  /** What the engine is told of this host, and of a peer. */
   readonly ownEnd: Uint8Array
   endOf(peer: Lease): Uint8Array
 }
@@ -80,7 +91,7 @@ export interface Keeper extends SessionKeeper {
 const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const nameOf = ({ address, port }: UdpEndpoint): string => `${address} ${port}`
 
-/** What one keeper gives another. Times are of the clock that all processes of a host have. */
+/** The state that one keeper gives to the next. Times are of the host's monotonic clock, which all processes share. */
 interface Head {
   readonly form: number
   readonly secret: number
@@ -102,13 +113,12 @@ interface Head {
 interface Session {
   readonly number: number
   readonly publicKey: string
-  /** As the lease says it, and where it is. */
+  /** The endpoint in the lease, and the current endpoint. */
   given: UdpEndpoint
   at: UdpEndpoint
   anyPort: boolean
-  /** Until when the engine has keys with which the peer has said something, as far as is known here. */
+  /** Until when the engine has keys that the peer is known to have used. */
   keyedUntil: number
-  /** The keys of its leases. */
   leases: readonly string[]
 }
 
@@ -118,16 +128,16 @@ export function createKeeper(options: KeeperOptions): Keeper {
   let indexKey = systemRandomness.bytes(INDEX_KEY_BYTES)
   const sessions = new Map<string, Session>()
   const byNumber = new Map<number, Session>()
-  /** Numbers of peers that went, the longest gone first. */
+  /** The numbers of removed peers, the oldest first. */
   const free: { readonly number: number; readonly from: number }[] = []
   let last = 0
   let engine: EngineSessions | undefined
   let moved: (key: string) => void = () => {}
   let timer: NodeJS.Timeout | undefined
-  let restsUntil = 0
+  let pausedUntil = 0
   let isStopped = false
   const shared = psk.isEmpty ? undefined : new SecretBytes(bytesOf(psk.reveal()))
-  /** Sessions by the address of their peer; undefined when it is to be made anew. */
+  /** The sessions by their peer's address; undefined if the map must be built again. */
   let byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
 
   const ownPrivate = new SecretBytes(bytesOf(privateKey.reveal()))
@@ -152,12 +162,12 @@ export function createKeeper(options: KeeperOptions): Keeper {
         renameSync(`${stampFile}.new`, stampFile)
       } catch (error) {
         log.warn(
-          `${stampFile} cannot be written (${messageOf(error)}): should the clock go back, peers refuse this node`,
+          `Cannot write ${stampFile} (${messageOf(error)}): if the clock is set back, peers will refuse handshakes of this node after a restart`,
         )
       }
     },
     roamed: (number, to) => move(byNumber.get(number), to),
-    // Whoever forges the address may say any port.
+    // A forged sender may name any port, so the port is not compared.
     overlooked: ({ address }, now) => renew(address, () => true, now),
   })
   ownPrivate.wipe()
@@ -174,12 +184,11 @@ export function createKeeper(options: KeeperOptions): Keeper {
     for (const key of session.leases) moved(key)
   }
 
-  /** One timer for all that is due: handshakes, and mail that waits for its turn. */
   function schedule(): void {
     clearTimeout(timer)
     if (isStopped || !engine) return
     const now = performance.now()
-    const at = Math.min(handshakes.nextAt(), restsUntil > now ? restsUntil : Infinity)
+    const at = Math.min(handshakes.nextAt(), pausedUntil > now ? pausedUntil : Infinity)
     if (at === Infinity) return
     timer = setTimeout(work, Math.max(0, Math.ceil(at - now)))
     timer.unref()
@@ -187,8 +196,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   function work(): void {
     const now = performance.now()
-    if (restsUntil !== 0 && restsUntil <= now) {
-      restsUntil = 0
+    if (pausedUntil !== 0 && pausedUntil <= now) {
+      pausedUntil = 0
       takeMail(now)
     }
     handshakes.tick(now)
@@ -203,22 +212,25 @@ export function createKeeper(options: KeeperOptions): Keeper {
       keyed(number)
     }
     for (const { session, ...to } of mail.moved) {
-      if (byNumber.get(session)?.anyPort) continue // it lay there since before its lease said so
+      if (byNumber.get(session)?.anyPort) continue // the engine reported it before the lease allowed any port
       handshakes.moved(session, to)
       move(byNumber.get(session), to)
     }
-    for (const { bytes, ...from } of mail.letters) {
+    for (const { bytes, ...from } of mail.controlMessages) {
       if (bytes[0] === TYPE_DATA) renew(from.address, ({ at, anyPort }) => anyPort || at.port === from.port, now)
       else handshakes.message(from, bytes, now)
     }
     for (const number of mail.wanted) handshakes.wanted(number, now)
-    const count = mail.letters.length + mail.moved.length
+    const count = mail.controlMessages.length + mail.moved.length
     const tookMs = performance.now() - now
-    const pause = Math.min(Math.max(REST.times * tookMs, count * REST.leastMs), count * REST.mostMs, LONGEST_REST_MS)
-    if (pause > 0) restsUntil = now + tookMs + pause
+    const pause = Math.min(Math.max(PAUSE.times * tookMs, count * PAUSE.leastMs), count * PAUSE.mostMs, MAX_PAUSE_MS)
+    if (pause > 0) pausedUntil = now + tookMs + pause
   }
 
-  /** A peer that seems to need keys is given some, unless there are: then nothing says so that is not forged. */
+  /**
+   * Starts handshakes with the peers at an address that seem to need keys. If a peer has keys, the hint may be forged
+   * and is ignored.
+   */
   function renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     byAddress ??= groupedByAddress()
     for (const session of byAddress.get(address) ?? [])
@@ -236,13 +248,13 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   function newNumber(): number {
     const [first] = free
-    const rested = first && first.from <= performance.now() ? free.shift() : undefined
-    const number = rested?.number ?? ++last
+    const reusable = first && first.from <= performance.now() ? free.shift() : undefined
+    const number = reusable?.number ?? ++last
     if (number >= MOST_SESSIONS) throw new Error(`more than ${MOST_SESSIONS} peers with keys`)
     return number
   }
 
-  /** Makes what is in a head what is here; the numbers of peers that went meanwhile are nobody's for a while. */
+  /** Restores the state of another keeper. Numbers without a session stay unused for a while. */
   function resume(head: Head): void {
     const offset = clockOffset()
     secret = head.secret
@@ -256,7 +268,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       sessions.set(publicKey, session)
       byNumber.set(number, session)
     }
-    const from = performance.now() + NUMBER_RESTS_MS
+    const from = performance.now() + NUMBER_REUSE_MS
     for (let number = 1; number <= last; number++) if (!byNumber.has(number)) free.push({ number, from })
     handshakes.resume(
       secret,
@@ -322,7 +334,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       resume(found)
       return true
     },
-    // Mail that was not taken yet goes with the sessions.
+    // Messages that were not taken yet are saved with the sessions.
     pause() {
       engine = undefined
       clearTimeout(timer)
@@ -331,7 +343,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
     },
     begin(sessionsOfEngine) {
       engine = sessionsOfEngine
-      // Another process may have sent some meanwhile.
+      // Another process may have used timestamps in the meantime.
       handshakes.passed(readTick(stampFile))
       if (!sessionsOfEngine.areKept) {
         for (const session of sessions.values()) session.keyedUntil = -Infinity
@@ -342,7 +354,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
     },
     onMail() {
       const now = performance.now()
-      if (restsUntil <= now) takeMail(now)
+      if (pausedUntil <= now) takeMail(now)
       schedule()
     },
     setPeers(peers) {
@@ -357,19 +369,19 @@ export function createKeeper(options: KeeperOptions): Keeper {
           continue
         }
         leases.set(publicKey, [key])
-        const place = { address, port }
+        const endpoint = { address, port }
         const session = sessions.get(publicKey)
         if (!session) {
           const [number, keyedUntil] = [newNumber(), -Infinity]
-          const made = { number, publicKey, given: place, at: place, anyPort, keyedUntil, leases: [] }
+          const made = { number, publicKey, given: endpoint, at: endpoint, anyPort, keyedUntil, leases: [] }
           sessions.set(publicKey, made)
           byNumber.set(number, made)
           continue
         }
-        // Until now its ports were followed.
+        // Until now the engine followed the peer's port, which must be reset.
         const isNews = anyPort && !session.anyPort && session.at.address === address
         session.anyPort = anyPort
-        if (isNews || nameOf(session.given) !== nameOf(place)) session.given = session.at = place
+        if (isNews || nameOf(session.given) !== nameOf(endpoint)) session.given = session.at = endpoint
       }
       for (const session of sessions.values()) {
         session.leases = leases.get(session.publicKey) ?? []
@@ -377,7 +389,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
         sessions.delete(session.publicKey)
         byNumber.delete(session.number)
         engine?.forget(session.number)
-        free.push({ number: session.number, from: performance.now() + NUMBER_RESTS_MS })
+        free.push({ number: session.number, from: performance.now() + NUMBER_REUSE_MS })
       }
       byAddress = undefined
       handshakes.setPeers(
@@ -394,7 +406,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
       const given = peerOf(peer)
       return sessionOf(peer)?.at ?? { address: given?.address ?? 0, port: given?.port ?? 0 }
     },
-    // A peer behind a translation of addresses, who is not where its lease says, lets in only what it has sent to.
+    // A peer behind NAT, whose current endpoint differs from its lease, receives only from the port to which it has
+    // sent.
     isFromKnownPort(peer) {
       const session = sessionOf(peer)
       return !hasLanes() || !session?.anyPort || nameOf(session.at) !== nameOf(session.given)
@@ -423,10 +436,11 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 }
 
-/** What is added to a time of performance.now() to make it one of CLOCK_MONOTONIC, which all processes of a host have. */
+/**
+ * Returns the difference between CLOCK_MONOTONIC, which all processes of a host share, and performance.now(), in ms.
+ */
 const clockOffset = (): number => Number(process.hrtime.bigint() / 1_000n) / 1_000 - performance.now()
 
-/** A memory by another clock. */
 const shifted = <M extends Pick<HandshakeMemory, 'completedAt' | 'requestedAt'>>(memory: M, byMs: number): M => ({
   ...memory,
   completedAt: memory.completedAt === undefined ? undefined : memory.completedAt + byMs,
@@ -439,12 +453,12 @@ const endpointFrom = ([address, port]: readonly [string, number]): UdpEndpoint =
   port,
 })
 
-/** The tick that was kept last; -1 where none is, or what is there is none. */
+/** Reads the stored tick; -1 if there is none or it is invalid. */
 function readTick(file: string): number {
   try {
     const text = readFileSync(file, 'utf8').trim()
     return /^\d{1,15}$/.test(text) ? Number(text) : -1
   } catch {
-    return -1 // a first start
+    return -1 // first start
   }
 }

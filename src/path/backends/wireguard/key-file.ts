@@ -1,6 +1,7 @@
-// key-file.ts - the private key of this node, in flannel's file.
+// key-file.ts - reads and creates the private key of this node in flannel's file.
 //
-// File and format are flanneld's (pkg/backend/wireguard/device.go): base64 as `wg genkey` writes it, made where there is none.
+// File and format are those of flanneld (pkg/backend/wireguard/device.go): base64 as `wg genkey` prints it. A missing
+// file is created.
 
 import { randomBytes } from 'node:crypto'
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
@@ -11,10 +12,10 @@ import { WIREGUARD_KEY } from '../../catalog.ts'
 import { KEY_BYTES, keyPairOf } from './x25519.ts'
 
 const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
-/** The file of this process, as flanneld's. */
+/** Returns the path of the key file, as flanneld does. */
 export const keyFilePath = (): string => process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
 
-/** A new private key, with the bits set that X25519 sets anyway (RFC 7748 section 5), as others print it. */
+/** Returns a new private key. It sets the bits that X25519 would set anyway (RFC 7748, section 5), like other tools. */
 function newKey(): Secret {
   const bytes = randomBytes(KEY_BYTES)
   bytes[0] = (bytes[0] ?? 0) & 0xf8
@@ -24,7 +25,7 @@ function newKey(): Secret {
   return key
 }
 
-/** In base64, as the private one is. */
+/** Returns the public key, in base64 like the private key. */
 export function publicKeyTo(privateKey: Secret): string {
   const bytes = Buffer.from(privateKey.reveal(), 'base64')
   try {
@@ -39,14 +40,14 @@ async function makeKeyFile(file: string, key: Secret): Promise<void> {
     await mkdir(dirname(file), { recursive: true })
     await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
   } catch (error) {
-    throw new WeftError('PERMISSION', `the key file ${file} cannot be made: ${messageOf(error)}`, {
+    throw new WeftError('PERMISSION', `the key file ${file} cannot be created: ${messageOf(error)}`, {
       remedy: 'make its folder writable for weftd, or name another file with WIREGUARD_KEY_FILE',
       cause: error,
     })
   }
 }
 
-/** The private key in this file; undefined where there is none. Throws WeftError PERMISSION, CONFIG. */
+/** Reads the private key in this file; undefined if the file is missing. Throws WeftError PERMISSION, CONFIG. */
 async function readKeyFile(file: string): Promise<Secret | undefined> {
   const key = await readFile(file, 'utf8').then(
     (text) => new Secret(text.trim()),
@@ -59,12 +60,12 @@ async function readKeyFile(file: string): Promise<Secret | undefined> {
   )
   if (key && !WIREGUARD_KEY.test(key.reveal()))
     throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
-      remedy: 'delete it, and weftd makes another; or put a key of `wg genkey` there',
+      remedy: 'delete it, so that weftd creates a key, or write a key of `wg genkey` to it',
     })
   return key
 }
 
-/** The private key in this file, which is made where there is none. Throws WeftError PERMISSION, CONFIG. */
+/** Returns the private key in this file, which is created if it is missing. Throws WeftError PERMISSION, CONFIG. */
 export async function privateKeyOf(file: string): Promise<Secret> {
   const known = await readKeyFile(file)
   if (known) return known
@@ -73,7 +74,7 @@ export async function privateKeyOf(file: string): Promise<Secret> {
   return key
 }
 
-/** What became of the file of this key, which was read from it; undefined where it is still there. */
+/** Returns how the key file has changed since this key was read from it; undefined if it has not. */
 export async function changeOf(file: string, key: Secret): Promise<string | undefined> {
   try {
     const now = await readKeyFile(file)

@@ -1,13 +1,15 @@
-// noise.ts - the two messages of Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, by which two nodes get the keys of a session.
+// noise.ts - the two messages of Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, from which two nodes derive the keys of a
+// session.
 //
-// Noise (revision 34, https://noiseprotocol.org/noise.html) with WireGuard's prologue. The initiator knows the responder's static key:
+// Noise (revision 34, https://noiseprotocol.org/noise.html) with WireGuard's prologue. The initiator knows the
+// responder's static key:
 //
-//   -> e, es, s, ss    the initiator's ephemeral key; its static key, sealed; a payload, sealed: the timestamp
-//   <- e, ee, se, psk  the responder's ephemeral key; a payload, sealed: nothing
+//   -> e, es, s, ss    the initiator's ephemeral key; its static key, encrypted; a payload, encrypted: the timestamp
+//   <- e, ee, se, psk  the responder's ephemeral key; an empty payload, encrypted
 //
-// Both keep a transcript, of which ck is the chaining key and h the hash of all that was said. Each DH is mixed into ck, and gives the
-// key of what is sealed next, with h as associated data. So whoever has another key, or heard another message, opens nothing.
-// In a message nothing is longer or shorter than it must be: who calls has checked its length.
+// Both sides keep a transcript: the chaining key ck, and h, the hash of everything that was sent. Each DH result is
+// mixed into ck and yields the key for the next encryption, with h as associated data. So a node with another key or
+// another transcript cannot decrypt anything. The caller must check the lengths of messages.
 
 import { SecretBytes } from '../../../base/secret.ts'
 import { hash, hmac, open, seal, TAG_BYTES } from './crypto.ts'
@@ -20,19 +22,18 @@ const NOTHING = new Uint8Array(0)
 const NO_PSK = new SecretBytes(new Uint8Array(KEY_BYTES))
 const [ONE, TWO, THREE] = [Uint8Array.of(1), Uint8Array.of(2), Uint8Array.of(3)]
 
-/** What all know before the first message. */
 interface Start {
   readonly ck: Uint8Array
   readonly h: Uint8Array
 }
-/** Other prologues than WireGuard's are there for test vectors. */
+/** Returns the state for a prologue. Prologues other than WireGuard's serve test vectors. */
 export function startOf(prologue: string): Start {
   const ck = hash(CONSTRUCTION)
   return { ck, h: hash(ck, prologue) }
 }
 const WIREGUARD = startOf(PROLOGUE)
 
-/** A static public key of another, with what is computed of it once, when it is first needed. */
+/** The static public key of another node, with results that are computed once, when they are first needed. */
 export class Remote {
   readonly publicKey: Uint8Array
   readonly #own: KeyPair
@@ -48,7 +49,7 @@ export class Remote {
     return (this.#key ??= publicKeyOf(this.publicKey))
   }
 
-  /** The DH of both static keys; undefined where the other's is of small order. */
+  /** The DH result of both static keys; undefined if the other key is of small order. */
   get shared(): SecretBytes | undefined {
     if (this.#shared) return this.#shared
     const bytes = dh(this.#own.privateKey, this.key)
@@ -61,7 +62,7 @@ export class Remote {
   }
 }
 
-/** ck, h and the key of what is sealed next. Whoever has one wipes it. */
+/** The state ck, h and the key of the next encryption. The owner must wipe it. */
 class Transcript {
   readonly #ck: SecretBytes
   #h: Uint8Array
@@ -72,18 +73,18 @@ class Transcript {
     this.#h = h
   }
 
-  heard(message: Uint8Array): void {
+  mixHash(message: Uint8Array): void {
     this.#h = hash(this.#h, message)
   }
 
-  /** Mixes in an ephemeral public key, which with a psk is mixed into ck too (section 9.2). */
+  /** Mixes in an ephemeral public key. With a psk it is mixed into ck too (section 9.2). */
   ephemeral(publicKey: Uint8Array): void {
-    this.heard(publicKey)
+    this.mixHash(publicKey)
     const [ck] = this.#derive(publicKey, 1)
     this.#become(ck)
   }
 
-  /** Mixes in a DH, which is wiped unless it is kept; false where there is none. */
+  /** Mixes in a DH result. Wipes it, unless it is SecretBytes, which are reused. Returns false if it is undefined. */
   mix(secret: Uint8Array | SecretBytes | undefined): boolean {
     if (!secret) return false
     const [ck, key] = this.#derive(secret instanceof SecretBytes ? secret.reveal() : secret, 2)
@@ -93,32 +94,35 @@ class Transcript {
   }
 
   mixPsk(psk: SecretBytes = NO_PSK): void {
-    const [ck, heard, key] = this.#derive(psk.reveal(), 3)
-    this.heard(heard)
-    heard.fill(0)
+    const [ck, hashed, key] = this.#derive(psk.reveal(), 3)
+    this.mixHash(hashed)
+    hashed.fill(0)
     this.#become(ck, key)
   }
 
   seal(text: Uint8Array): Buffer {
     const sealed = seal(this.#key.reveal(), text, this.#h)
-    this.heard(sealed)
+    this.mixHash(sealed)
     return sealed
   }
 
   open(sealed: Uint8Array): Buffer | undefined {
     const text = open(this.#key.reveal(), sealed, this.#h)
-    this.heard(sealed)
+    this.mixHash(sealed)
     return text
   }
 
-  /** The two keys of the session: first the one that the initiator sends with. Wipes all else. */
+  /** Returns the two keys of the session, first the initiator's sending key. Wipes everything else. */
   split(): readonly [Buffer, Buffer] {
     const [initiators, responders] = this.#derive(NOTHING, 2)
     this.wipe()
     return [initiators, responders]
   }
 
-  /** Another that goes on from here, since what answers this one may be forged, and the true answer still on its way. */
+  /**
+   * Returns a copy to continue with. The original is kept, because a response may be forged while the real one is still
+   * on its way.
+   */
   copy(): Transcript {
     return new Transcript(this.#ck.reveal(), this.#h)
   }
@@ -149,13 +153,13 @@ class Transcript {
 
 const begin = ({ ck, h }: Start, responder: Uint8Array): Transcript => new Transcript(ck, hash(h, responder))
 
-/** An initiation that was sent, until its answer is read or it is given up, and wiped. */
+/** The state of an initiation that was sent. It must be wiped after its response, or when it is given up. */
 export interface Sent {
   readonly transcript: Transcript
   readonly ephemeral: KeyPair
 }
 
-/** The keys of a session, of 32 bytes each. Whoever has them wipes them. */
+/** The keys of a session, 32 bytes each. The owner must wipe them. */
 interface Keys {
   readonly sendKey: Buffer
   readonly receiveKey: Buffer
@@ -164,7 +168,7 @@ interface Keys {
 export const firstMessageBytes = (payload: number): number => KEY_BYTES + KEY_BYTES + TAG_BYTES + payload + TAG_BYTES
 export const secondMessageBytes = (payload: number): number => KEY_BYTES + payload + TAG_BYTES
 
-/** The first message to a node, with a payload; undefined where its key is of small order. */
+/** Returns the first message to a node, with a payload; undefined if the node's key is of small order. */
 export function writeFirst(
   own: KeyPair,
   to: Remote,
@@ -186,7 +190,7 @@ export function writeFirst(
   return undefined
 }
 
-/** A first message that was read: who sent it, and what it said. It is answered, or wiped. */
+/** A first message that was read: its sender and its payload. It must be answered or wiped. */
 interface Received<R extends Remote> {
   readonly from: R
   readonly payload: Buffer
@@ -194,7 +198,7 @@ interface Received<R extends Remote> {
   readonly ephemeral: KeyObject
 }
 
-/** Reads a first message to this node; undefined unless it is of one of those that `find` knows by the static key. */
+/** Reads a first message to this node. Returns undefined unless `find` returns the sender for its static key. */
 export function readFirst<R extends Remote>(
   own: KeyPair,
   message: Uint8Array,
@@ -218,7 +222,9 @@ export function readFirst<R extends Remote>(
   return undefined
 }
 
-/** Answers a first message, and gives the keys; undefined where a key of the other's is of small order. */
+/**
+ * Writes the response to a first message, and returns the keys; undefined if a key of the other node is of small order.
+ */
 export function writeSecond(
   received: Received<Remote>,
   ephemeral: KeyPair,
@@ -240,7 +246,9 @@ export function writeSecond(
   return { message: Buffer.concat([ephemeral.publicKey, sealed]), keys: { sendKey, receiveKey } }
 }
 
-/** Reads the answer; undefined, and nothing of `sent` is changed, unless it is of the node that was asked, with the same psk. */
+/**
+ * Reads a response. Returns undefined, without a change of `sent`, unless the addressed node sent it with the same psk.
+ */
 export function readSecond(
   own: KeyPair,
   sent: Sent,

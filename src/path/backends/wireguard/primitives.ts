@@ -1,6 +1,5 @@
-// primitives.ts - whether this Node.js has what WireGuard's handshake is made of: in FIPS mode OpenSSL has none of it.
-//
-// Loads nothing that needs any of them, so that it can be asked before they are.
+// primitives.ts - checks whether this Node.js has the primitives of WireGuard's handshake, which OpenSSL lacks in FIPS
+// mode. It loads no module that needs them, so it can be called first.
 
 import * as nodeCrypto from 'node:crypto'
 
@@ -11,7 +10,7 @@ export type Crypto = Pick<
 
 type Use = (crypto: Crypto) => unknown
 
-/** Each as it will be used. */
+/** Each primitive with a call that uses it in the same way as the handshake. */
 const USES: readonly (readonly [name: string, use: Use])[] = [
   ['X25519', ({ generateKeyPairSync, diffieHellman }) => diffieHellman(generateKeyPairSync('x25519'))],
   [
@@ -25,13 +24,12 @@ const USES: readonly (readonly [name: string, use: Use])[] = [
   ],
 ]
 
-/** The names of those that it lacks. */
 export const lackingPrimitives = (crypto: Crypto = nodeCrypto): readonly string[] =>
   USES.filter(([, use]) => {
     try {
       use(crypto)
       return false
     } catch {
-      return true // whatever it says: the words differ by OpenSSL's version and by what keeps it from them
+      return true // any error counts, because the messages differ between versions of OpenSSL
     }
   }).map(([name]) => name)

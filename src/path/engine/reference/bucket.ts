@@ -1,9 +1,12 @@
-// bucket.ts - how often something may be done: a burst at once, and then one in so long; as native/core/bucket.h.
+// bucket.ts - a rate limiter that allows a burst, and then one event per interval. native/core/bucket.h does the same.
 
-/** True when it may be done once more. */
+/** Returns true if one more event is allowed at this time, and counts it. */
 export type Bucket = (now: number) => boolean
 
-/** The generic cell rate algorithm (ITU-T I.371): a bucket is the time at which it will be full again. Times are of one unit. */
+/**
+ * Returns a limiter by the generic cell rate algorithm (ITU-T I.371). Its only state is the time at which the bucket
+ * will be full again. All times have the same unit.
+ */
 export function createBucket(every: number, burst: number): Bucket {
   let full = -Infinity
   return (now) => {

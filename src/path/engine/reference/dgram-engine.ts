@@ -1,7 +1,7 @@
-// dgram-engine.ts - the same data path in TypeScript: a TUN descriptor and node:dgram, one packet at a time.
+// dgram-engine.ts - the engine in TypeScript: a TUN descriptor and node:dgram, one packet at a time.
 //
-// Short enough to read in one sitting. It is what the native engine is tested against, and the way to run where
-// threads are unwanted. It knows IPv4 only and no offload.
+// It is short, and the native engine is tested against it. It serves hosts on which threads are not wanted. It supports
+// only IPv4 and no offloads.
 
 import { createSocket } from 'node:dgram'
 import { closeSync, readSync, writeSync } from 'node:fs'
@@ -13,7 +13,7 @@ import { ipv4NetContains, parseIpv4, type Ipv4, type Ipv4Net } from '../../../ne
 import type { Ipv6 } from '../../../net/ipv6.ts'
 import { ENCAPSULATIONS, type Encapsulation } from '../encapsulation.ts'
 import type { Engine, EngineConfig } from '../engine.ts'
-import { isFromHere, reasonToDrop, type PacketAddresses, type Stranger } from '../filter.ts'
+import { isFromHere, reasonToDrop, type PacketAddresses, type UnknownSender } from '../filter.ts'
 import { createPeerTable, decodePeers } from '../peers.ts'
 import { engineStartError } from '../start-error.ts'
 import { SLOT_NUMBERS } from '../traffic.ts'
@@ -37,19 +37,16 @@ import {
   type IcmpError,
 } from './packet.ts'
 
-/** Destinations whose look-up is remembered. */
 const FLOW_CACHE_ENTRIES = 4096
-/** Packets taken from the TUN before the event loop gets its turn. */
+/** The number of packets that are read from the TUN before the event loop gets its turn. */
 const READS_PER_TURN = 64
-/** Asked for; the kernel grants up to net.core.rmem_max. */
+/** The requested size of the receive buffer. The kernel grants at most net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
-/** Strangers that are remembered until somebody asks. */
-const STRANGERS = 64
-/** The number of paths whose MTU is remembered. */
+const UNKNOWN_SENDERS = 64
 const PATHS = 4096
 /**
- * The time for which an answer is good; the length that needs none; and the least that a path must take: for less the
- * kernel fragments datagrams.
+ * How long a path MTU is cached, in ms; the packet size that always fits; the smallest plausible path MTU, below which
+ * the kernel fragments datagrams; and the bytes of the outer headers.
  */
 const {
   askEveryMs: ASK_PATH_EVERY_MS,
@@ -61,17 +58,15 @@ const {
 interface Endpoint {
   readonly address: string
   readonly port: number
-  /** The limit of a peer's record. */
   readonly limit: number
-  /** True if the address is in a peer's subnet, so that datagrams to it come out of the TUN again. */
+  /** True if the address is in a peer's subnet, so that the kernel routes datagrams to it back into the TUN. */
   readonly leadsInside: boolean
   readonly traffic: Traffic
 }
 
-/** The counts of one peer. */
 interface Traffic {
   readonly numbers: [txPackets: number, txBytes: number, rxPackets: number, rxBytes: number]
-  heardAt: number | undefined
+  lastReceivedAt: number | undefined
 }
 
 function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
@@ -83,7 +78,6 @@ function encapsulationOf({ encapsulation: name }: EngineConfig): Encapsulation {
 
 const readIpv6 = (bytes: Buffer, at: number): Ipv6 => (bytes.readBigUInt64BE(at) << 64n) | bytes.readBigUInt64BE(at + 8)
 
-/** What this engine needs of a network of IPv4, which is all that it carries. */
 interface OwnIpv4 {
   readonly tunAddress: Ipv4
   readonly networkAddress: Ipv4
@@ -98,7 +92,10 @@ function ipv4Of({ tunAddress, networkAddress, network, subnet }: EngineConfig): 
   throw new WeftError('CONFIG', 'the dgram engine carries IPv4 alone', { remedy: 'run weftd with --engine native' })
 }
 
-/** Starts the engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE; CONFIG for an encapsulation that it does not speak, or IPv6). */
+/**
+ * Starts the engine. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE; or CONFIG for IPv6 or another
+ * encapsulation than udp.
+ */
 export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const encapsulation = encapsulationOf(config)
   const ipv4 = ipv4Of(config)
@@ -135,7 +132,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   }
 
   const trafficBySlot: Traffic[] = []
-  const trafficOf = (slot = 0): Traffic => (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], heardAt: undefined })
+  const trafficOf = (slot = 0): Traffic =>
+    (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], lastReceivedAt: undefined })
   const { settings, network, subnet } = config
   const filter = { ...settings, network, subnet }
   const { headerBytes, trailerBytes } = encapsulation
@@ -168,8 +166,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     }
   }
 
-  // Each kind has limits of its own.
-  const [mayAnswer, mayTellOfSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
+  const [mayAnswer, mayReportSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
   function answer(about: IcmpError, packet: Buffer, counter: string, may = mayAnswer): void {
     const error = icmpError(about, ipv4.networkAddress, packet)
     if (!error) return
@@ -178,13 +175,13 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (isFromHere(filter, sender) && may(sender, isOurs, performance.now()) && writeTun(error)) count(counter)
   }
 
-  // TUN to peer.
+  // From the TUN to a peer.
   function forward(bytes: Buffer): void {
     const size = ipv4PacketBytes(bytes)
     if (size === undefined && isIpv6Packet(bytes) && isForLink(bytes)) return count('tx_for_link')
     if (size === undefined)
       return drop(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed', bytes)
-    const packet = Buffer.from(bytes.subarray(0, size)) // send() keeps it until the datagram is gone
+    const packet = Buffer.from(bytes.subarray(0, size)) // send() needs the copy until the datagram has left
     const endpoint = endpointFor(packet.readUInt32BE(16))
     if (!endpoint) {
       if (isForLink(packet)) return count('tx_for_link')
@@ -192,7 +189,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     const to = { peer: parseIpv4(endpoint.address) ?? 0 }
-    // A datagram of this host came back; native/core/circle.h explains the rule.
+    // A datagram of this host was routed back into the TUN; native/core/circle.h explains the rule.
     if (endpoint.leadsInside && table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
       return drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
@@ -203,18 +200,21 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint) : Infinity
     if (size <= mtu) return send(packet, endpoint)
     if (!mayFragment(packet)) {
-      // A request that asks whether so long a packet arrives passes any limit.
+      // An echo request of this host that tests whether such a long packet arrives may exceed the limit.
       if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(ipv4.tunAddress, packet))
         return send(packet, endpoint)
       drop('tx_drop_too_big', packet, to)
-      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', mayTellOfSize)
+      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', mayReportSize)
     }
     count('tx_fragmented')
     for (const fragment of fragmentsOf(packet, mtu)) send(fragment, endpoint)
   }
 
   const paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
-  /** The longest packet that the kernel knows the path to a peer to take (docs/path-mtu.md). */
+  /**
+   * Returns the longest packet that the kernel's path MTU to a peer allows (docs/path-mtu.md); Infinity if it is not
+   * known.
+   */
   function knownMtu(address: string): number {
     let bytes = paths.get(address)
     if (bytes === undefined) paths.set(address, (bytes = addon.pathMtu(config.bindAddress, address)))
@@ -240,13 +240,13 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     })
   }
 
-  // Peer to TUN.
-  const strangers = new LRUCache<string, Stranger>({ max: STRANGERS })
-  /** Counts a packet that is not let in, and says so. */
+  // From a peer to the TUN.
+  const unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
+  /** Returns true if there is a reason to refuse the packet, and then counts and records it. */
   function isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
     if (reason === undefined) return false
     drop(reason, packet, { peer: addresses.from })
-    strangers.set(`${reason} ${addresses.from}`, { ...addresses, reason })
+    unknownSenders.set(`${reason} ${addresses.from}`, { ...addresses, reason })
     return true
   }
   socket.on('message', (datagram, { address }) => {
@@ -254,7 +254,6 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const bytes = encapsulation.open(datagram)
     const size = bytes && ipv4PacketBytes(bytes)
     const from = parseIpv4(address) ?? 0
-    // There are no IPv6 peers.
     if (bytes && filter.verifySource !== 'off' && isIpv6Packet(bytes)) {
       const [source, destination] = [readIpv6(bytes, 8), readIpv6(bytes, 24)]
       return void isRefused(bytes, { from, source, destination }, 'rx_drop_unknown_sender')
@@ -268,7 +267,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (isRefused(packet, addresses, reasonToDrop(filter, table, addresses))) return
     if (!decrementTtl(packet)) {
       drop('rx_drop_ttl', packet, { peer: from })
-      // The error goes to the peer whose packet it was, and to nobody else: a datagram may come from anywhere.
+      // The error goes only to the peer that has the packet's source, because a datagram may come from anywhere.
       const sender = packet.readUInt32BE(12)
       const peer = endpointFor(sender)
       const error = peer && icmpError(TIME_EXCEEDED, ipv4.tunAddress, packet)
@@ -280,9 +279,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (traffic) {
       traffic.numbers[2]++
       traffic.numbers[3] += size
-      traffic.heardAt = performance.now()
+      traffic.lastReceivedAt = performance.now()
     }
-    // The segment size with which a peer begins a connection is what this side will send.
+    // The MSS in a peer's SYN determines the segments that this side will send, so it is clamped too.
     if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
     if (!writeTun(packet)) return drop('rx_drop_tun', packet)
     count('tun_writes')
@@ -292,7 +291,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   socket.on('error', (error) => reportFault(error))
 
   const buffer = Buffer.alloc(65536)
-  /** Reads a packet and returns its length; undefined if this turn is over. An error of one packet is counted, and ends the turn. */
+  /** Reads a packet and returns its length; undefined if no packet waits, or after an error, which is counted. */
   function readTun(): number | undefined {
     try {
       return readSync(tun.fd, buffer)
@@ -303,7 +302,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
         watcher.stop() // the device was deleted
         reportFault(error as Error)
       } else {
-        drop('tx_drop_tun', Buffer.alloc(0)) // the kernel has dropped that packet
+        drop('tx_drop_tun', Buffer.alloc(0)) // the kernel dropped that packet
       }
       return undefined
     }
@@ -336,9 +335,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     counters: () => ({ ...counters }),
     traffic(slot) {
       const now = performance.now()
-      const rowOf = ({ numbers, heardAt }: Traffic): number[] => [
+      const rowOf = ({ numbers, lastReceivedAt }: Traffic): number[] => [
         ...numbers,
-        heardAt === undefined ? -1 : now - heardAt,
+        lastReceivedAt === undefined ? -1 : now - lastReceivedAt,
       ]
       if (slot !== undefined) return Float64Array.from(trafficBySlot[slot] ? rowOf(trafficBySlot[slot]) : [])
       const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
@@ -348,9 +347,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     },
     drops: (after) => dropLog.read(after),
     threads: () => ({}),
-    takeStrangers() {
-      const taken = [...strangers.values()]
-      strangers.clear()
+    takeUnknownSenders() {
+      const taken = [...unknownSenders.values()]
+      unknownSenders.clear()
       return taken
     },
     async stop() {

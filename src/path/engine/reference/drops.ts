@@ -1,4 +1,4 @@
-// drops.ts - the packets that the dgram engine dropped last, each way; as native/core/drops.h.
+// drops.ts - keeps the last packets that the dgram engine dropped, for each direction, like native/core/drops.h.
 
 import type { DroppedPacket, Drops } from '../../../../native/addon.d.ts'
 import type { Address } from '../../../net/address.ts'
@@ -9,11 +9,10 @@ const KEPT = 256
 const EVERY_US = 1_000
 const HEADER_BYTES = 128
 
-/** Facts about a dropped packet beside its bytes. */
 export interface DropDetails {
-  /** 0 when it is not known. */
+  /** The other host; 0 if it is not known. */
   readonly peer?: Address
-  /** The number of first bytes that the encapsulation put before a packet, if they are still there. */
+  /** The length of the encapsulation's header at the beginning of the bytes; 0 if it was removed. */
   readonly encapBytes?: number
 }
 
@@ -22,9 +21,12 @@ interface DropLog {
   read(after?: Drops['next']): Drops
 }
 
-/** `nowUs` is the time of the day in microseconds, `firstNumber` higher than those of an engine before. */
+/**
+ * `nowUs` returns the time in microseconds since 1970. `firstNumber` must be higher than the numbers of earlier
+ * engines.
+ */
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
-  const ways = ['tx_', 'rx_'].map((prefix) => ({
+  const directions = ['tx_', 'rx_'].map((prefix) => ({
     prefix,
     next: firstNumber,
     kept: [] as DroppedPacket[],
@@ -32,18 +34,18 @@ export function createDropLog(nowUs: () => number, firstNumber: number): DropLog
   }))
   return {
     add(reason, bytes, { peer = 0, encapBytes = 0 } = {}) {
-      const way = ways.find(({ prefix }) => reason.startsWith(prefix))
+      const direction = directions.find(({ prefix }) => reason.startsWith(prefix))
       const atUs = nowUs()
-      if (!way?.mayKeep(atUs)) return
+      if (!direction?.mayKeep(atUs)) return
       const headers = Buffer.from(bytes.subarray(0, HEADER_BYTES))
       const about = { reason, packets: 1, length: bytes.length, peer, encapBytes: Math.min(encapBytes, headers.length) }
-      way.kept.push({ ...about, atUs, headers })
-      if (way.kept.length > KEPT) way.kept.shift()
-      way.next++
+      direction.kept.push({ ...about, atUs, headers })
+      if (direction.kept.length > KEPT) direction.kept.shift()
+      direction.next++
     },
     read: (after = []) => ({
-      next: ways.map(({ next }) => next),
-      packets: ways.flatMap(({ next, kept }, at) => {
+      next: directions.map(({ next }) => next),
+      packets: directions.flatMap(({ next, kept }, at) => {
         const fresh = Math.min(kept.length, next - (after[at] ?? 0))
         return kept.slice(kept.length - fresh)
       }),

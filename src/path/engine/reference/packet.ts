@@ -1,4 +1,5 @@
-// packet.ts - what the dgram engine does to an inner IPv4 packet, byte for byte what native/ does.
+// packet.ts - operations on inner IPv4 packets for the dgram engine. Their results equal those of native/ byte for
+// byte.
 
 import { LRUCache } from 'lru-cache'
 import { isOneHost, type Ipv4 } from '../../../net/ipv4.ts'
@@ -21,17 +22,16 @@ const OPTION_LOOSE_ROUTE = 131
 const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
-/** The longest ICMP error about an IPv4 packet (RFC 1812 section 4.3.2.3). */
+/** The maximum length of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
 const MAX_ICMP_ERROR_BYTES = 576
-/** The limits of ICMP errors, as native/core/icmp.h has them. */
+/** The rate limits of ICMP errors, as in native/core/icmp.h. */
 const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
 const ICMP_SENDER_BURST = 50
 const ICMP_SENDER_EVERY_MS = 10
-/** The number of senders whose ICMP errors are counted. */
 const ICMP_SENDERS = 1024
 
-/** The length of the IPv4 packet that starts `bytes`, or why it is none. */
+/** Returns the length of the IPv4 packet at the start of `bytes`; undefined if there is none. */
 export function ipv4PacketBytes(bytes: Buffer): number | undefined {
   if (bytes.length < MIN_IPV4_HEADER_BYTES || bytes.readUInt8(0) >> 4 !== 4) return undefined
   const headerBytes = ipv4HeaderBytes(bytes)
@@ -41,8 +41,8 @@ export function ipv4PacketBytes(bytes: Buffer): number | undefined {
 }
 
 /**
- * The reason why an IPv4 packet of a peer's must not go on, as the name of a counter; undefined when it may. As
- * native/core/inspect.h, which explains the reasons.
+ * Returns the name of the counter if an IPv4 packet from a peer must be dropped; undefined otherwise.
+ * native/core/inspect.h explains the reasons.
  */
 export function reasonMalformed(packet: Buffer): string | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
@@ -53,8 +53,8 @@ export function reasonMalformed(packet: Buffer): string | undefined {
 }
 
 /**
- * True for a packet of so much data that is no fragment, or one that can be part of a packet (RFC 791 section 3.2, RFC
- * 3128 section 3).
+ * True for a packet with a payload of `size` bytes that is not a fragment, or is a valid fragment (RFC 791, section
+ * 3.2; RFC 3128, section 3).
  */
 function isSoundFragment(packet: Buffer, size: number): boolean {
   const word = packet.readUInt16BE(6) & 0x3fff
@@ -65,7 +65,7 @@ function isSoundFragment(packet: Buffer, size: number): boolean {
   return packet.readUInt8(9) !== PROTOCOL_TCP || (offset === 0 ? size >= 16 : offset > 8)
 }
 
-/** True when IPv4 options keep to their header, and none is a source route (RFC 791 section 3.1). */
+/** True if the IPv4 options do not exceed their header and contain no source route (RFC 791, section 3.1). */
 function areSoundOptions(options: Buffer): boolean {
   for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
     const [type, size = 0] = options.subarray(at)
@@ -77,17 +77,19 @@ function areSoundOptions(options: Buffer): boolean {
   return true
 }
 
-/** True when an IPv4 packet may be cut into fragments. */
 export const mayFragment = (packet: Buffer): boolean => (packet.readUInt16BE(6) & DONT_FRAGMENT) === 0
 
-/** True for a whole IPv4 packet that is an ICMP echo request from an address. */
+/** True for an unfragmented IPv4 packet that is an ICMP echo request from this address. */
 export const isEchoRequestFrom = (source: Ipv4, packet: Buffer): boolean =>
   packet.readUInt8(9) === PROTOCOL_ICMP &&
   (packet.readUInt16BE(6) & ~DONT_FRAGMENT) === 0 &&
   packet[ipv4HeaderBytes(packet)] === ICMP_ECHO_REQUEST &&
   packet.readUInt32BE(12) === source
 
-/** The fragments of an IPv4 packet, each of at most `mtu` bytes (RFC 791 section 3.2), as native/core/fragment.h. */
+/**
+ * Returns the fragments of an IPv4 packet, each of at most `mtu` bytes (RFC 791, section 3.2), like
+ * native/core/fragment.h.
+ */
 export function fragmentsOf(packet: Buffer, mtu: number): Buffer[] {
   const headerBytes = ipv4HeaderBytes(packet)
   const word = packet.readUInt16BE(6)
@@ -108,7 +110,10 @@ export function fragmentsOf(packet: Buffer, mtu: number): Buffer[] {
   return fragments
 }
 
-/** Leaves the options that every fragment has (RFC 791 section 3.1, the copied flag); the others do nothing. */
+/**
+ * Overwrites the options that only the first fragment may have (RFC 791, section 3.1, the copied flag) with
+ * no-operations.
+ */
 function keepCopiedOptions(options: Buffer): void {
   for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
     const [type = OPTION_END, length = 0] = options.subarray(at)
@@ -119,7 +124,7 @@ function keepCopiedOptions(options: Buffer): void {
   }
 }
 
-/** True for a packet that begins a TCP connection, from either side. */
+/** True for a packet that opens a TCP connection, from either side. */
 export function isTcpSyn(packet: Buffer): boolean {
   const at = ipv4HeaderBytes(packet)
   const isFirst = (packet.readUInt16BE(6) & 0x1fff) === 0
@@ -128,8 +133,8 @@ export function isTcpSyn(packet: Buffer): boolean {
 }
 
 /**
- * Makes such a packet announce a maximum segment size that fits packets of `mtu` bytes (RFC 9293 section 3.7.1): as
- * native/core/mss.h.
+ * Lowers the maximum segment size in a SYN packet to what fits into packets of `mtu` bytes (RFC 9293, section 3.7.1),
+ * like native/core/mss.h.
  */
 export function clampMss(packet: Buffer, mtu: number): void {
   const tcp = packet.subarray(ipv4HeaderBytes(packet))
@@ -142,24 +147,23 @@ export function clampMss(packet: Buffer, mtu: number): void {
       const before = tcp.readUInt16BE(at + 2)
       if (before <= most) return
       tcp.writeUInt16BE(most, at + 2)
-      // A value at an odd place stands across two words, each byte in the other half of its own.
+      // At an odd offset the value spans two words of the checksum, with its bytes swapped.
       const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
-      tcp.writeUInt16BE(mendedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
+      tcp.writeUInt16BE(updatedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
       return
     }
     at += kind === OPTION_NOTHING ? 1 : size
   }
 }
 
-/** A checksum after one word was changed (RFC 1624 equation 3). */
-function mendedChecksum(checksum: number, before: number, now: number): number {
+/** Returns the checksum after one word has changed (RFC 1624, equation 3). */
+function updatedChecksum(checksum: number, before: number, now: number): number {
   let sum = (~checksum & 0xffff) + (~before & 0xffff) + now
   sum = (sum & 0xffff) + (sum >>> 16)
   sum = (sum & 0xffff) + (sum >>> 16)
   return ~sum & 0xffff
 }
 
-/** True when `bytes` start with an IPv6 packet that is whole. */
 export function isIpv6Packet(bytes: Buffer): boolean {
   return (
     bytes.length >= IPV6_HEADER_BYTES &&
@@ -168,7 +172,9 @@ export function isIpv6Packet(bytes: Buffer): boolean {
   )
 }
 
-/** True for a whole packet to a destination on the link alone. As native/core/packet.h, which says what those are. */
+/**
+ * True for a complete packet with a link-local, multicast or broadcast destination. native/core/packet.h defines them.
+ */
 export function isForLink(packet: Buffer): boolean {
   if (packet.readUInt8(0) >> 4 === 6)
     return packet.readUInt8(24) === 0xff || (packet.readUInt16BE(24) & 0xffc0) === 0xfe80
@@ -179,7 +185,7 @@ function ipv4HeaderBytes(bytes: Buffer): number {
   return (bytes.readUInt8(0) & 15) * 4
 }
 
-/** The Internet checksum (RFC 1071) of `bytes`, complemented. */
+/** Returns the complemented Internet checksum of `bytes` (RFC 1071). */
 export function internetChecksum(bytes: Buffer): number {
   let sum = 0
   for (let at = 0; at + 1 < bytes.length; at += 2) sum += bytes.readUInt16BE(at)
@@ -188,13 +194,16 @@ export function internetChecksum(bytes: Buffer): number {
   return ~sum & 0xffff
 }
 
-/** Lowers the TTL by one in place, checksum by RFC 1624 equation 3. False when the packet must not go on. */
+/**
+ * Decrements the TTL in place and updates the checksum (RFC 1624, equation 3). Returns false if the packet must be
+ * dropped.
+ */
 export function decrementTtl(bytes: Buffer): boolean {
   const ttl = bytes.readUInt8(8)
   if (ttl <= 1) return false
   const before = bytes.readUInt16BE(8)
   bytes.writeUInt8(ttl - 1, 8)
-  bytes.writeUInt16BE(mendedChecksum(bytes.readUInt16BE(10), before, bytes.readUInt16BE(8)), 10)
+  bytes.writeUInt16BE(updatedChecksum(bytes.readUInt16BE(10), before, bytes.readUInt16BE(8)), 10)
   return true
 }
 
@@ -209,9 +218,9 @@ export const TIME_EXCEEDED: IcmpError = { type: 11, code: 0 }
 export const fragmentationNeeded = (mtu: number): IcmpError => ({ type: 3, code: 4, mtu })
 
 /**
- * An ICMP error about `packet` from `source`, an IPv4 address in host order; undefined when none may be sent (RFC 1122
- * section 3.2.2, RFC 1812 section 4.3.2.7). It has TTL 8, like flanneld's errors (pkg/backend/udp/proxy_amd64.c), and quotes as much of
- * the packet as there is room for, like native/core/icmp.h.
+ * Returns an ICMP error about `packet` from `source`, an IPv4 address in host order; undefined if none may be sent (RFC
+ * 1122, section 3.2.2; RFC 1812, section 4.3.2.7). The TTL is 8, as in flanneld's errors
+ * (pkg/backend/udp/proxy_amd64.c). The error quotes as much of the packet as fits, like native/core/icmp.h.
  */
 export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
@@ -237,8 +246,9 @@ export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, pa
 }
 
 /**
- * Says whether one more ICMP error of a kind may be sent about a packet of a sender's at a time (RFC 1812 section 4.3.2.8), as
- * native/core/icmp.h: to each 100 a second and 50 at once, to all but those of this node's subnet 1,000 and 500.
+ * Returns a rate limiter for one kind of ICMP error (RFC 1812, section 4.3.2.8), like native/core/icmp.h. Each sender
+ * gets 100 errors per second in bursts of 50. All senders outside this node's subnet together get 1,000 per second in
+ * bursts of 500.
  */
 export function icmpLimit(): (sender: Ipv4, isOurs: boolean, nowMs: number) => boolean {
   const senders = new LRUCache<Ipv4, Bucket>({ max: ICMP_SENDERS })

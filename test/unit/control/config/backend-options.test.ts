@@ -1,4 +1,4 @@
-// backend-options.test.ts - the options of each backend, by the table: what is read of them, and what is refused.
+// backend-options.test.ts - reading the options of each backend from its table, and refusing wrong values.
 
 import { describe, expect, it } from 'vitest'
 import { Secret } from '../../../../src/base/secret.ts'
@@ -32,7 +32,7 @@ describe('options', () => {
       { port: 65_535, ttl: 0, gbp: true, mode: 'ipv4', way: 'out', other: 'x' },
       { port: 65_535, ttl: 0, isOn: true, group: { mode: 'ipv4', way: 'out' } },
     ],
-  ])('of %j are %j', (backend, expected) => {
+  ])('reads %j as %j', (backend, expected) => {
     expect(read(backend)).toMatchObject(expected)
   })
 
@@ -43,10 +43,10 @@ describe('options', () => {
     expect(read({ list: 'x1', body: { a: [] } })).toMatchObject({ list: ['x1'], body: { a: [] } })
   })
 
-  it('are secret where they may be, and empty where they are left out', () => {
+  it('wraps a secret option in Secret, and reads a missing one as an empty secret', () => {
     const keyOf = (backend: Readonly<Record<string, unknown>>) => (read(backend)['key'] as Secret).reveal()
     expect([keyOf({}), keyOf({ key: 'kk' }), keyOf({ key: new Secret('k') })]).toEqual(['', 'kk', 'k'])
-    // What the configuration showed is no secret by its name.
+    // A value that the configuration shows as plain text is not secret because of its name.
     expect([String(read({ key: 'kk' })['key']), String(read({ key: new Secret('k') })['key'])]).toEqual([
       'kk',
       '<hidden>',
@@ -74,7 +74,7 @@ describe('options', () => {
     [{ list: 'y' }, 'List is "y"', 'give it x'],
     [{ body: [] }, 'Body is []', 'give it a body'],
     [{ head: 'x' }, 'Head is "x"', 'give it an object'],
-  ])('of %j are refused', (backend, message, remedy) => {
+  ])('refuses %j', (backend, message, remedy) => {
     expect(() => read(backend)).toThrow(
       expect.objectContaining({ code: 'CONFIG', message: `Backend.${message}`, remedy }),
     )

@@ -1,4 +1,4 @@
-// hidden.test.ts - which parts of a configuration are secret, and that what is wrong with it is told without a word of it.
+// hidden.test.ts - hiding the secrets of a configuration, also in the errors about it.
 
 import { inspect } from 'node:util'
 import fc from 'fast-check'
@@ -29,7 +29,7 @@ describe('a configuration', () => {
     ['"sesame"', 'sesame'],
     ['5', '5'],
     ['{"a":["b"]}', '{"a":["b"]}'],
-  ])('keeps of the secret %s all that it is', (value, text) => {
+  ])('keeps the whole value of the secret %s', (value, text) => {
     const { psk } = hideSecrets(JSON.parse(`{"psk":${value}}`)) as { readonly psk: Secret }
     expect(psk.reveal()).toBe(text)
   })
@@ -39,12 +39,12 @@ describe('a configuration', () => {
     ['{ "PSK": "x", "Network": "n", "PSK": null }', '{"PSK":null,"Network":"n"}'],
     ['{"Backend":{"PSK":"x"},"Backend":{}}', '{"Backend":{}}'],
     ['{"Url":"http://jo:x@h","Url":"http://h"}', '{"Url":"http://h"}'],
-  ])('%j that names a member twice shows as %s', (text, shown) => {
+  ])('%j, which has a member twice, shows as %s', (text, shown) => {
     expect(withoutSecrets(text)).toBe(shown)
   })
 
   it.each(['PSK', 'Network', 'SubnetLen', 'EnableIPv4', 'Backend', 'SubnetMin'])(
-    'shows no secret that stands under %s, whatever is wrong',
+    'shows no secret in the value of %s, also if that value is wrong',
     (name) => {
       for (const value of ['sesame', { PSK: 'sesame' }, [{ Token: 'sesame' }], 'http://jo:sesame@h']) {
         if (name !== 'PSK' && value === 'sesame') continue
@@ -61,7 +61,7 @@ describe('a configuration', () => {
   )
 })
 
-describe('JSON that is none', () => {
+describe('invalid JSON', () => {
   it.each([
     ['{"PSK":sesame}', 'unexpected character at line 1, column 8'],
     ['{\n"PSK":"sesame",\n }', 'Expected double-quoted property name in JSON at position 19'],
@@ -69,7 +69,7 @@ describe('JSON that is none', () => {
     ['sesame', 'unexpected character at line 1, column 1'],
     ['{"a":[1,]}', 'unexpected character at line 1, column 9'],
     ['', 'Unexpected end of JSON input'],
-  ])('%j is told as %j', (text, why) => {
+  ])('%j is refused with %j', (text, why) => {
     const message = (): unknown => parseJson(text)
     expect(message).toThrow(why)
   })
@@ -77,8 +77,8 @@ describe('JSON that is none', () => {
   it.each([
     ['arrays', '[', ']'],
     ['objects', '{"a":', '}'],
-    ['arrays beside others', '[null,1,', ']'],
-  ])('is one of %s within each other that nobody could compare', (_what, open, close) => {
+    ['arrays with siblings', '[null,1,', ']'],
+  ])('is refused if it nests %s more than 100 deep', (_what, open, close) => {
     const nested = (depth: number): string =>
       open.repeat(depth) + (open.endsWith(':') ? '1' : 'null') + close.repeat(depth)
     for (const depth of [1, 2, 99, 100])
@@ -87,7 +87,7 @@ describe('JSON that is none', () => {
       expect(() => parseJson(nested(depth)), String(depth)).toThrow('it is nested more than 100 deep')
   })
 
-  it('is told without any part of it', () => {
+  it('is never quoted in the error', () => {
     fc.assert(
       fc.property(fc.json(), fc.nat(), (json, at) => {
         const text = `${json.slice(0, at % json.length)}sesame${json.slice(at % json.length)}`

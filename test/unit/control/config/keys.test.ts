@@ -1,4 +1,4 @@
-// keys.test.ts - the keys of a network configuration: the ones that nothing reads are named, and the JSON Schema has what is read.
+// keys.test.ts - the keys of a network configuration: weft names unknown keys, and the JSON Schema lists the known ones.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -16,7 +16,7 @@ import { KINDS, type BackendType } from '../../../../src/path/catalog.ts'
 const has = (backend: object, head: object = {}): readonly string[] =>
   unknownKeys(JSON.stringify({ Network: '10.5.0.0/16', ...head, Backend: backend }))
 
-describe('keys that nothing reads', () => {
+describe('unknown keys', () => {
   it.each([
     ['{"Network":"10.5.0.0/16","Bakcend":{}}', '"Bakcend", which nothing reads; did you mean Backend?'],
     ['{"Netwrok":"10.5.0.0/16"}', '"Netwrok", which nothing reads; did you mean Network?'],
@@ -33,38 +33,38 @@ describe('keys that nothing reads', () => {
     [{ Type: 'vxlan', VerifySuorce: 'off' }, '"VerifySuorce", which vxlan does not read; did you mean VerifySource?'],
   ])('%j', (backend, says) => expect(has(backend)).toEqual([`Backend has ${says}`]))
 
-  it('are none of flannel’s, in any case, nor those that its nodes with Windows have', () => {
+  it('do not include flannel’s keys in any case, nor those of its Windows nodes', () => {
     expect(
       has({ type: 'vxlan', vni: 4096, PORT: 4789, MacPrefix: '0E-2A', Name: 'vxlan0' }, { enableipv6: false }),
     ).toEqual([])
     expect(has({ Type: 'host-gw', DnsServerList: '', Name: 'cbr0' })).toEqual([])
   })
-  it('are none of a text that is no object', () => {
+  it('are not reported for text that is not a JSON object', () => {
     for (const text of ['', '[]', 'null', '1', '{"Network":', '{"Backend":1}', '{"Backend":null}']) {
       expect(unknownKeys(text)).toEqual([])
     }
   })
-  it('are told of the Backend that counts, which is the last', () => {
+  it('are reported for the last Backend, which is the one that counts', () => {
     expect(unknownKeys('{"backend":{"Type":"udp","Prot":1},"Backend":{"Type":"udp"}}')).toEqual([])
   })
 })
 
 describe('the table of keys', () => {
-  it('has each key that is read, and no other', () => {
+  it('has each key that the parser reads, and no other', () => {
     const values: Record<string, unknown> = { EnableIPv4: true, EnableIPv6: true, EnableNFTables: false }
     const given = { Network: '10.5.0.0/16', IPv6Network: 'fd00:5::/48', ...values }
-    // What is of the wrong kind is refused by whoever reads it.
+    // The parser refuses a value of the wrong type.
     for (const key of Object.keys(HEAD)) {
       const text = JSON.stringify({ ...given, [key]: [] })
       expect(() => parseNetworkConfig(text), key).toThrow(new RegExp(`^${key} is array`))
     }
   })
-  it('has each option of a backend', () => {
+  it('has each option of each backend', () => {
     const types = Object.keys(KINDS) as BackendType[]
     const named = types.flatMap((type) => optionsOf(KINDS[type].options).map(({ name }) => `${type} ${name}`))
     for (const option of ['vxlan VerifySource', 'wireguard PSK', 'udp Port', 'extension SubnetAddCommand'])
       expect(named).toContain(option)
-    // A wrong value is refused by the same name.
+    // The reader refuses a wrong value under the same name.
     for (const type of types)
       for (const { name } of optionsOf(KINDS[type].options))
         expect(
@@ -75,9 +75,9 @@ describe('the table of keys', () => {
 })
 
 describe('the schema', () => {
-  it('is deploy/net-conf.schema.json, to which editors can be led', () => {
+  it('equals deploy/net-conf.schema.json, which editors can use', () => {
     const path = join(packageRoot, 'deploy/net-conf.schema.json')
-    expect(readFileSync(path, 'utf8')).toBe(`${JSON.stringify(configSchema(), undefined, 2)}\n`) // `weft config schema` writes it
+    expect(readFileSync(path, 'utf8')).toBe(`${JSON.stringify(configSchema(), undefined, 2)}\n`) // `weft config schema` writes this file
   })
   const validate = new Ajv({ strict: true, strictRequired: false, strictTypes: false }).compile(configSchema())
   it.each([
@@ -101,9 +101,9 @@ describe('the schema', () => {
     [{ Network: '10.5.0.0/16', Backend: { Type: 'vxlna' } }, false],
     [{ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', PSK: 'short' } }, false],
     [{ Network: '10.5.0.0/16', SubnetLen: '24' }, false],
-  ])('of %j says %s', (config, isValid) => expect(validate(config)).toBe(isValid))
+  ])('says of %j: valid is %s', (config, isValid) => expect(validate(config)).toBe(isValid))
 
-  it('takes nothing that a daemon refuses for the value of an option, nor the other way', () => {
+  it('accepts a value of an option if and only if weftd does', () => {
     const types = Object.keys(KINDS) as BackendType[]
     const anyValue = fc.oneof(
       fc.boolean(),

@@ -1,4 +1,4 @@
-// network-config.test.ts - upstream's vectors (pkg/subnet/config_test.go), its messages, and properties.
+// network-config.test.ts - flannel's test vectors (pkg/subnet/config_test.go), its error messages, and properties of the parser.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -15,7 +15,7 @@ const range = (text: string): string => {
 }
 
 describe('network configuration', () => {
-  it('has the defaults of upstream', () => {
+  it("has flannel's defaults", () => {
     expect(range('{ "network": "10.3.0.0/16" }')).toBe('10.3.1.0 10.3.255.0 /24')
     expect(range('{ "Network": "10.3.0.0/23" }')).toBe('10.3.0.128 10.3.1.128 /25')
     expect(parseNetworkConfig('{"Network":"10.3.0.0/16"}').backendType).toBe('udp')
@@ -43,24 +43,24 @@ describe('network configuration', () => {
     expect(`${formatIpv6(ipv6!.subnetMin)} ${formatIpv6(ipv6!.subnetMax)} /${ipv6!.subnetLength}`).toBe(expected)
   })
 
-  it('clears the bits of a host, and does not compare SubnetMin with SubnetMax', () => {
+  it('clears the host bits, and does not compare SubnetMin with SubnetMax', () => {
     expect(formatIpv4Net(parseNetworkConfig('{"Network":"10.0.1.0/16"}').ipv4!.network)).toBe('10.0.0.0/16')
     const text = '{"Network":"10.3.0.0/16","SubnetMin":"10.3.9.0","SubnetMax":"10.3.8.0"}'
     expect(range(text)).toBe('10.3.9.0 10.3.8.0 /24')
     expect(pickSubnet(parseNetworkConfig(text).ipv4!, [], Math.random)).toBeUndefined()
   })
 
-  it('takes an empty address for an absent one, as Go does', () => {
+  it('treats an empty address as absent, as Go does', () => {
     expect(range('{"Network":"10.3.0.0/16","SubnetMin":"0.0.0.0","SubnetMax":""}')).toBe('10.3.1.0 10.3.255.0 /24')
   })
 
-  it('keeps what is given', () => {
+  it('keeps the given range and length', () => {
     expect(range('{"Network":"10.3.0.0/16","SubnetMin":"10.3.5.0","SubnetMax":"10.3.8.0","SubnetLen":28}')).toBe(
       '10.3.5.0 10.3.8.0 /28',
     )
   })
 
-  it('reads keys in any case, the last one wins, unknown ones are ignored', () => {
+  it('reads keys in any case, lets the last one win, and ignores unknown ones', () => {
     const config = parseNetworkConfig(
       '{"NETWORK":"10.1.0.0/16","network":"10.2.0.0/16","whatever":1,"backend":{"TYPE":"VXLAN","VNI":7}}',
     )
@@ -69,11 +69,11 @@ describe('network configuration', () => {
     expect(config.backend['vni']).toBe(7)
   })
 
-  it('has an empty type for a backend without one', () => {
+  it('has an empty type for a backend without a type', () => {
     expect(parseNetworkConfig('{"Network":"10.3.0.0/16","Backend":{}}').backendType).toBe('')
   })
 
-  it('reads IPv6 as upstream does', () => {
+  it('reads IPv6 as flannel does', () => {
     const { ipv6 } = parseNetworkConfig('{ "enableIPv6": true, "ipv6Network": "fc00::/48", "enableIPv4": false }')
     expect([formatIpv6(ipv6!.subnetMin), formatIpv6(ipv6!.subnetMax), ipv6!.subnetLength]).toEqual([
       'fc00:0:0:1::',
@@ -150,16 +150,18 @@ describe('network configuration', () => {
   })
 
   it.each(['126.0.0.0/8', '128.0.0.0/16', '223.255.0.0/16', '240.0.0.0/8'])(
-    'takes %s, beside what is none of a host',
+    'accepts %s, which is next to a range that hosts cannot have',
     (net) => expect(formatNet(parseNetworkConfig(`{"Network":"${net}"}`).ipv4!.network)).toBe(net),
   )
-  it.each(['fe7f::/48', 'fec0::/48', 'feff::/48'])('takes %s, beside what is none of a host', (net) =>
-    expect(
-      formatNet(parseNetworkConfig(`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"${net}"}`).ipv6!.network),
-    ).toBe(net),
+  it.each(['fe7f::/48', 'fec0::/48', 'feff::/48'])(
+    'accepts %s, which is next to a range that hosts cannot have',
+    (net) =>
+      expect(
+        formatNet(parseNetworkConfig(`{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"${net}"}`).ipv6!.network),
+      ).toBe(net),
   )
 
-  it('asks for no range where subnets are given', () => {
+  it('needs no range if the subnets are given', () => {
     const text = '{"Network":"10.5.0.0/29","SubnetLen":31,"SubnetMin":"10.9.0.0"}'
     expect(() => parseNetworkConfig(text)).toThrow('SubnetLen must be less than /31')
     expect(parseNetworkConfig(text, { areGiven: true })).toMatchObject({ ipv4: { network: { prefixLength: 29 } } })
@@ -170,7 +172,7 @@ describe('network configuration', () => {
     fc.assert(
       fc.property(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 1, max: 28 }), (address, length) => {
         const network = ipv4Net(address, length)
-        fc.pre(!/^(127|22[4-9]|23\d)\./.test(formatIpv4Net(network))) // no host's
+        fc.pre(!/^(127|22[4-9]|23\d)\./.test(formatIpv4Net(network))) // hosts cannot have these addresses
         const cut = parseNetworkConfig(JSON.stringify({ Network: formatIpv4Net(network) })).ipv4!
         expect(cut.network).toEqual(network)
         expect(ipv4NetContains(network, cut.subnetMin)).toBe(true)
@@ -189,7 +191,7 @@ describe('at the limits', () => {
   it.each([
     [{ Network: '10.0.0.0/16', SubnetLen: 30 }, '10.0.0.4 10.0.255.252 /30'],
     [{ Network: '10.0.0.0/16', SubnetLen: 18 }, '10.0.64.0 10.0.192.0 /18'],
-    // The network's own first and last subnet may be asked for.
+    // SubnetMin and SubnetMax may be the first and the last subnet of the network.
     [{ Network: '10.0.0.0/16', SubnetMin: '10.0.0.0', SubnetMax: '10.0.255.0' }, '10.0.0.0 10.0.255.0 /24'],
     [{ Network: '10.0.0.0/16', SubnetLen: null, SubnetMin: null }, '10.0.1.0 10.0.255.0 /24'],
     [{ Network: '10.0.0.0/16', SubnetLen: 0 }, '10.0.1.0 10.0.255.0 /24'],
@@ -201,7 +203,7 @@ describe('at the limits', () => {
     [{ IPv6Network: 'fc00::/48', IPv6SubnetLen: 50 }, 'fc00:0:0:4000::', 50],
     [{ IPv6Network: 'fc00::/48', IPv6SubnetMin: 'fc00::' }, 'fc00::', 64],
     [{ IPv6Network: 'fc00::/48', IPv6SubnetMin: '::' }, 'fc00:0:0:1::', 64],
-  ])('%j begins with %s', (config, first, length) => {
+  ])('%j starts with the subnet %s', (config, first, length) => {
     const own = v6(config)!
     expect([formatIpv6(own.subnetMin), own.subnetLength]).toEqual([first, length])
   })
@@ -255,7 +257,7 @@ describe('at the limits', () => {
     expect(() => parseNetworkConfig(text)).toThrow(expect.objectContaining({ code: 'CONFIG', message }))
   })
 
-  it('takes an enabled family alone, and no range where subnets are given', () => {
+  it('requires the network of an enabled family only, and no range if the subnets are given', () => {
     expect(parseNetworkConfig('{"EnableIPv4":false,"Network":"10.5.0.0/16"}')).toEqual({
       enableNftables: false,
       backendType: 'udp',
@@ -274,7 +276,7 @@ describe('at the limits', () => {
     expect(ipv6).toEqual({ network: parseIpv6Net('fc00::/127'), subnetLength: 0, subnetMin: 0n, subnetMax: 0n })
   })
 
-  it('shows an example to whom the network is missing', () => {
+  it('shows an example of a network if the network is missing or wrong', () => {
     const refused = (text: string) => {
       try {
         return parseNetworkConfig(text)
@@ -285,7 +287,7 @@ describe('at the limits', () => {
     const example = 'for example {"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
     expect(refused('{}')).toMatchObject({ remedy: `add it, ${example}` })
     expect(refused('{"Network":7}')).toMatchObject({ remedy: `correct the network configuration, ${example}` })
-    // What is wrong of IPv6 has one of IPv6.
+    // If IPv6 is wrong, the example is an IPv6 network.
     const ipv6 = 'for example "IPv6Network":"fd00:5::/48"'
     for (const members of [
       '"IPv6Network":7',
@@ -305,7 +307,7 @@ describe('at the limits', () => {
   })
 })
 
-describe('a family', () => {
+describe('an address family', () => {
   const ipv4 = '"Network":"10.5.0.0/16"'
   const ipv6 = '"EnableIPv6":true,"IPv6Network":"fc00::/48"'
 
@@ -318,7 +320,7 @@ describe('a family', () => {
     },
   )
 
-  it('is had where it is, and asked for by name where it is not', () => {
+  it('is returned if it is enabled, and its absence is an error that names who needs it', () => {
     const config = parseNetworkConfig(`{${ipv4}}`)
     requireFamily(config)
     expect(ipv4For('udp', config)).toBe(config.ipv4)

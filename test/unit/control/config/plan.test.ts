@@ -1,4 +1,4 @@
-// plan.test.ts - what another configuration changes, and whom it cuts off from whom.
+// plan.test.ts - planOf: which keys another configuration changes, and how many nodes it cuts off.
 
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
@@ -12,19 +12,49 @@ const config = (backend: object, head: object = {}) =>
 it.each<[string, object, object, readonly string[], readonly string[], number]>([
   ['nothing', { Type: 'udp' }, { Type: 'udp', Port: 0 }, ['', ''], [], 0],
   [
-    'another backend',
+    'the backend',
     { Type: 'udp', Port: 9 },
     { Type: 'vxlan', VNI: 7 },
     ['', '', ''],
-    ['Backend.Type: udp -> vxlan'],
+    ['Backend.Type: udp -> vxlan', 'Backend.VNI: 1 -> 7'],
     3,
   ],
-  ['one that some run', { Type: 'udp' }, { Type: 'vxlan' }, ['', 'vxlan', ''], ['Backend.Type: udp -> vxlan'], 2],
-  ['one that publishes as little', { Type: 'udp' }, { Type: 'alloc' }, ['', ''], ['Backend.Type: udp -> alloc'], 2],
+  [
+    'the backend to one with a key',
+    { Type: 'vxlan', Port: 9 },
+    { Type: 'wireguard', PSK: KEY },
+    ['vxlan'],
+    ['Backend.Type: vxlan -> wireguard', 'Backend.PSK: none -> <hidden>'],
+    1,
+  ],
+  [
+    'a first key',
+    { Type: 'wireguard' },
+    { Type: 'wireguard', PSK: KEY },
+    ['wireguard'],
+    ['Backend.PSK: none -> <hidden>'],
+    1,
+  ],
+  [
+    'the backend, which some nodes have already',
+    { Type: 'udp' },
+    { Type: 'vxlan' },
+    ['', 'vxlan', ''],
+    ['Backend.Type: udp -> vxlan'],
+    2,
+  ],
+  [
+    'the backend to one that publishes the same data',
+    { Type: 'udp' },
+    { Type: 'alloc' },
+    ['', ''],
+    ['Backend.Type: udp -> alloc'],
+    2,
+  ],
   ['the port', { Type: 'udp' }, { Type: 'udp', Port: 9000 }, ['', ''], ['Backend.Port: 0 -> 9000'], 2],
   ['the VNI', { Type: 'vxlan' }, { Type: 'vxlan', VNI: 2 }, ['vxlan'], ['Backend.VNI: 1 -> 2'], 1],
   [
-    'who is let in',
+    'the filter of sources',
     { Type: 'udp' },
     { Type: 'udp', VerifySource: 'off' },
     [''],
@@ -32,7 +62,7 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     0,
   ],
   [
-    'who carries',
+    'the data path',
     { Type: 'vxlan' },
     { Type: 'vxlan', DataPath: 'kernel' },
     ['vxlan'],
@@ -40,7 +70,7 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     0,
   ],
   [
-    'a key',
+    'the key',
     { Type: 'wireguard', PSK: KEY },
     { Type: 'wireguard', PSK: OTHER },
     ['wireguard'],
@@ -48,18 +78,18 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     1,
   ],
   [
-    'no key',
+    'the key to none',
     { Type: 'wireguard', PSK: KEY },
     { Type: 'wireguard' },
     ['wireguard'],
     ['Backend.PSK: <hidden> -> none'],
     1,
   ],
-])('of %s', (_what, before, after, published, changes, cut) => {
+])('plans a change of %s', (_what, before, after, published, changes, cut) => {
   expect(planOf(config(before), config(after), published)).toEqual({ changes, cut })
 })
 
-it('of the network, whose leases others compare', () => {
+it('plans a change of the network', () => {
   const wider = planOf(config({ Type: 'udp' }), config({ Type: 'udp' }, { Network: '10.4.0.0/15' }), [''])
   expect(wider).toEqual({
     changes: ['Network: 10.5.0.0/16 -> 10.4.0.0/15', 'SubnetMin: 10.5.1.0 -> 10.4.1.0'],

@@ -1,4 +1,4 @@
-// access.test.ts - where the API server is, and what lets weftd in: from a pod's files, a kubeconfig, a URL.
+// access.test.ts - the address and the credentials of the API server: from a pod's files, a kubeconfig or a URL.
 
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -22,7 +22,7 @@ const refused = (message: RegExp | string) =>
 
 describe('in a pod', () => {
   const environment = { KUBERNETES_SERVICE_HOST: '10.96.0.1', KUBERNETES_SERVICE_PORT: '443' }
-  it('takes what kubelet put there, as it is at the moment', async () => {
+  it('reads the files that kubelet mounts, again at each call', async () => {
     writeFileSync(join(folder, 'token'), 'first\n')
     writeFileSync(join(folder, 'ca.crt'), 'PEM')
     const access = { server: 'https://10.96.0.1:443', ...bearer('first'), ca: 'PEM' }
@@ -32,7 +32,7 @@ describe('in a pod', () => {
     const ipv6 = { ...environment, KUBERNETES_SERVICE_HOST: 'fd00::1' }
     expect(await read({ environment: ipv6 })).toMatchObject({ server: 'https://[fd00::1]:443' })
   })
-  it('says what is missing', async () => {
+  it('reports the missing file or variable', async () => {
     await expect(read({ environment })).rejects.toEqual(refused(/fail to create kubernetes config: ENOENT.*token/))
     await expect(read({})).rejects.toEqual(refused(/KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set/))
   })
@@ -43,21 +43,21 @@ describe('a URL', () => {
     ['http://10.0.0.1:8080/', 'http://10.0.0.1:8080'],
     ['10.0.0.1:8080', 'http://10.0.0.1:8080'],
     ['https://kube.example/path', 'https://kube.example/path'],
-  ])('%s is %s', async (apiUrl, server) => {
+  ])('%s becomes %s', async (apiUrl, server) => {
     expect(await read({ apiUrl })).toEqual({ server })
   })
   it.each([
     ['http://jo:se%2Fsame@10.0.0.1:8080/', 'jo:se/same'],
     ['jo:100%@10.0.0.1:8080', 'jo:100%'],
     ['http://jo@10.0.0.1:8080', 'jo:'],
-  ])('with a user is that, and what Go would send of it', async (apiUrl, user) => {
+  ])('with a user sends the credentials that Go would send', async (apiUrl, user) => {
     const authorization = new Secret(`Basic ${Buffer.from(user).toString('base64')}`)
     expect(await read({ apiUrl })).toEqual({ server: 'http://10.0.0.1:8080', authorization })
   })
-  it('that is none is refused, and not with its password', async () => {
+  it('that is not valid is refused without its password', async () => {
     await expect(read({ apiUrl: 'ftp://jo:sesame@x' })).rejects.toEqual(refused(/--kube-api-url is "ftp:\/\/x"$/))
   })
-  it('that is none is refused', async () => {
+  it('that is not valid is refused', async () => {
     await expect(read({ apiUrl: 'ftp://x' })).rejects.toEqual(refused('--kube-api-url is "ftp://x"'))
   })
 })
@@ -83,7 +83,7 @@ users:
     return path
   }
 
-  it('gives a token or a certificate, in its lines or in files beside it', async () => {
+  it('gives a token or a certificate, inline or in separate files', async () => {
     mkdirSync(join(folder, 'pki'))
     for (const name of ['ca', 'cert', 'key', 'token']) writeFileSync(join(folder, 'pki', name), `the ${name}\n`)
     const inFiles = kubeconfig({
@@ -136,14 +136,14 @@ users:
     'token: [sesame\nx: y: z',
     '%YAML sesame\n---\na: 1',
     'a: b\n  c: sesame\n d: 1',
-  ])('that is no YAML is refused, and no line of it is shown: %j', async (text) => {
+  ])('that is not YAML is refused without quoting it: %j', async (text) => {
     const path = join(folder, 'kubeconfig')
     writeFileSync(path, text)
     const error = await read({ kubeconfig: path }).catch((why: unknown) => why)
     expect(error).toEqual(refused(/kubeconfig: it is not valid YAML/))
     expect(inspect(error, { depth: null })).not.toContain('sesame')
   })
-  it('that is not there, is empty or has empty entries is refused', async () => {
+  it('that is missing, is empty or has empty entries is refused', async () => {
     await expect(read({ kubeconfig: join(folder, 'absent') })).rejects.toEqual(refused(/ENOENT/))
     writeFileSync(join(folder, 'empty'), '')
     await expect(read({ kubeconfig: join(folder, 'empty') })).rejects.toEqual(refused(/there is no context ""/))

@@ -1,4 +1,4 @@
-// api-client.test.ts - a server that asks for pauses, in virtual time.
+// api-client.test.ts - an API server that answers with Retry-After, in virtual time.
 
 import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -11,7 +11,7 @@ const { signal } = new AbortController()
 
 let client: KubeClient
 let close: () => void
-/** The requests so far, and which of them are told to wait, by seconds. */
+/** asked: the requests so far. pauseOf: the Retry-After of an answer in seconds; undefined for a normal answer. */
 let asked: string[]
 let pauseOf: (request: IncomingMessage) => number | undefined
 beforeEach(async () => {
@@ -41,7 +41,7 @@ const turns = async (times = 50): Promise<void> => {
   for (let turn = 0; turn < times; turn++) await new Promise((resolve) => setImmediate(resolve))
 }
 
-it('waits for as long as it is told, and has all of its time for the answer after that', async () => {
+it('waits as long as Retry-After says, and starts the timeout of the request after that', async () => {
   pauseOf = () => (asked.length === 1 ? 30 : undefined)
   await expect(client.ask(NODES, signal)).rejects.toThrow('429')
   const answer = client.ask(NODES, signal)
@@ -53,7 +53,7 @@ it('waits for as long as it is told, and has all of its time for the answer afte
   await expect(answer).resolves.toEqual({})
 })
 
-it('obeys half a minute at most', async () => {
+it('waits for half a minute at most', async () => {
   pauseOf = () => (asked.length === 1 ? 3_600 : undefined)
   await expect(client.ask(NODES, signal)).rejects.toThrow('429')
   const answer = client.ask(NODES, signal)
@@ -61,7 +61,7 @@ it('obeys half a minute at most', async () => {
   await expect(answer).resolves.toEqual({})
 })
 
-it('holds up nothing else for an Event that the server has no time for, and waits with none', async () => {
+it('fails Events without waiting during a pause, and delays no other request because of them', async () => {
   pauseOf = ({ method }) => (method === 'POST' ? 30 : undefined)
   await expect(client.ask(EVENT, signal)).rejects.toThrow('429')
   await expect(client.ask(NODES, signal)).resolves.toEqual({})
@@ -71,14 +71,14 @@ it('holds up nothing else for an Event that the server has no time for, and wait
   await expect(client.ask(EVENT, signal)).rejects.toThrow('429')
 })
 
-it('holds up no listing for a watch, and the other way round', async () => {
+it('delays no listing because a watch must wait', async () => {
   pauseOf = ({ url }) => (url?.includes('watch=') ? 30 : undefined)
   const watch = client.watch(NODES.path, {}, 300, signal)[Symbol.asyncIterator]()
   await expect(watch.next()).rejects.toThrow('429')
   await expect(client.ask(NODES, signal)).resolves.toEqual({})
 })
 
-it('ends a wait with the signal', async () => {
+it('ends a wait when the signal aborts', async () => {
   pauseOf = () => 30
   await expect(client.ask(NODES, signal)).rejects.toThrow('429')
   const stopping = new AbortController()

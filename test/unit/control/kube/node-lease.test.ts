@@ -1,4 +1,4 @@
-// node-lease.test.ts - what a node of the Kubernetes API says, read and written in flannel's names and bytes.
+// node-lease.test.ts - reading and writing the lease in a Node of the Kubernetes API, in flannel's names and bytes.
 
 import { describe, expect, it } from 'vitest'
 import {
@@ -20,7 +20,7 @@ const P = 'flannel.alpha.coreos.com'
 const names = annotationNames(P)
 
 describe('the prefix of the annotations', () => {
-  // The table of flannel's Test_newAnnotations.
+  // The table is from flannel's Test_newAnnotations.
   it.each([
     ['flannel.alpha.coreos.com', 'flannel.alpha.coreos.com/backend-type'],
     ['flannel.alpha.coreos.com/', 'flannel.alpha.coreos.com/backend-type'],
@@ -37,11 +37,11 @@ describe('the prefix of the annotations', () => {
   })
 })
 
-describe('a node as it came', () => {
+describe('a Node object', () => {
   const metadata = { name: 'n', uid: 'u', resourceVersion: '7', creationTimestamp: '2026-01-01T00:00:00Z' }
   const nothing = { name: undefined, uid: undefined, resourceVersion: undefined, creationTimestamp: undefined }
 
-  it('is what of it is of its type', () => {
+  it('keeps only the members that have the right type', () => {
     const whole = {
       metadata: { ...metadata, annotations: { a: '1' } },
       spec: { podCIDR: '10.5.1.0/24', podCIDRs: ['10.5.1.0/24', 'fc00::/64'] },
@@ -69,18 +69,18 @@ describe('a node as it came', () => {
     { spec: 'text' },
     { metadata: { name: 7, uid: {}, resourceVersion: 7, creationTimestamp: 7, annotations: 7 } },
     { metadata: { annotations: null } },
-  ])('is nothing of %j', (value) => {
+  ])('reads %j as an empty Node', (value) => {
     expect(nodeOf(value)).toStrictEqual({ metadata: { ...nothing, annotations: {} } })
   })
 
-  it('was made when it says, a later one later', () => {
+  it('has the creation time of its metadata, or undefined without a valid one', () => {
     const at = (creationTimestamp?: string) => createdAt({ metadata: { creationTimestamp } })
     expect(at('2026-01-01T00:00:00Z')).toBe(BigInt(Date.UTC(2026)))
     expect(at('2026-01-01T00:00:01Z')! > at('2026-01-01T00:00:00Z')!).toBe(true)
     expect([at(), at(''), at('soon'), createdAt({})]).toEqual(Array(4).fill(undefined))
   })
 
-  it('is a lease whose revision is when it was made, and which has none where that is not said', () => {
+  it('gives a lease whose revision is the creation time; without that time the lease has no revision', () => {
     const annotations = { [names.ipv4.publicIp]: '0.0.0.0' }
     const subnets = { key: 'k', subnet: { ipv4: { address: 0, prefixLength: 24 } } }
     const { lease } = entryOf({ metadata: { ...metadata, annotations } }, subnets, names)
@@ -88,7 +88,7 @@ describe('a node as it came', () => {
       ...subnets,
       name: metadata.name,
       revision: BigInt(Date.UTC(2026)),
-      attrs: { publicIp: { ipv4: undefined }, backendType: '' }, // 0.0.0.0 is flannel's word for none
+      attrs: { publicIp: { ipv4: undefined }, backendType: '' }, // flannel writes 0.0.0.0 for no address
     })
     expect(entryOf({ metadata: { annotations } }, subnets, names).lease).not.toHaveProperty('revision')
     expect(Object.keys(annotationsPatch({}, lease!.attrs, names)!)).not.toContain(names.ipv4.publicIp)
@@ -103,7 +103,7 @@ describe('the subnets of a node', () => {
     [{ podCIDR: 'fc00:0:0:1::/64', podCIDRs: ['fc00:0:0:1::/64', '10.5.1.0/24'] }, '10.5.1.0-24&fc00:0:0:1::-64'],
     [{ podCIDR: 'fc00::/64', podCIDRs: ['fc00::/64'] }, '0.0.0.0-0&fc00::-64'],
     [{ podCIDR: 'fc00::/64' }, '0.0.0.0-0&fc00::-64'],
-  ])('%j are %s', (spec, key) => {
+  ])('%j have the key %s', (spec, key) => {
     expect(subnetsOf({ spec })).toMatchObject({ key })
   })
   it.each([
@@ -112,10 +112,10 @@ describe('the subnets of a node', () => {
       { podCIDR: '10.5.1.0/24', podCIDRs: ['10.5.1.0/24', '10.5.2.0/24', 'fc00::/64'] },
       'node "n" pod cidrs should be IPv4/IPv6 only or dualstack',
     ],
-  ])('%j are none: %s', (spec, why) => {
+  ])('%j are refused: %s', (spec, why) => {
     expect(subnetsOf({ metadata: { name: 'n' }, spec })).toBe(why)
   })
-  it('are waited for', () => {
+  it('are undefined until the controller sets them', () => {
     expect([subnetsOf({}), subnetsOf({ spec: {} }), subnetsOf({ spec: { podCIDR: '' } })]).toEqual(
       Array(3).fill(undefined),
     )
@@ -126,7 +126,7 @@ describe('annotations', () => {
   const subnets = { key: '10.5.1.0-24', subnet: { ipv4: { address: parseIpv4('10.5.1.0')!, prefixLength: 24 } } }
   const read = (annotations: Readonly<Record<string, string>>) =>
     entryOf({ metadata: { name: 'n', annotations } }, subnets, names)
-  /** As recorded of flanneld v0.28.9. */
+  /** Recorded from flanneld v0.28.9. */
   const vxlan = {
     [`${P}/backend-data`]: '{"VNI":1,"VtepMAC":"2e:3f:90:5f:5f:d8"}',
     [`${P}/backend-type`]: 'vxlan',
@@ -136,7 +136,7 @@ describe('annotations', () => {
   }
   const udp = { ...vxlan, [`${P}/backend-data`]: 'null', [`${P}/backend-type`]: '' }
 
-  it("are read as flannel's, and need no change to say the same again", () => {
+  it('are read as flannel reads them, and unchanged values need no patch', () => {
     for (const annotations of [vxlan, udp]) {
       const { lease } = read(annotations)
       expect(addressText(lease!.attrs.publicIp)).toBe('192.168.77.1')
@@ -146,7 +146,7 @@ describe('annotations', () => {
     expect(read(udp).lease!.attrs.backendData).toBeUndefined()
   })
 
-  it('are written where they differ, in the bytes of Go', () => {
+  it('are patched if they differ, in the bytes that Go writes', () => {
     const attrs = { publicIp: { ipv4: parseIpv4('192.168.77.1')! }, backendType: 'extension', backendData: 'a<b>&' }
     expect(annotationsPatch(vxlan, attrs, names)).toEqual({
       [`${P}/backend-data`]: String.raw`"a\u003cb\u003e\u0026"`,
@@ -157,7 +157,7 @@ describe('annotations', () => {
   const ipv6 = { [`${P}/public-ipv6`]: 'fd00::1', [`${P}/backend-v6-data`]: '{"VNI":1}' }
   const only6 = { [`${P}/kube-subnet-manager`]: 'true', [`${P}/backend-type`]: 'vxlan', ...ipv6 }
 
-  it('of both families, and of IPv6 alone, are read and need no change either', () => {
+  it('for both families or for IPv6 alone are read, and unchanged values need no patch', () => {
     const dual = { ...vxlan, ...ipv6 }
     const both = { ipv4: parseIpv4('192.168.77.1')!, ipv6: parseIpv6('fd00::1')! }
     for (const [annotations, publicIp] of [
@@ -177,7 +177,7 @@ describe('annotations', () => {
     })
   })
 
-  it('of a family that the node has not are taken away: peers would send there', () => {
+  it('of a disabled family are removed, because peers would send packets to that address', () => {
     const dual = { ...vxlan, ...ipv6 }
     const [of4, of6] = [read(vxlan).lease!.attrs, read(only6).lease!.attrs]
     expect(annotationsPatch(dual, of4, names)).toEqual({ [`${P}/public-ipv6`]: null, [`${P}/backend-v6-data`]: null })
@@ -191,7 +191,7 @@ describe('annotations', () => {
     { [`${P}/public-ipv6`]: '192.0.2.1', [`${P}/backend-v6-data`]: '{"VNI":1}' },
     { [`${P}/backend-v6-data`]: '{"VNI":1}' },
     { [`${P}/public-ipv6`]: 'fd00::1', [`${P}/backend-v6-data`]: '{' },
-  ])('leave a peer its IPv4 where IPv6 is missing or wrong, and the other way about: %j', (wrong) => {
+  ])('keep the valid family if the other one is missing or wrong: %j', (wrong) => {
     expect(read({ ...vxlan, ...wrong })).toEqual(read(vxlan))
     const wrong4 = Object.fromEntries(
       Object.entries(wrong).map(([name, text]) => [
@@ -212,11 +212,11 @@ describe('annotations', () => {
       { ...vxlan, [`${P}/backend-data`]: '{ ' },
       `node n: ${P}/backend-data cannot be read (Expected property name or '}' in JSON at position 2): "{ "`,
     ],
-  ])('%j are no lease: %s', (annotations, problem) => {
+  ])('%j give no lease: %s', (annotations, problem) => {
     expect(read(annotations)).toEqual({ key: '10.5.1.0-24', problem })
   })
 
-  it('that are nested too deep are no lease, and are told by their beginning', () => {
+  it('that are nested too deep give no lease, and the problem quotes only their beginning', () => {
     const nested = { ...vxlan, [`${P}/backend-data`]: `${'['.repeat(100_000)}${']'.repeat(100_000)}` }
     const problem = `node n: ${P}/backend-data cannot be read (it is nested more than 100 deep): "${'['.repeat(200)}"`
     expect(read(nested)).toEqual({ key: '10.5.1.0-24', problem })
@@ -231,7 +231,7 @@ describe('at the limits', () => {
     ['a..b', 'subnet/kube: prefix must be in a format: fqdn/[0-9a-z-_]*'],
     ['a.b/c d', 'subnet/kube: prefix must be in a format: fqdn/[0-9a-z-_]*'],
     ['a.b/c\n', 'subnet/kube: prefix must be in a format: fqdn/[0-9a-z-_]*'],
-  ])('the prefix %j is refused in these words', (prefix, message) => {
+  ])("the prefix %j is refused with flannel's message", (prefix, message) => {
     expect(() => annotationNames(prefix)).toThrow(
       expect.objectContaining({
         code: 'USAGE',
@@ -241,7 +241,7 @@ describe('at the limits', () => {
     )
   })
 
-  it("has each of flannel's names, which other nodes look for", () => {
+  it("uses flannel's names, which other nodes read", () => {
     const short = (of: object): string[] => Object.values(of).map((name) => String(name).replace('a.b/c-', ''))
     const { ipv4, ipv6, ...rest } = annotationNames('a.b/c')
     expect(short(rest)).toEqual(['kube-subnet-manager', 'backend-type'])
@@ -254,13 +254,13 @@ describe('at the limits', () => {
     ['10.5.1.0/32', 'node "" has no pod cidr that can be a subnet: 10.5.1.0/32'],
     ['fc00::/127', { key: '0.0.0.0-0&fc00::-127' }],
     ['fc00::/128', 'node "" has no pod cidr that can be a subnet: fc00::/128'],
-  ])('of the pod cidr %s there is %j', (podCIDR, expected) => {
+  ])('the pod cidr %s gives %j', (podCIDR, expected) => {
     const found = subnetsOf({ spec: { podCIDR } })
     if (typeof expected === 'string') expect(found).toBe(expected)
     else expect(found).toMatchObject(expected)
   })
 
-  it('has a lease of IPv4 alone where nothing of IPv6 is given, also from an empty list', () => {
+  it('reads an IPv4 subnet if podCIDRs is empty', () => {
     const found = subnetsOf({ spec: { podCIDR: '10.5.1.0/24', podCIDRs: [] } })
     expect(found).toEqual({
       key: '10.5.1.0-24',
@@ -276,7 +276,7 @@ describe('at the limits', () => {
     [{}, false],
   ])('%j is managed: %s', (node, expected) => expect(isManaged(node, names)).toBe(expected))
 
-  it('reads what is ours, and tells that a node without annotations has no lease', () => {
+  it('reads a lease without a revision, and reports a node without annotations', () => {
     const annotations = {
       [names.ipv4.publicIp]: '192.0.2.1',
       [names.ipv4.backendData]: '{"VNI":1}',
@@ -292,7 +292,7 @@ describe('at the limits', () => {
     expect(entryOf({ metadata: { annotations } }, subnets, names)).toEqual({ key: 'k', lease: { ...subnets, attrs } })
   })
 
-  it('writes everything that a node of its own lacks, and each value that is another', () => {
+  it('adds each annotation that the node lacks, and replaces each that differs', () => {
     const attrs = { publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: 'vxlan', backendData: { VNI: 1 } }
     const all = {
       [names.ipv4.backendData]: '{"VNI":1}',
@@ -314,7 +314,7 @@ describe('at the limits', () => {
     [{ metadata: { annotations: { [names.ipv4.publicIp]: '192.0.2.1' } } }, {}],
     [{ metadata: { annotations: { [names.ipv4.nodePublicIp]: '192.0.2.1' } } }, { ipv4: parseIpv4('192.0.2.1') }],
     [{ metadata: { annotations: { [names.ipv6.nodePublicIp]: 'fd00::1' } } }, { ipv6: parseIpv6('fd00::1') }],
-  ])('an operator gave by %j the addresses %s', (node, expected) => {
+  ])("an operator's annotation in %j gives the addresses %s", (node, expected) => {
     const refuse = (): never => expect.unreachable()
     expect(givenAddresses(node, names, 'nodePublicIp', refuse)).toEqual(expected)
   })
@@ -352,7 +352,7 @@ describe('at the limits', () => {
     },
   )
 
-  it('tells of an address that an operator gave and that is none, and takes the other', () => {
+  it("reports an operator's address of the wrong family, and uses the valid one", () => {
     const annotations = {
       [names.ipv4.publicIpOverwrite]: 'fd00::1',
       [names.ipv6.publicIpOverwrite]: 'fd00::1',

@@ -1,4 +1,4 @@
-// nodes.test.ts - the nodes as a source, and our own, on an API of the test's own: what one answer or one event more or less means.
+// nodes.test.ts - nodes as a source of leases, and this host's own node, with a mock API: single answers and events more or less.
 
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -22,7 +22,7 @@ const node = (name: string, uid: string, version: string, podCIDR?: string) => (
   ...(podCIDR === undefined ? {} : { spec: { podCIDR } }),
 })
 
-/** What is asked is answered by `answer`, and watches one after another bring these events; after the last they are away. */
+/** A client whose requests `answer` answers. Each watch brings the next list of events, and then the API server is unavailable. */
 function apiOf(answer: (ask: Ask) => unknown, ...watches: readonly (readonly WatchEvent[])[]) {
   const asked: Readonly<Record<string, string>>[] = []
   const rest = [...watches]
@@ -52,14 +52,14 @@ describe('the nodes', () => {
     return batches
   }
 
-  it('are watched on from the last bookmark: what is quiet for long is not listed again for that', async () => {
+  it('are watched from the last bookmark, so a quiet cluster is not listed again', async () => {
     const bookmark = { type: 'BOOKMARK', object: { metadata: { resourceVersion: '150' } } }
     const { client, asked } = apiOf(nothing, [bookmark])
     expect((await watch(client, 100n)).at(-1)).toEqual({ cursor: 150n, kinds: [] })
     expect(asked.map(({ resourceVersion }) => resourceVersion)).toEqual(['100', '150'])
   })
 
-  it('of which one was made anew under its name while it was asked for: the old one is no lease of the new subnet', async () => {
+  it('never give the subnet of a recreated node to the deleted node of that name', async () => {
     const added = { type: 'ADDED', object: node('a', 'old', '101') }
     const { client } = apiOf(() => node('a', 'new', '103', '10.5.3.0/24'), [added])
     expect(await watch(client, 100n)).toEqual([
@@ -70,7 +70,7 @@ describe('the nodes', () => {
     expect((await watch(same.client, 100n)).at(-1)).toEqual({ cursor: 101n, kinds: ['put'] })
   })
 
-  it('whose listing is forgotten between two parts is a store that is away, not a gap in the watch beside it', async () => {
+  it('are unavailable if their listing expires between two pages, which is not a gap in the watch', async () => {
     const first = {
       metadata: { resourceVersion: '100', continue: 'more' },
       items: [node('a', 'a', '7', '10.5.1.0/24')],
@@ -82,15 +82,15 @@ describe('the nodes', () => {
     await expect(createNodeSource(client, names).list(signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
   })
 
-  it.each([10, 400, 5_000])('%d of them are listed so seldom that it costs 7 KB a second', (count) => {
-    /** Of a node, by the images that kubelet tells of. */
+  it.each([10, 400, 5_000])('are listed rarely enough that %d of them cost at most 7 KB a second', (count) => {
+    /** The size of one node, which is mostly the images that kubelet reports. */
     const NODE_BYTES = 20_000
     const source = createNodeSource(apiOf(nothing).client, names)
     expect((count * NODE_BYTES) / (source.trustedMs!(count) / 1000)).toBeLessThan(7_000)
   })
 })
 
-it('that its network is up is said of a node until it was heard, once, and again of one that was made anew', async () => {
+it('reports that the network is up until the API server accepts it, once per node, and again for a recreated node', async () => {
   let present = node('a', 'first', '7', '10.5.1.0/24')
   let refuses = true
   let patches = 0

@@ -1,4 +1,4 @@
-// allocate.test.ts - which subnets are free for a new lease, and which one is drawn.
+// allocate.test.ts - finding the free subnets for a new lease, and drawing one of them.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -14,7 +14,7 @@ describe('allocation', () => {
   const range = rangeOf('{"Network":"10.3.0.0/16","SubnetMin":"10.3.1.0","SubnetMax":"10.3.25.0"}')
   const taken = ['10.3.1.0/24', '10.3.2.0/24', '10.3.4.0/24', '10.3.5.0/24', '10.3.31.0/24'].map(net)
 
-  it('offers what is in range and free', () => {
+  it('offers the free subnets of the range', () => {
     const free = freeSubnets(range, taken).map(formatIpv4Net)
     expect(free).toHaveLength(21)
     expect(free.slice(0, 3)).toEqual(['10.3.3.0/24', '10.3.6.0/24', '10.3.7.0/24'])
@@ -23,24 +23,24 @@ describe('allocation', () => {
       expect(isCompatible(net(other), range)).toBe(false)
   })
 
-  it('hands out its first and its last subnet, and none beside them', () => {
+  it('hands out the first and the last subnet of the range, and none outside it', () => {
     const fitting = ['10.3.0.0/24', '10.3.1.0/24', '10.3.25.0/24', '10.3.26.0/24'].map(net)
     expect(fitting.map((subnet) => isCompatible(subnet, range))).toEqual([false, true, true, false])
   })
 
-  it('sees overlaps of any length', () => {
+  it('finds overlaps with leases of any prefix length', () => {
     expect(freeSubnets(range, [net('10.3.0.0/20')]).map(formatIpv4Net)[0]).toBe('10.3.16.0/24')
     expect(freeSubnets(range, [net('10.3.1.128/25')]).map(formatIpv4Net)[0]).toBe('10.3.2.0/24')
     expect(freeSubnets(range, [net('0.0.0.0/0')])).toEqual([])
   })
 
-  it('draws each candidate, and nothing when full', () => {
+  it('draws each candidate, and none if the range is full', () => {
     expect(formatIpv4Net(pickSubnet(range, taken, () => 0)!)).toBe('10.3.3.0/24')
     expect(formatIpv4Net(pickSubnet(range, taken, () => 0.999999)!)).toBe('10.3.25.0/24')
     expect(pickSubnet(range, [net('10.3.0.0/16')], () => 0)).toBeUndefined()
   })
 
-  it('agrees with the plain walk', () => {
+  it('agrees with a simple search', () => {
     const small = rangeOf('{"Network":"10.3.0.0/22","SubnetLen":28}')
     const leases = fc.array(
       fc
@@ -59,7 +59,7 @@ describe('allocation', () => {
     )
   })
 
-  it('takes 60,000 leases without a quadratic walk', () => {
+  it('handles 60,000 leases without quadratic time', () => {
     const wide = rangeOf('{"Network":"10.0.0.0/8"}')
     const leases = 60_000
     let looks = 0
@@ -71,7 +71,7 @@ describe('allocation', () => {
       },
     }))
     expect(freeSubnets(wide, busy)).toHaveLength(CANDIDATES)
-    // What sorting takes, not what comparing each with each does.
+    // Sorting stays below this number of reads; comparing each pair would not.
     expect(looks).toBeGreaterThanOrEqual(leases)
     expect(looks).toBeLessThan(leases * 100)
   })
@@ -83,7 +83,7 @@ describe('allocation of IPv6', () => {
     parseNetworkConfig(JSON.stringify({ EnableIPv4: false, EnableIPv6: true, ...config })).ipv6!
   const usual = rangeOf6({ IPv6Network: 'fd00:5::/48' })
 
-  it('offers what is free from the first subnet on', () => {
+  it('offers the free subnets from the first one on', () => {
     const free = freeSubnets(usual, ['fd00:5:0:1::/64', 'fd00:5:0:3::7/128', 'fd00:5:0:4::/63'].map(net6)).map(
       formatIpv6Net,
     )
@@ -92,7 +92,7 @@ describe('allocation of IPv6', () => {
     expect(formatIpv6Net(pickSubnet(usual, [], () => 0.999999)!)).toBe('fd00:5:0:64::/64')
   })
 
-  it('hands out its first and its last subnet, and none beside them', () => {
+  it('hands out the first and the last subnet of the range, and none outside it', () => {
     const fitting = ['fd00:5::/64', 'fd00:5:0:1::/64', 'fd00:5:0:ffff::/64', 'fd00:5:1::/64', 'fd00:5:0:1::/65'].map(
       net6,
     )
@@ -102,7 +102,7 @@ describe('allocation of IPv6', () => {
     expect(pickSubnet(usual, [net6('fd00:5::/48')], Math.random)).toBeUndefined()
   })
 
-  it('agrees with the plain walk', () => {
+  it('agrees with a simple search', () => {
     const small = rangeOf6({ IPv6Network: 'fd00::ff00/120', IPv6SubnetLen: 126 })
     const leases = fc.array(
       fc
@@ -121,13 +121,13 @@ describe('allocation of IPv6', () => {
     )
   })
 
-  it('passes what is taken at once, though there are more subnets in it than can be counted', () => {
+  it('skips a large leased network in one step, although it has more subnets than can be counted', () => {
     const wide = rangeOf6({ IPv6Network: 'fd00::/16', IPv6SubnetLen: 126 })
     expect(freeSubnets(wide, [net6('fd00::/17')]).map(formatIpv6Net)[0]).toBe('fd00:8000::/126')
     expect(freeSubnets(wide, [net6('::/0')])).toEqual([])
   })
 
-  it('takes 60,000 leases without a quadratic walk', () => {
+  it('handles 60,000 leases without quadratic time', () => {
     const leases = 60_000
     let looks = 0
     const busy = Array.from({ length: leases }, (_, index) => ({

@@ -1,4 +1,4 @@
-// decode.test.ts - what of a store's entries is a lease, and what is said of the others.
+// decode.test.ts - which entries of a store are leases, and the reason that is given for the others.
 
 import { describe, expect, it } from 'vitest'
 import { decodeLease, sourceOf } from '../../../../src/control/lease/decode.ts'
@@ -9,7 +9,7 @@ import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { createMemoryStore } from '../../../support/memory-store.ts'
 
 describe('a lease', () => {
-  it('is read as Go reads it', () => {
+  it('is decoded as Go decodes it', () => {
     expect(decodeLease('10.5.1.0-24', '{}').attrs.publicIp).toEqual({})
     expect(decodeLease('10.5.1.0-24', 'null').attrs.publicIp).toEqual({})
     expect(decodeLease('10.5.1.0-24', '{"publicip":"1.2.3.4","new":1}').attrs.publicIp).toEqual({
@@ -31,7 +31,7 @@ describe('a lease', () => {
   })
 })
 
-it('what is nested so deep that nobody could compare or write it is no lease, and what is nested less is written', () => {
+it('refuses a value nested more than 100 deep, and accepts one nested 100 deep', () => {
   const nested = (depth: number): string =>
     `{"PublicIP":"192.0.2.2","BackendData":${'['.repeat(depth)}${']'.repeat(depth)}}`
   for (const depth of [100, 5_000, 32_000])
@@ -41,7 +41,7 @@ it('what is nested so deep that nobody could compare or write it is no lease, an
 })
 
 describe('a store as a source', () => {
-  it('lists and watches leases, and says of what is none why', async () => {
+  it('lists and watches leases, and gives the reason for each entry that is not a lease', async () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24', '{"PublicIP":"1.1.1.1"}')
     store.put('junk', '{}')
@@ -68,7 +68,7 @@ describe('a store as a source', () => {
       { kind: 'put', entry: { key: '10.5.2.0-24', lease: expect.objectContaining({ key: '10.5.2.0-24' }) } },
       { kind: 'delete', key: '10.5.1.0-24' },
     ])
-    // As flanneld: of the two that are a lease's.
+    // flanneld logs only the two events that concern a lease.
     expect(lines).toHaveLength(2)
     for (const line of lines) expect(line).toMatch(/^watchSubnets: got valid subnet event with revision \d+$/)
   })
@@ -76,16 +76,16 @@ describe('a store as a source', () => {
 
 describe('at the limits', () => {
   const decode = (value: string) => decodeLease('10.5.1.0-24', value)
-  /** JSON of so many characters. */
+  /** Returns JSON text of `length` characters. */
   const ofLength = (length: number): string => JSON.stringify({ x: ' '.repeat(length - 8) })
 
-  it('reads a value of 65,536 characters, and none that is longer', () => {
+  it('reads a value of 65,536 characters, and refuses a longer one', () => {
     expect(ofLength(65_536)).toHaveLength(65_536)
     expect(decode(ofLength(65_536)).attrs.publicIp).toEqual({})
     expect(() => decode(ofLength(65_537))).toThrow('the value has 65537 characters')
   })
 
-  it('reads every member, of IPv6 too, and keeps those apart that are null or missing', () => {
+  it('reads every member of both families, and distinguishes null from missing', () => {
     const { attrs } = decode(
       '{"PublicIP":"1.2.3.4","PublicIPv6":"fc00::1","BackendType":"vxlan","BackendData":{"VNI":1},"BackendV6Data":{"VNI":2}}',
     )
@@ -120,9 +120,9 @@ describe('at the limits', () => {
     ['{"BackendType":true}', 'BackendType is bool'],
     ['[]', 'the value is not a JSON object: it is array instead of an object'],
     ['7', 'the value is not a JSON object: it is number instead of an object'],
-  ])('says of %s: %s', (value, message) => expect(() => decode(value)).toThrow(new Error(message)))
+  ])('refuses %s: %s', (value, message) => expect(() => decode(value)).toThrow(new Error(message)))
 
-  it('has the revision of a lease, not that of a reservation, and compares cursors', async () => {
+  it('has a revision unless it is a reservation, and compares cursors', async () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24', '{}')
     const source = sourceOf(store)

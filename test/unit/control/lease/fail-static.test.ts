@@ -1,4 +1,4 @@
-// fail-static.test.ts - what a view believes of listings and changes, and what it keeps until it is confirmed.
+// fail-static.test.ts - which listings and changes a view of the leases accepts, and which leases it keeps until a loss is confirmed.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -9,7 +9,7 @@ import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 
 const HOLD_MS = 30_000
 const OWN = '10.5.9.0-24'
-/** Each has an address of its own, unless it is told. */
+/** Each lease has an address of its own unless the caller gives one. */
 const lease = (key: string, publicIp = `1.2.3.${key.split('.')[2]}`): Lease => ({
   key,
   subnet: { ipv4: parseIpv4Net(key.replace('-', '/'))! },
@@ -36,7 +36,7 @@ const keysOf = ({ added, changed, removed }: ViewChange) =>
   [added, changed, removed].map((leases) => leases.map((each) => each.key))
 
 describe('a view', () => {
-  it('holds what went before the rest followed as long as the rest: from when so many were missed', () => {
+  it('holds leases that vanished shortly before the majority for the same time as the majority', () => {
     const { view, thirds } = newView()
     view.list(
       [1, 2, 3, 4, 5].map((third) => entry(third)),
@@ -52,7 +52,7 @@ describe('a view', () => {
     expect(thirds()).toEqual([4, 5])
   })
 
-  it('knows a node by either address: one that switches a family on or off has not vanished', () => {
+  it('identifies a node by its IPv4 or its IPv6 address, so switching a family on or off is not a loss', () => {
     const { view, lines } = newView()
     const ipv6 = (third: number): bigint => 0xfd00n + BigInt(third)
     const both = (third: number): Entry => {
@@ -85,7 +85,7 @@ describe('a view', () => {
     expect(lines).toHaveLength(1)
   })
 
-  it('takes no two hosts for one because neither publishes an address', () => {
+  it('does not treat two hosts without an address as one host', () => {
     const { view, thirds } = newView()
     const nowhere = (third: number): Entry => {
       const { attrs, ...rest } = lease(key(third))
@@ -98,7 +98,7 @@ describe('a view', () => {
     expect([thirds(), view.held]).toEqual([[1, 2, 3, 4, 5], 3])
   })
 
-  it('tells of a lease that was written again as it was that it is renewed, once', () => {
+  it('reports a lease that was rewritten unchanged as renewed, once', () => {
     const { view } = newView()
     const at = (revision: bigint): Entry => ({ key: key(1), lease: { ...lease(key(1)), revision } })
     expect(view.list([at(1n)], 0).renewed).toEqual([])
@@ -110,7 +110,7 @@ describe('a view', () => {
     expect(keysOf(view.change([put(1, '9.9.9.9')], 4))).toEqual([[], [key(1)], []])
   })
 
-  it('knows what of the unreadable is our own, until it can be read', () => {
+  it('knows if its own lease cannot be decoded, until it can', () => {
     const { view } = newView()
     view.list([junk(1)], 0)
     expect(view.isOwnUnreadable).toBe(false)
@@ -120,20 +120,20 @@ describe('a view', () => {
     expect(view.isOwnUnreadable).toBe(false)
   })
 
-  it('tells what differs by value, and nothing of a renewal', () => {
+  it('reports leases whose value differs, but not a renewal', () => {
     const { view } = newView()
     view.list([entry(1), entry(2)], 0)
     expect(keysOf(view.change([put(1)], 1))).toEqual([[], [], []])
     expect(keysOf(view.list([entry(1, '9.9.9.9'), entry(3)], 2))).toEqual([[key(3)], [key(1)], [key(2)]])
   })
 
-  it('takes the last change of a key for all of a batch', () => {
+  it('applies only the last change of a key in a batch', () => {
     const { view } = newView()
     view.list([entry(1)], 0)
     expect(keysOf(view.change([gone(1), put(1), put(2), gone(2), put(1, '9.9.9.9')], 1))).toEqual([[], [key(1)], []])
   })
 
-  it('leaves a key that cannot be read as it was, and names it once until it can', () => {
+  it('keeps the old lease of a key that cannot be decoded, and logs the key once', () => {
     const { view, lines, thirds } = newView()
     view.list([entry(1), entry(2)], 0)
     view.change([{ kind: 'put', entry: junk(1) }], 1)
@@ -142,14 +142,14 @@ describe('a view', () => {
     expect(lines).toEqual([key(1), key(3)].map((each) => `Ignoring bad subnet node: ${each}: it is junk`))
     view.change([put(1), { kind: 'put', entry: junk(1) }], 3)
     expect(lines).toHaveLength(3)
-    // It went a moment ago, and comes back unreadable.
+    // The key was deleted a moment ago and returns with a value that cannot be decoded.
     view.change([gone(2)], 4)
     expect(thirds()).toEqual([1])
     view.list([junk(1), junk(2)], 5)
     expect(thirds()).toEqual([1, 2])
   })
 
-  it('ends equal to the last listing, whatever came before, unless most are gone', () => {
+  it('ends equal to the last listing after any changes, unless most leases are gone', () => {
     const third = fc.integer({ min: 1, max: 5 })
     const change = fc.oneof(
       fc.tuple(third, fc.constantFrom('1.1.1.1', '2.2.2.2')).map(([each, ip]) => put(each, ip)),
@@ -159,7 +159,7 @@ describe('a view', () => {
     fc.assert(
       fc.property(fc.array(fc.array(change)), entries, (before, last) => {
         const { view } = newView()
-        // Far from each other: no loss is counted with another one.
+        // The batches are far apart, so no loss is counted together with another.
         before.forEach((changes, index) => view.change(changes, index * 2 * HOLD_MS))
         const end = 2 * before.length * HOLD_MS
         view.list(last, end)
@@ -173,7 +173,7 @@ describe('a view', () => {
 describe('fail-static', () => {
   const five = [entry(1), entry(2), entry(3), entry(4), entry(5)]
 
-  it('keeps more than half, and more than two, that vanish at once, until a listing after the hold time lacks them still', () => {
+  it('keeps leases if more than two and more than half vanish together, until a listing after the hold time still lacks them', () => {
     const { view, lines, thirds } = newView()
     view.list(five, 0)
     expect(keysOf(view.list([entry(1), entry(2)], 1_000))).toEqual([[], [], []])
@@ -191,30 +191,30 @@ describe('fail-static', () => {
   })
 
   it.each([
-    ['with two that go', [gone(1), gone(2)], 0],
-    ['with three that go', [gone(1), gone(2), gone(3)], 3],
-    ['with three, and one that comes', [gone(1), gone(2), gone(3), put(6)], 0],
-    ['with three, and one that is written again', [gone(1), gone(2), gone(3), put(4, '9.9.9.9')], 3],
-    ['with three, and our own that comes', [gone(1), gone(2), gone(3), put(9)], 3],
-    ['with three that go twice', [gone(1), gone(2), gone(3), gone(3), gone(7)], 3],
-  ])('%s, of five peers, holds as many as it should', (_title, changes, held) => {
+    ['if two vanish', [gone(1), gone(2)], 0],
+    ['if three vanish', [gone(1), gone(2), gone(3)], 3],
+    ['if three vanish and one appears', [gone(1), gone(2), gone(3), put(6)], 0],
+    ['if three vanish and one changes', [gone(1), gone(2), gone(3), put(4, '9.9.9.9')], 3],
+    ['if three vanish and the own lease appears', [gone(1), gone(2), gone(3), put(9)], 3],
+    ['if three vanish, one of them twice', [gone(1), gone(2), gone(3), gone(3), gone(7)], 3],
+  ])('holds the right number of five peers %s', (_title, changes, held) => {
     const { view } = newView()
     view.list(five, 0)
     view.change(changes, 1_000)
     expect(view.held).toBe(held)
   })
 
-  it.each(['a listing', 'changes'])('does not take our own lease for a peer that stays or goes, by %s', (how) => {
+  it.each(['a listing', 'changes'])('does not count its own lease as a peer that stays or vanishes, in %s', (how) => {
     const { view } = newView()
     view.list([...five, entry(6), entry(9)], 0)
     if (how === 'changes') view.change([gone(1), gone(2), gone(3), gone(9)], 1_000)
     else view.list([entry(4), entry(5), entry(6)], 1_000)
-    expect(view.held).toBe(0) // three of six are no more than half, with our own or without it
+    expect(view.held).toBe(0) // three of six are not more than half, with or without the own lease
     const few = newView().view
     few.list([entry(1), entry(2), entry(3), entry(9)], 0)
     if (how === 'changes') few.change([gone(1), gone(2)], 1_000)
     else few.list([entry(3), entry(9)], 1_000)
-    expect(few.held).toBe(0) // ours is there: two are few
+    expect(few.held).toBe(0) // the own lease is present, and two losses are too few
     const other = newView().view
     other.list([...five, entry(9)], 0)
     if (how === 'changes') other.change([gone(1), gone(2), gone(3)], 1_000)
@@ -222,7 +222,7 @@ describe('fail-static', () => {
     expect(other.held).toBe(3)
   })
 
-  it('counts what goes within the hold time of each other, to the millisecond', () => {
+  it('counts losses that are less than the hold time apart, to the millisecond', () => {
     for (const [later, held] of [
       [HOLD_MS - 1, 3],
       [HOLD_MS, 0],
@@ -240,7 +240,7 @@ describe('fail-static', () => {
     }
   })
 
-  it('does not take a host for one that moved because another had its address before', () => {
+  it('does not match a vanished host to another host that once had its address', () => {
     const { view, thirds } = newView()
     view.list([entry(1, '192.0.2.1'), entry(2, '192.0.2.2'), entry(3), entry(4), entry(5)], 0)
     view.change([put(1, '192.0.2.7'), put(2, '192.0.2.1')], 100_000)
@@ -251,7 +251,7 @@ describe('fail-static', () => {
   it.each([
     ['two of three', [1, 2, 3], [3]],
     ['three of six', [1, 2, 3, 4, 5, 6], [4, 5, 6]],
-  ])('believes at once that %s are gone', (_title, all, left) => {
+  ])('removes leases immediately if %s vanish', (_title, all, left) => {
     const { view, lines, thirds } = newView()
     view.list(
       all.map((each) => entry(each)),
@@ -264,7 +264,7 @@ describe('fail-static', () => {
     expect([thirds(), view.held, lines]).toEqual([left, 0, []])
   })
 
-  it('counts what goes one by one within the hold time, and brings back what had gone before the rest followed', () => {
+  it('counts single losses within the hold time, and also restores those that vanished before the majority', () => {
     const { view, thirds } = newView()
     view.list(five, 0)
     view.change([gone(1)], 1_000)
@@ -272,19 +272,19 @@ describe('fail-static', () => {
     expect(thirds()).toEqual([3, 4, 5])
     expect(keysOf(view.change([gone(3)], 3_000))).toEqual([[key(1), key(2)], [], []])
     expect([thirds(), view.held]).toEqual([[1, 2, 3, 4, 5], 3])
-    // What goes meanwhile is kept with them.
+    // A lease that vanishes during the hold is kept too.
     view.change([gone(4)], 4_000)
     expect([thirds(), view.held]).toEqual([[1, 2, 3, 4, 5], 4])
   })
 
-  it('forgets what went longer ago than the hold time', () => {
+  it('forgets losses older than the hold time', () => {
     const { view, thirds } = newView()
     view.list(five, 0)
     for (const third of [1, 2, 3, 4]) view.change([gone(third)], third * HOLD_MS)
     expect([thirds(), view.held]).toEqual([[5], 0])
   })
 
-  it('keeps those that are not back for all of the hold time, though most are', () => {
+  it('keeps the leases that are still missing for the full hold time, although most are back', () => {
     const { view, lines, thirds } = newView()
     view.list(five, 0)
     view.change([gone(1), gone(2), gone(3), gone(4)], 1_000)
@@ -300,29 +300,38 @@ describe('fail-static', () => {
     expect(lines.at(-1)).toBe('The store still lacks 2 leases; they are removed now')
   })
 
-  it.each(['a listing', 'changes'])('ends as soon as all are back by %s, and counts how often it began', (how) => {
-    const { view, lines, thirds } = newView()
-    view.list(five, 0)
-    for (const times of [1, 2]) {
-      view.change([1, 2, 3].map(gone), times * 1_000)
-      expect([view.held, view.holds]).toEqual([3, times])
-      if (how === 'changes')
-        view.change(
-          [1, 2, 3].map((third) => put(third)),
-          times * 1_000 + 1,
-        )
-      else view.list(five, times * 1_000 + 1)
-      expect([view.held, lines.at(-1)]).toEqual([0, 'All leases that had vanished are back'])
-    }
-    // What goes by itself now is gone.
-    view.change([gone(1)], 3_000)
-    expect([thirds(), view.holds]).toEqual([[2, 3, 4, 5], 2])
-  })
+  it.each(['a listing', 'changes'])(
+    'ends the hold as soon as all leases are back in %s, and counts the holds',
+    (how) => {
+      const { view, lines, thirds } = newView()
+      view.list(five, 0)
+      for (const times of [1, 2]) {
+        view.change([1, 2, 3].map(gone), times * 1_000)
+        expect([view.held, view.holds]).toEqual([3, times])
+        if (how === 'changes')
+          view.change(
+            [1, 2, 3].map((third) => put(third)),
+            times * 1_000 + 1,
+          )
+        else view.list(five, times * 1_000 + 1)
+        expect([view.held, lines.at(-1)]).toEqual([0, 'All leases that had vanished are back'])
+      }
+      // A single lease that vanishes after the hold is removed.
+      view.change([gone(1)], 3_000)
+      expect([thirds(), view.holds]).toEqual([[2, 3, 4, 5], 2])
+    },
+  )
 
   it.each([
-    ['lets one go that went meanwhile', [1, 2, 3], [4], [5], undefined],
-    ['holds most of the rest, that went meanwhile, for a time of their own', [1, 2, 3, 4, 5], [6, 7, 8], [], 20_000],
-  ])('%s, when its time is over', (_title, first, later, left, waitMs) => {
+    ['removes one lease that vanished during the hold', [1, 2, 3], [4], [5], undefined],
+    [
+      'holds the majority of the rest, which vanished during the hold, for a time of its own',
+      [1, 2, 3, 4, 5],
+      [6, 7, 8],
+      [],
+      20_000,
+    ],
+  ])('%s when the hold ends', (_title, first, later, left, waitMs) => {
     const { view, thirds, lines } = newView()
     view.list(
       [...first, ...later, ...left].map((third) => entry(third)),
@@ -341,7 +350,7 @@ describe('fail-static', () => {
     expect([thirds(), view.held, view.holds]).toEqual([left, 0, 1])
   })
 
-  it.each([1, 2, 3])('keeps %d peers that vanish together with our own key, and not without it', (count) => {
+  it.each([1, 2, 3])('keeps %d peers that vanish together with its own key, and removes them without that', (count) => {
     const peers = [1, 2, 3].slice(0, count).map((third) => entry(third, `192.0.2.${third}`))
     const keys = peers.map(({ key: each }) => each)
     for (const how of ['a listing', 'changes', 'our own key last']) {
@@ -357,7 +366,7 @@ describe('fail-static', () => {
         view.change([gone(9)], 1_000)
       }
       expect([view.held, [...view.leases.keys()]], how).toEqual([count, expect.arrayContaining(keys)])
-      // Ours is written again at once; that says nothing of the others.
+      // The own lease is rewritten at once, which proves nothing about the peers.
       view.change([put(9, '192.0.2.9')], 2_000)
       view.list([entry(9, '192.0.2.9')], 30_999)
       expect([view.held, thirds().length], how).toEqual([count, count + 1])
@@ -372,7 +381,7 @@ describe('fail-static', () => {
     expect([view.held, thirds()]).toEqual([0, [9]])
   })
 
-  it('does not hold what came back under another key', () => {
+  it('removes an old lease whose host is back under another key', () => {
     const at = (third: number): Entry => entry(third, `192.0.2.${third}`)
     for (const how of ['a listing', 'changes']) {
       const { view, thirds } = newView()
@@ -386,9 +395,9 @@ describe('fail-static', () => {
     }
   })
 
-  it.each(['in one batch', 'in two'])('does not hold what had another key already, %s', (how) => {
+  it.each(['in one batch', 'in two'])('does not hold the old lease of a host that also has a new one, %s', (how) => {
     const { view, thirds } = newView()
-    // Two hosts with two leases each.
+    // Two hosts have two leases each.
     const host = (third: number): string => `192.0.2.${third % 2}`
     view.list(
       [1, 2, 3, 4].map((third) => entry(third, host(third))),
@@ -401,7 +410,7 @@ describe('fail-static', () => {
     expect([thirds(), view.held]).toEqual([[11, 12], 0])
   })
 
-  it('does not count our own lease, and believes its loss at once', () => {
+  it('does not count its own lease, and accepts the loss of it immediately', () => {
     const { view, thirds } = newView()
     view.list([...five, entry(9)], 0)
     const { removed } = view.change([gone(9), ...[1, 2, 3].map(gone)], 1_000)

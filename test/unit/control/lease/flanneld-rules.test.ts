@@ -1,4 +1,4 @@
-// flanneld-rules.test.ts - flanneld's rules and lines for leases that no other test names (CONTRACT.md, sections 5 to 7).
+// flanneld-rules.test.ts - flanneld's rules and log lines for leases that no other test covers (CONTRACT.md, sections 5 to 7).
 
 import { setTimeout as delay } from 'node:timers/promises'
 import { describe, expect, it } from 'vitest'
@@ -34,23 +34,26 @@ describe('a key with text before the subnet', () => {
     },
   )
 
-  it.each(['1210.5.1.0-24', '10.5.1.0-24/', '10.5.01.0-24', '10.5.1.0-32', '10.5.1.0-240'])('%j is none', (key) => {
-    expect(parseLeaseKey(key)).toBeUndefined()
-  })
+  it.each(['1210.5.1.0-24', '10.5.1.0-24/', '10.5.01.0-24', '10.5.1.0-32', '10.5.1.0-240'])(
+    '%j is not a lease',
+    (key) => {
+      expect(parseLeaseKey(key)).toBeUndefined()
+    },
+  )
 
-  it('is read in a time that its length does not square', () => {
+  it('is parsed in linear time', () => {
     const long = '1'.repeat(1_000_000)
     for (const key of [long, `${long}.1.1.1-24`, `${'1.'.repeat(500_000)}x`, `10.5.1.0-${long}`])
       expect(parseLeaseKey(key)).toBeUndefined()
   })
 
-  it('takes its subnet from those that are handed out', async () => {
+  it('reserves its subnet', async () => {
     const store = createMemoryStore()
     store.put('old-10.5.1.0-24', value('192.0.2.9'))
     expect((await take(store)).key).toBe('10.5.2.0-24')
   })
 
-  it('is the lease of its host, which keeps it under that key', async () => {
+  it('is the lease of its host, which keeps that key', async () => {
     const store = createMemoryStore()
     store.put('old-10.5.3.0-24', value('192.0.2.1'))
     expect((await take(store)).key).toBe('old-10.5.3.0-24')
@@ -76,9 +79,9 @@ const take = async (store: ReturnType<typeof createMemoryStore>, previous?: stri
 describe('taking a lease', () => {
   it.each([
     ['the first by key', undefined, '10.5.3.0-24', '10.5.7.0-24'],
-    ['the one that it had before', '10.5.7.0/24', '10.5.7.0-24', '10.5.3.0-24'],
-    ['the first by key if it had neither', '10.5.8.0/24', '10.5.3.0-24', '10.5.7.0-24'],
-  ])('of its public IP, where there are several: %s, and names the others', async (_title, previous, key, other) => {
+    ['the previous one', '10.5.7.0/24', '10.5.7.0-24', '10.5.3.0-24'],
+    ['the first by key without a previous one', '10.5.8.0/24', '10.5.3.0-24', '10.5.7.0-24'],
+  ])('reuses a lease of its public IP, %s, and names the other lease', async (_title, previous, key, other) => {
     const store = createMemoryStore()
     store.put('10.5.3.0-24', value('192.0.2.1'))
     store.put('10.5.5.0-24', value('192.0.2.5'))
@@ -95,7 +98,7 @@ describe('taking a lease', () => {
     expect(store.entries.size).toBe(3)
   })
 
-  it('of its public IP the one that fits, though it had one before that does not', async () => {
+  it('reuses the lease of its public IP that fits, although its previous one does not', async () => {
     const store = createMemoryStore()
     store.put('10.4.3.0-24', value('192.0.2.1'))
     store.put('10.5.7.0-24', value('192.0.2.1'))
@@ -103,22 +106,25 @@ describe('taking a lease', () => {
     expect([...store.entries.keys()]).toEqual(['10.5.7.0-24'])
   })
 
-  it.each(['10.4.3.0-24', '10.5.3.0-25', '10.5.0.0-24'])('deletes %s of its IP, which does not fit', async (key) => {
-    const store = createMemoryStore()
-    store.put(key, value('192.0.2.1'))
-    const subnet = key.replace('-', '/')
-    expect(await take(store)).toEqual({
-      key: '10.5.1.0-24',
-      lines: [
-        `I Found lease (ip: ${subnet} ipv6: ::/0) for current IP (192.0.2.1) but not compatible with current config, deleting`,
-        'I Picking subnet in range 10.5.1.0 ... 10.5.255.0',
-        'I Allocated lease (ip: 10.5.1.0/24 ipv6: ::/0) to current node (192.0.2.1) ',
-      ],
-    })
-    expect([...store.entries.keys()]).toEqual(['10.5.1.0-24'])
-  })
+  it.each(['10.4.3.0-24', '10.5.3.0-25', '10.5.0.0-24'])(
+    'deletes the lease %s of its public IP, which does not fit the configuration',
+    async (key) => {
+      const store = createMemoryStore()
+      store.put(key, value('192.0.2.1'))
+      const subnet = key.replace('-', '/')
+      expect(await take(store)).toEqual({
+        key: '10.5.1.0-24',
+        lines: [
+          `I Found lease (ip: ${subnet} ipv6: ::/0) for current IP (192.0.2.1) but not compatible with current config, deleting`,
+          'I Picking subnet in range 10.5.1.0 ... 10.5.255.0',
+          'I Allocated lease (ip: 10.5.1.0/24 ipv6: ::/0) to current node (192.0.2.1) ',
+        ],
+      })
+      expect([...store.entries.keys()]).toEqual(['10.5.1.0-24'])
+    },
+  )
 
-  it('passes over a previous subnet that does not fit, and says so', async () => {
+  it('ignores a previous subnet that does not fit the configuration, and logs that', async () => {
     const { key, lines } = await take(createMemoryStore(), '10.4.1.0/24')
     expect(key).toBe('10.5.1.0-24')
     expect(lines[0]).toBe(
@@ -133,7 +139,7 @@ describe('following leases', () => {
     sleep: (_ms: number, signal: AbortSignal) => delay(1, undefined, { signal }),
   }
 
-  it('begins though the first listings fail', async () => {
+  it('starts although the first listings fail', async () => {
     const store = createMemoryStore()
     store.put('10.5.3.0-24', value('192.0.2.3'))
     const list = store.list.bind(store)
@@ -150,7 +156,7 @@ describe('following leases', () => {
     await expect(updates.next()).rejects.toThrow('the test is over')
   })
 
-  it('takes the end of a key that begins like another for that key alone', async () => {
+  it('removes only the deleted key if another key has the same prefix', async () => {
     const store = createMemoryStore()
     store.put('10.5.3.0-24', value('192.0.2.1'))
     store.put('10.5.3.0-24&fc00::-64', value('192.0.2.1'))

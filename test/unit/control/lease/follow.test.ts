@@ -1,4 +1,4 @@
-// follow.test.ts - following above a source of the test's own, with a clock of its own.
+// follow.test.ts - following the leases of a mock source, with a mock clock.
 
 import { setMaxListeners } from 'node:events'
 import { describe, expect, it } from 'vitest'
@@ -19,7 +19,7 @@ function recorder() {
   return { lines, info: add, warn: add, error: add, v: () => false }
 }
 
-/** A source whose answers the test gives; what it does not give must not be asked for. */
+/** A source whose answers the test gives. A call that the test did not define fails. */
 function fakeSource(parts: Partial<LeaseSource<bigint>>): LeaseSource<bigint> {
   return {
     name: 'etcd',
@@ -33,7 +33,7 @@ function fakeSource(parts: Partial<LeaseSource<bigint>>): LeaseSource<bigint> {
   }
 }
 
-/** A clock that jumps to the end of each pause. Pauses longer than `untilMs` stay: they are planned listings. */
+/** A clock that jumps to the end of each pause of at most `untilMs`. Longer pauses, which are the planned listings, never end. */
 function jumpingClock(untilMs = 10_000): Clock & { readonly pauses: number[] } {
   let now = 0
   const pauses: number[] = []
@@ -52,7 +52,7 @@ function jumpingClock(untilMs = 10_000): Clock & { readonly pauses: number[] } {
   }
 }
 
-/** A clock that stands still until the test lets time pass. */
+/** A clock that only the test advances. */
 function steppedClock() {
   let now = 0
   const sleepers = new Set<{ readonly at: number; wake(): void }>()
@@ -67,9 +67,9 @@ function steppedClock() {
           reject(signal.reason as Error)
         })
       }),
-    /** When the next who sleeps for a time is to be woken; now when nobody is. */
+    /** The time at which the next sleeper wakes; now if nothing sleeps. */
     nextAt: () => Math.min(...[...sleepers].map(({ at }) => at), Infinity),
-    /** Wakes whoever is due by then; does nothing for a time without end. */
+    /** Wakes each sleeper that is due by `ms`; does nothing if `ms` is infinite. */
     async passTo(ms: number): Promise<void> {
       if (ms === Infinity) return
       now = Math.max(now, ms)
@@ -83,7 +83,7 @@ function steppedClock() {
   }
 }
 
-/** What the test gives, taken one by one. */
+/** A queue that delivers the items of the test one by one. */
 function queue<T>() {
   const items: T[] = []
   let wake = (): void => {}
@@ -107,7 +107,7 @@ function queue<T>() {
 const ended = new Error('the test is over')
 
 describe('following', () => {
-  /** Follows a source whose listings, and whose watches' ends, are given one by one. */
+  /** Follows a source; the test delivers each listing and ends each watch. */
   function driven() {
     const stopping = new AbortController()
     setMaxListeners(0, stopping.signal)
@@ -144,7 +144,7 @@ describe('following', () => {
     }
   }
 
-  it('opens the watch again from where a listing went back to, though it brings nothing new', async () => {
+  it('reopens the watch from the revision of an older listing, even if that listing changes nothing', async () => {
     const { lists, watches, listed, stop } = driven()
     lists.give(100n)
     await eventually(() => expect(watches).toEqual([100n]))
@@ -156,7 +156,7 @@ describe('following', () => {
     await stop()
   })
 
-  it('opens a watch that ends now and then as soon each time, where a listing came between', async () => {
+  it('reopens a watch that ends now and then without a longer pause if a listing succeeded in between', async () => {
     const { lists, ends, watches, clock, listed, stop } = driven()
     lists.give(100n)
     for (let times = 1; times <= 6; times++) {
@@ -169,7 +169,7 @@ describe('following', () => {
     await stop()
   })
 
-  it('waits longer and longer for a store that answers every watch with a gap, and says so seldom', async () => {
+  it('waits longer and longer if a store answers every watch with a gap, and rarely logs it', async () => {
     const controller = new AbortController()
     const log = recorder()
     const clock = jumpingClock()
@@ -188,7 +188,7 @@ describe('following', () => {
       for await (const _ of followLeases(source, { log, signal: controller.signal, clock, random: () => 1 })) void _
     }
     await expect(run()).rejects.toBe(ended)
-    // The first gap is made good at once; from then on the pauses double up to 5 s.
+    // The first gap is closed immediately; after that the pauses double up to 5 s.
     expect(clock.pauses.slice(0, 6)).toEqual([200, 400, 800, 1600, 3200, 5000])
     expect(Math.max(...clock.pauses)).toBe(5000)
     expect(log.lines[0]).toBe('etcd watch for leases fell behind (compact rev 9), re-listing and resuming')
@@ -196,7 +196,7 @@ describe('following', () => {
     expect(log.lines.length).toBeLessThanOrEqual(Math.ceil(clock.now() / 30_000))
   })
 
-  it('logs at most four lines a minute, though each failure reads differently', async () => {
+  it('logs at most four lines a minute, although each failure reads differently', async () => {
     const controller = new AbortController()
     const clock = jumpingClock()
     const times: number[] = []
@@ -215,11 +215,11 @@ describe('following', () => {
     for (const from of times) {
       expect(times.filter((time) => time >= from && time < from + 60_000).length).toBeLessThanOrEqual(4)
     }
-    // And it does not fall silent.
+    // It does not stop logging either.
     expect(times.length).toBeGreaterThanOrEqual(Math.floor(clock.now() / 60_000) * 4)
   })
 
-  it('follows changes while a listing does not answer, and after it has failed', async () => {
+  it('follows changes while a listing hangs, and after it has failed', async () => {
     const controller = new AbortController()
     const log = recorder()
     const clock = steppedClock()
@@ -229,7 +229,7 @@ describe('following', () => {
     const source = fakeSource({
       list: () => new Promise((resolve, reject) => listings.push({ resolve, reject })),
       async *watch(after, signal) {
-        expect(after).toBe(1n) // it is opened once
+        expect(after).toBe(1n) // the watch is opened once
         for (let cursor = 2n; ; cursor++) yield { cursor, changes: await watch.take(signal) }
       },
     })
@@ -257,7 +257,7 @@ describe('following', () => {
     await expect(end).rejects.toBe(ended)
   })
 
-  it('believes the watch of what it has said since a listing began, and the listing of the rest', async () => {
+  it('trusts the watch for keys that changed since a listing began, and the listing for all other keys', async () => {
     const controller = new AbortController()
     const clock = steppedClock()
     const watch = queue<readonly Change[]>()
@@ -287,7 +287,7 @@ describe('following', () => {
     ])
     await second
     const third = next()
-    // As it was before all of that; and it has what the watch has not brought.
+    // The listing is older than all of these changes, and has a lease that the watch did not bring.
     listings[1]!({ cursor: 1n, entries: [...listed.slice(0, 2), entry('10.5.5.0-24', '5.5.5.5')] })
     const { added, changed, removed, leases } = await third
     expect([added, changed, removed].map((some) => some.map(({ key }) => key))).toEqual([
@@ -303,13 +303,13 @@ describe('following', () => {
     controller.abort(ended)
   })
 
-  it('lists again each minute beside the same watch, and opens another when that was deaf', async () => {
+  it('lists every minute during one watch, and reopens a watch that missed a change', async () => {
     const controller = new AbortController()
     const clock = steppedClock()
     const cursors: bigint[] = []
     let listings = 0
     const source = fakeSource({
-      // Nothing is new in the second.
+      // Only the first listing brings a change.
       list: async () => ({ cursor: BigInt(++listings), entries: [entry(`10.5.${listings >> 1}.0-24`, '1.1.1.1')] }),
       // oxlint-disable-next-line require-yield
       async *watch(after, signal) {
@@ -333,7 +333,7 @@ describe('following', () => {
       times.push(clock.now())
     }
     expect(keys.flat()).toEqual(['10.5.0.0-24', '10.5.1.0-24', '10.5.1.0-24', '10.5.2.0-24', '10.5.2.0-24'])
-    // The first after a part of the minute, so that nodes that started together are spread over it.
+    // The first listing is a fraction of a minute late, which spreads nodes that started together.
     expect(times).toEqual([0, 30_000, 90_000, 150_000, 210_000])
     controller.abort(ended)
     expect(cursors).toEqual([1n, 2n, 4n])
@@ -342,7 +342,7 @@ describe('following', () => {
     )
   })
 
-  it('lists seldom where that is dear, as long as the watch goes forward each minute', async () => {
+  it('lists less often if a listing is expensive and the watch advanced in each minute', async () => {
     const controller = new AbortController()
     const clock = steppedClock()
     const watch = queue<bigint>()
@@ -366,7 +366,7 @@ describe('following', () => {
     }
     const over = run()
     await eventually(() => expect(taken).toBe(1))
-    /** Lets the next minute be over, in which the watch has said this, and nothing for undefined. */
+    /** Ends the next minute, in which the watch delivered revision `said`; undefined if it delivered none. */
     const minute = async (said: bigint | undefined): Promise<void> => {
       if (said !== undefined) watch.give(said)
       const at = clock.nextAt()
@@ -377,18 +377,18 @@ describe('following', () => {
     }
     for (let said = 2n; said <= 5n; said++) await minute(said)
     expect([times, state.listedAt]).toEqual([[0], 210_000])
-    await minute(undefined) // it was silent
-    await minute(5n) // and went not forward
+    await minute(undefined) // the watch was silent
+    await minute(5n) // the watch did not advance
     await minute(6n)
     expect(times).toEqual([0, 270_000, 330_000])
-    // The last is good for five minutes, of which the watch was heard in each.
+    // The last listing is trusted for five minutes if the watch advanced in each of them.
     for (let said = 7n; said <= 11n; said++) await minute(said)
     expect(times).toEqual([0, 270_000, 330_000, 630_000])
     controller.abort(ended)
     await expect(over).rejects.toBe(ended)
   })
 
-  it('spreads the listings of 1,000 nodes that started in one second: at most 40 in any later one', async () => {
+  it('spreads the listings of 1,000 nodes that started in the same second, at most 40 in any later second', async () => {
     const time = takeOverTime(0)
     const controller = new AbortController()
     const random = randomFrom(7)
@@ -421,11 +421,11 @@ describe('following', () => {
     expect(listings.get(0)).toBeGreaterThanOrEqual(1_000)
     listings.delete(0)
     expect(Math.max(...listings.values())).toBeLessThanOrEqual(40)
-    // Each goes on listing once a minute.
+    // Each node still lists once a minute.
     expect([...listings.values()].reduce((sum, each) => sum + each, 0)).toBeGreaterThanOrEqual(4_000)
   })
 
-  it('passes on what is no failure of the store', async () => {
+  it('rethrows an error that is not a failure of the store', async () => {
     const source = fakeSource({ list: () => Promise.reject(new TypeError('a defect')) })
     const next = followLeases(source, { log: recorder(), signal: new AbortController().signal }).next()
     await expect(next).rejects.toThrow('a defect')

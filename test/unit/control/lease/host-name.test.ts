@@ -1,27 +1,27 @@
-// host-name.test.ts - the name of a host in its claim, whatever stands there.
+// host-name.test.ts - the host name in a claim, with any content.
 
 import { describe, expect, it } from 'vitest'
 import { claimText, hostNameIn, shortened } from '../../../../src/control/lease/host-name.ts'
 
-it('is what a host wrote of itself', () => {
+it('is the name that the host wrote', () => {
   expect(claimText('host1', 'x')).toBe('{"Hostname":"host1","ID":"x"}')
   expect(hostNameIn(claimText('host1', 'x'))).toBe('host1')
   expect(hostNameIn('{"Hostname":" host1 "}')).toBe('host1')
 })
 
 it.each(['', 'null', '3', '[]', '{}', 'junk', '{"Hostname":3}', '{"Hostname":""}', '{"Hostname":"  "}', '"host1"'])(
-  'is none where %j stands',
+  'is undefined if the claim is %j',
   (claim) => expect(hostNameIn(claim)).toBeUndefined(),
 )
 
-describe('a name that is too long', () => {
-  it('loses its end', () => {
+describe('a host name that is too long', () => {
+  it('is shortened at its end', () => {
     expect(shortened('x'.repeat(253))).toBe('x'.repeat(253))
     expect(shortened('x'.repeat(254))).toBe(`${'x'.repeat(252)}…`)
     expect(hostNameIn(claimText('x'.repeat(60_000), ''))).toBe(`${'x'.repeat(252)}…`)
   })
 
-  it('is not read in a text that is longer than any claim', () => {
+  it('is not read from text that is longer than any claim', () => {
     const claim = (length: number): string => {
       const without = claimText('host1', '').length
       return claimText('host1', 'y'.repeat(length - without))

@@ -1,4 +1,4 @@
-// lease.test.ts - keys and values, byte for byte.
+// lease.test.ts - the keys and values of leases, byte for byte.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -20,7 +20,7 @@ import { ipv6Net, parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 const net = (text: string) => parseIpv4Net(text)!
 
 describe('lease key', () => {
-  it('is the subnet with a dash', () => {
+  it('is the subnet with a dash instead of the slash', () => {
     expect(leaseKey({ ipv4: net('10.12.13.0/24') })).toBe('10.12.13.0-24')
     expect(leaseKey({ ipv6: parseIpv6Net('fd00:12:13::/56') })).toBe('0.0.0.0-0&fd00:12:13::-56')
     expect(leaseKey({ ipv4: net('10.12.13.0/24'), ipv6: parseIpv6Net('fd00:12:13::/56') })).toBe(
@@ -47,7 +47,7 @@ describe('lease key', () => {
     expect(parseLeaseKey(key)).toBeUndefined()
   })
 
-  it('reads what it writes', () => {
+  it('parses each key that it writes', () => {
     const v4 = fc
       .tuple(fc.integer({ min: 0, max: 0xffffffff }), fc.integer({ min: 1, max: 31 }))
       .map(([ip, length]) => ipv4Net(ip, length))
@@ -63,7 +63,7 @@ describe('lease key', () => {
 })
 
 describe('lease value', () => {
-  it("has upstream's bytes", () => {
+  it("has flannel's bytes", () => {
     expect(encodeLeaseValue({ publicIp: { ipv4: parseIpv4('1.2.3.4')! }, backendType: '' })).toBe(
       '{"PublicIP":"1.2.3.4","PublicIPv6":null}',
     )
@@ -112,9 +112,9 @@ describe('at the limits', () => {
     '0.0.0.0-0',
     '10.5.1.0-0',
     '0.0.0.0-0&::-0',
-  ])('the key %j names nothing', (key) => expect(parseLeaseKey(key)).toBeUndefined())
+  ])('the key %j is refused', (key) => expect(parseLeaseKey(key)).toBeUndefined())
 
-  it('writes both families and all data, in the order of Go', () => {
+  it('writes both families and all data in the order of Go', () => {
     const attrs = {
       publicIp: { ipv4: parseIpv4('1.2.3.4')!, ipv6: parseIpv6('fc00::1')! },
       backendType: 'wireguard',
@@ -130,7 +130,7 @@ describe('at the limits', () => {
     expect(goJsonText('<>&\u2028\u2029')).toBe(String.raw`"\u003c\u003e\u0026\u2028\u2029"`)
   })
 
-  it('are equal only where the key and every published value are', () => {
+  it('are equal only if the key and every published value are equal', () => {
     const attrs = { publicIp: { ipv4: 1 }, backendType: 'vxlan', backendData: { VNI: 1 } }
     const lease = { key: '10.5.1.0-24', subnet: { ipv4: net('10.5.1.0/24') }, attrs }
     expect(leasesEqual(lease, { ...lease })).toBe(true)
@@ -148,7 +148,7 @@ describe('at the limits', () => {
     expect(leasesEqual(lease, { ...lease, key: '10.5.2.0-24' })).toBe(false)
   })
 
-  it('are told in the words of Go', () => {
+  it("are described in flannel's words", () => {
     const [ipv4, ipv6] = [net('10.5.1.0/24'), parseIpv6Net('fc00::/64')!]
     expect(describeSubnets({ ipv4 })).toBe('ip: 10.5.1.0/24 ipv6: ::/0')
     expect(describeSubnets({ ipv6 })).toBe('ip: 0.0.0.0/0 ipv6: fc00::/64')
@@ -167,12 +167,12 @@ describe('a lease', () => {
     [subnet, {}, false],
     [{ ipv6: parseIpv6Net('fc00::/64') }, { ipv4: 7 }, false],
     [{}, {}, false],
-  ])('of %o at %o is one of IPv4: %s', (own, publicIp, expected) => {
+  ])('with subnet %o and address %o has IPv4: %s', (own, publicIp, expected) => {
     expect(hasFamily({ key: 'k', subnet: own, attrs: attrs(publicIp) }, 'ipv4')).toBe(expected)
   })
 })
 
-it('has two sides, each of which is all that a backend is told of its family', () => {
+it('has one side per family, with all that a backend needs of that family', () => {
   const subnet = { ipv4: net('10.5.1.0/24'), ipv6: parseIpv6Net('fd00:5:1::/64')! }
   const attrs = { publicIp: { ipv4: 7, ipv6: 9n }, backendType: 'vxlan', backendData: 'four', backendV6Data: 'six' }
   const lease = { key: 'k', subnet, attrs }
@@ -180,7 +180,7 @@ it('has two sides, each of which is all that a backend is told of its family', (
   expect(sideOf(lease, 'ipv6')).toEqual({ subnet: subnet.ipv6, host: 9n, data: 'six' })
 })
 
-describe('one node', () => {
+describe('isOfOneNode', () => {
   const attrs = (ipv4?: number, ipv6?: bigint) => ({ publicIp: { ipv4, ipv6 } })
   it.each([
     ['IPv4', attrs(1), attrs(1), true],
@@ -193,7 +193,7 @@ describe('one node', () => {
     ['another IPv6', attrs(undefined, 8n), attrs(undefined, 9n), false],
     ['nothing in common', attrs(1), attrs(undefined, 9n), false],
     ['nothing', attrs(), attrs(), false],
-  ])('has %s', (_what, a, b, expected) => {
+  ])('compares leases with %s', (_what, a, b, expected) => {
     expect([isOfOneNode(a, b), isOfOneNode(b, a)]).toEqual([expected, expected])
   })
 })

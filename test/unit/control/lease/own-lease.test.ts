@@ -1,4 +1,4 @@
-// own-lease.test.ts - acquiring, renewing and giving back above a store of the test's own.
+// own-lease.test.ts - acquiring, renewing and releasing a lease in a mock store.
 
 import { describe, expect, it } from 'vitest'
 import { EVENT_MS } from '../../../../lab/lab.ts'
@@ -27,7 +27,7 @@ function recorder() {
   return { lines, info: add, warn: add, error: add, v: () => false }
 }
 
-/** A store whose answers the test gives; what it does not give must not be asked for. */
+/** A store whose answers the test gives. A call that the test did not define fails. */
 function fakeStore(parts: Partial<Store>): Store {
   const unasked = () => Promise.reject(new Error('not expected to be called'))
   return {
@@ -60,7 +60,7 @@ describe('acquiring', () => {
   it.each([
     ['IPv6', '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}', { ipv4: parseIpv4('1.1.1.1')! }],
     ['IPv4', '{"Network":"10.5.0.0/16"}', { ipv6: parseIpv6('fd00::1')! }],
-  ])('needs an address of the one family that there is, %s', async (family, text, publicIp) => {
+  ])('fails without an address of the only enabled family, %s', async (family, text, publicIp) => {
     const asked = acquireLease(fakeStore({}), parseNetworkConfig(text), { publicIp, backendType: '' }, options())
     await expect(asked).rejects.toMatchObject({
       code: 'CONFIG',
@@ -71,19 +71,19 @@ describe('acquiring', () => {
 
   it.each<[what: string, mine: readonly string[], key: string, left: readonly string[]]>([
     [
-      'that it had is its own, and published with the new one',
+      'reuses it if the address was its own, and publishes the new one',
       ['1.1.1.1'],
       '10.5.7.0-24',
       ['10.5.7.0-24', '10.5.8.0-24'],
     ],
-    ['of another node is not', [], '10.5.1.0-24', ['10.5.1.0-24', '10.5.7.0-24', '10.5.8.0-24']],
+    ['does not if the address is of another node', [], '10.5.1.0-24', ['10.5.1.0-24', '10.5.7.0-24', '10.5.8.0-24']],
     [
-      'is its own for its earlier subnet alone',
+      'reuses it only for its previous subnet',
       ['8.8.8.8'],
       '10.5.1.0-24',
       ['10.5.1.0-24', '10.5.7.0-24', '10.5.8.0-24'],
     ],
-  ])('a lease under an address %s', async (_what, mine, key, left) => {
+  ])('of a lease under a former address %s', async (_what, mine, key, left) => {
     const store = createMemoryStore()
     store.put('10.5.7.0-24', value('1.1.1.1'))
     store.put('10.5.8.0-24', value('8.8.8.8'))
@@ -95,13 +95,13 @@ describe('acquiring', () => {
     if (key !== '10.5.7.0-24') expect(store.entries.get('10.5.7.0-24')?.value).toBe(value('1.1.1.1'))
   })
 
-  it('a lease under an earlier address that another node takes meanwhile is left to it', async () => {
+  it('leaves a lease under a former address to another node that takes it meanwhile', async () => {
     const store = createMemoryStore()
     store.put('10.5.7.0-24', value('1.1.1.1'))
     const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
     let isFirst = true
     const isMine = async (): Promise<boolean> => {
-      if (isFirst) store.put('10.5.7.0-24', value('3.3.3.3')) // after it was listed
+      if (isFirst) store.put('10.5.7.0-24', value('3.3.3.3')) // after the listing
       const was = isFirst
       isFirst = false
       return was
@@ -110,7 +110,7 @@ describe('acquiring', () => {
     expect([lease.key, store.entries.get('10.5.7.0-24')?.value]).toEqual(['10.5.1.0-24', value('3.3.3.3')])
   })
 
-  it('draws again from a fresh listing when another node was faster', async () => {
+  it('lists and draws again if another node was faster', async () => {
     const entries: StoreEntry[] = []
     const tried: string[] = []
     const log = recorder()
@@ -135,15 +135,18 @@ describe('acquiring', () => {
     ['10.5.3.0-24&fc01::-64', '10.5.3.0-24'],
     ['10.5.3.0-24&fc00:0:0:7::-66', '10.5.3.0-24'],
     ['10.5.3.0-25&fc00:0:0:7::-64', '10.5.1.0-24'],
-  ])('with both families but an address of IPv4 alone keeps of its lease %s what it can: %s', async (key, instead) => {
-    const store = createMemoryStore()
-    store.put(key, value('1.1.1.1'))
-    const lease = await acquireLease(store, both, attrs('1.1.1.1'), options())
-    expect([lease.key, ...store.entries.keys()]).toEqual([instead ?? key, instead ?? key])
-    expect(lease.subnet).toEqual(parseLeaseKey(instead ?? key))
-  })
+  ])(
+    'keeps what it can of its lease %s if both families are enabled but it has only an IPv4 address: %s',
+    async (key, instead) => {
+      const store = createMemoryStore()
+      store.put(key, value('1.1.1.1'))
+      const lease = await acquireLease(store, both, attrs('1.1.1.1'), options())
+      expect([lease.key, ...store.entries.keys()]).toEqual([instead ?? key, instead ?? key])
+      expect(lease.subnet).toEqual(parseLeaseKey(instead ?? key))
+    },
+  )
 
-  it('is not kept from a subnet by the lease of a node without IPv4, and keeps that', async () => {
+  it('ignores the lease of an IPv6-only node when it picks an IPv4 subnet', async () => {
     const other = entry('0.0.0.0-0&fc00:0:0:7::-64', '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::7"}')
     const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
     for (const [given, taken] of [
@@ -160,7 +163,7 @@ describe('acquiring', () => {
     }
   })
 
-  it('ends, and takes another, when its previous subnet is refused though no listing has it', async () => {
+  it('picks another subnet if the store refuses its previous one, although no listing has it', async () => {
     const tried: string[] = []
     const store = fakeStore({
       list: async () => ({ revision: 1n, entries: [] }),
@@ -179,29 +182,32 @@ describe('acquiring', () => {
     ['10.5.1.128-25', true, '10.5.2.0-24', ['10.5.1.128-25', '10.5.2.0-24']],
     ['10.5.1.0-24&fc00::-64', true, '10.5.2.0-24', ['10.5.1.0-24&fc00::-64', '10.5.2.0-24']],
     ['10.5.0.0-23', false, '10.5.1.0-24', ['10.5.0.0-23', '10.5.1.0-24']],
-  ])('of %s, created while it drew its own across it, first: %s, has then %s', async (other, isFirst, key, left) => {
-    const store = createMemoryStore()
-    const create = store.create.bind(store)
-    let races = 1
-    const putOther = (): void => void (races-- > 0 && store.put(other, value('9.9.9.9')))
-    store.create = async (...args) => {
-      if (isFirst) putOther()
-      const written = await create(...args)
-      putOther()
-      return written
-    }
-    const log = recorder()
-    const lease = await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), log })
-    expect(lease.key).toBe(key)
-    expect(lease.revision).toBe(store.entries.get(key)!.revision)
-    expect([...store.entries.keys()].toSorted()).toEqual(left)
-    if (isFirst)
-      expect(log.lines).toContain(
-        `Subnet 10.5.1.0/24 overlaps ${other}, which another node took first; picking another`,
-      )
-  })
+  ])(
+    'races with the overlapping key %s; the other is first: %s; this node ends with %s',
+    async (other, isFirst, key, left) => {
+      const store = createMemoryStore()
+      const create = store.create.bind(store)
+      let races = 1
+      const putOther = (): void => void (races-- > 0 && store.put(other, value('9.9.9.9')))
+      store.create = async (...args) => {
+        if (isFirst) putOther()
+        const written = await create(...args)
+        putOther()
+        return written
+      }
+      const log = recorder()
+      const lease = await acquireLease(store, config, attrs('1.1.1.1'), { ...options(), log })
+      expect(lease.key).toBe(key)
+      expect(lease.revision).toBe(store.entries.get(key)!.revision)
+      expect([...store.entries.keys()].toSorted()).toEqual(left)
+      if (isFirst)
+        expect(log.lines).toContain(
+          `Subnet 10.5.1.0/24 overlaps ${other}, which another node took first; picking another`,
+        )
+    },
+  )
 
-  it('does not take its previous subnet when a lease of another length lies across it', async () => {
+  it('does not reuse its previous subnet if a lease of another length overlaps it', async () => {
     const store = fakeStore({
       list: async () => ({ revision: 1n, entries: [entry('10.5.6.0-23', value('9.9.9.9'))] }),
       create: async () => ({ revision: 2n, expiresAt: 1 }),
@@ -213,7 +219,7 @@ describe('acquiring', () => {
     expect(lease.key).toBe('10.5.1.0-24')
   })
 
-  it('ends though what lies across is seen only once its own is written, wherever it draws', async () => {
+  it('ends with an error if each draw turns out to overlap an earlier key', async () => {
     const small = parseNetworkConfig('{"Network":"10.5.0.0/24"}')
     const store = createMemoryStore()
     const [create, list] = [store.create.bind(store), store.list.bind(store)]
@@ -234,7 +240,7 @@ describe('acquiring', () => {
   })
 })
 
-describe('both families', () => {
+describe('a dual-stack lease', () => {
   const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
   const only4 = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
   const only6 = parseNetworkConfig('{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
@@ -255,9 +261,9 @@ describe('both families', () => {
   const dump = (store: ReturnType<typeof createMemoryStore>) =>
     Object.fromEntries([...store.entries].map(([key, { value: text }]) => [key, text]))
 
-  it('are drawn independently, in the words of flannel, and stand in one key with one value', async () => {
+  it("draws its subnets independently, logs flannel's lines, and has one key with one value", async () => {
     const store = createMemoryStore()
-    store.put('10.5.1.0-24', value('2.2.2.2')) // with one family or both, whoever has a subnet has it
+    store.put('10.5.1.0-24', value('2.2.2.2')) // a lease of one family reserves its subnet in a dual-stack network too
     store.put('10.5.3.0-24&fd00:5:0:1::-64', 'junk')
     store.put('0.0.0.0-0&fd00:5:0:2::-64', '{"PublicIP":"0.0.0.0","PublicIPv6":"fd00::9"}')
     const draws = [1.5 / 100, 0]
@@ -273,7 +279,7 @@ describe('both families', () => {
     ])
   })
 
-  it('are found again', async () => {
+  it('is found again at the next start', async () => {
     const store = createMemoryStore()
     const first = await acquire(store, both, me.dual, { random: () => 0.5 }).lease
     const { log, lease } = acquire(store, both, me.dual)
@@ -283,7 +289,7 @@ describe('both families', () => {
     ])
   })
 
-  it('IPv6 alone has a key without IPv4, and a node is known by its IPv6 address then', async () => {
+  it('with IPv6 only has a key without IPv4, and belongs to the node with its IPv6 address', async () => {
     const store = createMemoryStore()
     const mine = await acquire(store, only6, me.of6).lease
     const { log, lease } = acquire(store, only6, node(2).of6)
@@ -328,12 +334,12 @@ describe('both families', () => {
       'fd00:5:0:7::/64',
     ],
   ])(
-    'IPv6 is switched %s, and the subnet of the other family stays, as a reservation too',
+    'keeps the subnet of the other family, and its reservation, if IPv6 is switched %s',
     async (_how, _config, from, config, as, before, after, kept) => {
       for (const isReservation of [false, true]) {
         const store = createMemoryStore()
         store.put(before, encodeLeaseValue(from), isReservation)
-        /** What any other node could draw at any moment. */
+        /** True if no other node can draw the kept subnet at this moment. */
         const isHeld = () =>
           [...store.entries.keys()].some((key) =>
             Object.values(parseLeaseKey(key)!).some((net) => net && formatNet(net) === kept),
@@ -343,7 +349,7 @@ describe('both families', () => {
         const { log, lease } = acquire(store, config, as)
         const { key, expiresAt, revision } = await lease
         expect([key, ...store.entries.keys()]).toEqual([after, after])
-        // flanneld takes the subnet out when the old key goes: the last that it hears is that the node has it.
+        // flanneld removes a subnet when its old key goes. So the new key must be written last.
         expect(revision).toBe((await store.list(new AbortController().signal)).revision)
         expect(held).not.toContain(false)
         expect(store.entries.get(after)).toMatchObject({ isReservation, revision, value: encodeLeaseValue(as) })
@@ -355,7 +361,7 @@ describe('both families', () => {
   )
 
   it.each([1, 2, 3, 4, 5, 6, 7])(
-    'a crash at write or listing %i of a switch loses nothing, and the next start ends with one',
+    'survives a crash at write or listing %i of a switch, and the next start completes the switch',
     async (at) => {
       for (const isReservation of [false, true]) {
         const store = createMemoryStore()
@@ -364,7 +370,7 @@ describe('both families', () => {
         const crashing: Store = { ...store }
         for (const name of ['list', 'create', 'update', 'delete'] as const) {
           const call = store[name].bind(store) as (...args: unknown[]) => Promise<unknown>
-          // What was asked for has happened; nobody hears of it.
+          // The store has done the call, but the caller gets an error instead of the answer.
           Reflect.set(crashing, name, async (...args: unknown[]) => {
             const result = await call(...args)
             if (--left === 0) throw new Error('crashed')
@@ -381,7 +387,7 @@ describe('both families', () => {
         expect([...store.entries.keys()]).toEqual(['10.5.34.0-24&fd00:5:0:1::-64'])
         expect(again.key).toBe('10.5.34.0-24&fd00:5:0:1::-64')
         expect(store.entries.get(again.key)!.isReservation).toBe(isReservation)
-        // Back again, as an upgrade is taken back in the middle.
+        // Switches back, as if an upgrade were reverted halfway.
         expect((await acquire(store, only4, me.of4).lease).key).toBe('10.5.34.0-24')
         expect(store.entries.get('10.5.34.0-24')!.isReservation).toBe(isReservation)
       }
@@ -393,7 +399,7 @@ describe('both families', () => {
     ['10.5.9.0-24&fd00:5:0:1::-64', '10.5.1.0-24&fd00:5:0:2::-64', 'fd00:5:0:1::/64'],
     ['0.0.0.0-0&fd00:5::-63', '10.5.1.0-24&fd00:5:0:2::-64', 'fd00:5:0:1::/64'],
     ['10.5.1.0-24', '10.5.2.0-24&fd00:5:0:1::-64', '10.5.1.0/24'],
-  ])('of another key %s, created while it drew a subnet of it, the first has it', async (other, then, lost) => {
+  ])('races with the key %s for a subnet, and the first of the two keys keeps it', async (other, then, lost) => {
     for (const isFirst of [true, false]) {
       const store = createMemoryStore()
       const create = store.create.bind(store)
@@ -406,7 +412,7 @@ describe('both families', () => {
         if (isFirst) putOther()
         const written = await create(...args)
         putOther()
-        // Written again since: it is not later for that.
+        // A rewritten key counts from its creation.
         if (isFirst) store.put(other, '{"PublicIP":"9.9.9.9","PublicIPv6":"fd00::9","BackendType":"vxlan"}')
         return written
       }
@@ -419,7 +425,7 @@ describe('both families', () => {
     }
   })
 
-  it('what was created but not compared is compared at the next start', async () => {
+  it('that was created but not checked is checked at the next start', async () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24&fd00:5:0:1::-64', '{"PublicIP":"2.2.2.2","PublicIPv6":"fd00::2"}')
     store.put('10.5.1.0-24&fd00:5:0:2::-64', dualValue)
@@ -429,25 +435,25 @@ describe('both families', () => {
     expect(log.lines).toContain(
       'Subnet 10.5.1.0/24 overlaps 10.5.1.0-24&fd00:5:0:1::-64, which another node took first; picking another',
     )
-    // The one that was there first stays.
+    // The node whose key is older keeps its subnet.
     const other = { publicIp: { ipv4: parseIpv4('2.2.2.2')!, ipv6: parseIpv6('fd00::2')! }, backendType: '' }
     expect((await acquire(store, both, other).lease).key).toBe('10.5.1.0-24&fd00:5:0:1::-64')
   })
 
-  it('what was compared once is not given up for what an operator puts across it', async () => {
+  it('that was checked once is kept, even if an operator adds an overlapping key', async () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24&fd00:5:0:1::-64', '{"PublicIP":"2.2.2.2"}')
     store.put('10.5.1.0-24&fd00:5:0:2::-64', dualValue)
-    store.put('10.5.1.0-24&fd00:5:0:2::-64', dualValue) // renewed
+    store.put('10.5.1.0-24&fd00:5:0:2::-64', dualValue) // the node has renewed this lease
     expect((await acquire(store, both, me.dual).lease).key).toBe('10.5.1.0-24&fd00:5:0:2::-64')
   })
 
-  it('nobody takes a subnet that a switching node has under its old key, and that is no reason to give it up', async () => {
+  it('keeps its subnet during a switch if another node creates an overlapping key', async () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24', value('1.1.1.1'))
     const create = store.create.bind(store)
     let races = 1
-    // A flanneld, or a node that listed before the lease was there.
+    // A flanneld, or a node that listed before this node had its lease.
     store.create = async (...args) => {
       if (races-- > 0) store.put('10.5.1.0-24&fd00:5:0:9::-64', '{"PublicIP":"9.9.9.9","PublicIPv6":"fd00::9"}')
       return create(...args)
@@ -455,7 +461,7 @@ describe('both families', () => {
     expect((await acquire(store, both, me.dual).lease).key).toBe('10.5.1.0-24&fd00:5:0:1::-64')
   })
 
-  it('takes its subnet back from who created the very key later, and has not settled there', async () => {
+  it('overwrites a newer lease of its very key, unless the other node has renewed that lease', async () => {
     for (const isSettled of [false, true]) {
       const store = createMemoryStore()
       store.put('10.5.1.0-24&fd00:5:0:1::-64', dualValue)
@@ -467,9 +473,9 @@ describe('both families', () => {
     }
   })
 
-  it('tells a store that compares as it creates what lies across, its own old keys not among that', async () => {
+  it('gives the store a test for overlapping keys that excludes its own old keys', async () => {
     const store = createMemoryStore()
-    store.put('10.5.1.0-24&fd00:5::-62', dualValue) // of another length
+    store.put('10.5.1.0-24&fd00:5::-62', dualValue) // with another prefix length
     const create = store.create.bind(store)
     const across: string[] = []
     store.create = (key, text, signal, isAcross) => {
@@ -486,7 +492,7 @@ describe('both families', () => {
     ])
   })
 
-  it('the previous ones are taken again, each if it is free', async () => {
+  it('reuses each previous subnet that is free', async () => {
     const previous = { ipv4: parseIpv4Net('10.5.7.0/24')!, ipv6: parseIpv6Net('fd00:5:0:7::/64')! }
     const free = createMemoryStore()
     expect((await acquire(free, both, me.dual, { previous }).lease).key).toBe('10.5.7.0-24&fd00:5:0:7::-64')
@@ -507,7 +513,7 @@ describe('both families', () => {
     )
   })
 
-  it('junk under the own key is written over, and switched with it', async () => {
+  it('overwrites an entry under its previous subnet that cannot be decoded, also when it switches', async () => {
     const previous = { ipv4: parseIpv4Net('10.5.7.0/24')! }
     const store = createMemoryStore()
     store.put('10.5.7.0-24', 'junk', true)
@@ -515,7 +521,7 @@ describe('both families', () => {
     expect([...store.entries.values()]).toMatchObject([{ value: dualValue, isReservation: false }])
   })
 
-  it('of several own leases that with the previous subnet is kept, whatever else another has', async () => {
+  it('keeps the lease with the previous subnet if the node has several', async () => {
     const store = createMemoryStore()
     store.put('10.5.8.0-24&fd00:5:0:8::-64', dualValue)
     store.put('10.5.7.0-24', value('1.1.1.1'))
@@ -524,7 +530,7 @@ describe('both families', () => {
     expect([...store.entries.keys()]).toEqual(['10.5.7.0-24&fd00:5:0:8::-64'])
   })
 
-  it('of two own leases, each with one previous subnet, both are kept', async () => {
+  it('keeps both previous subnets if the node has them in two leases', async () => {
     const store = createMemoryStore()
     store.put('10.5.8.0-24&fd00:5:0:8::-64', dualValue)
     store.put('0.0.0.0-0&fd00:5:0:7::-64', of6Value)
@@ -533,7 +539,7 @@ describe('both families', () => {
     expect([...store.entries.keys()]).toEqual(['10.5.8.0-24&fd00:5:0:7::-64'])
   })
 
-  it('looks again when somebody creates the very key of a subnet that it has meanwhile', async () => {
+  it('lists again if another node creates the key of a subnet that this node already holds', async () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24&fd00:5:0:1::-64', dualValue)
     const create = store.create.bind(store)
@@ -546,21 +552,21 @@ describe('both families', () => {
     expect(dump(store)).toEqual({ '10.5.1.0-24': value('1.1.1.1') })
   })
 
-  it('has lost a subnet whose key another node took while it switched', async () => {
+  it('gives up a subnet if another node takes its key during the switch', async () => {
     const store = createMemoryStore()
     store.put('10.5.1.0-24', value('1.1.1.1'))
     const create = store.create.bind(store)
     store.create = async (...args) => {
       store.create = create
       const written = await create(...args)
-      store.put('10.5.1.0-24', value('9.9.9.9')) // which it had before by a key that is gone
+      store.put('10.5.1.0-24', value('9.9.9.9')) // which this node had under a key that is gone now
       return written
     }
     expect((await acquire(store, both, me.dual).lease).key).toBe('10.5.2.0-24&fd00:5:0:1::-64')
     expect([...store.entries.keys()]).toEqual(['10.5.1.0-24', '10.5.2.0-24&fd00:5:0:1::-64'])
   })
 
-  it('says of which family no subnet is left', async () => {
+  it('names the family that has no free subnet', async () => {
     const store = createMemoryStore()
     store.put('10.5.0.0-16', 'junk')
     await expect(acquire(store, both, me.dual).lease).rejects.toMatchObject({
@@ -576,16 +582,16 @@ describe('both families', () => {
   })
 
   it.each([
-    ['a node that is new', {}, ['10.5.1.0-24']],
+    ['a new node', {}, ['10.5.1.0-24']],
     ['a node without IPv6', { '10.5.7.0-24': value('1.1.1.1') }, ['10.5.7.0-24']],
-    ['a node that had IPv6 of another network', { '10.5.7.0-24&fd00:6:0:1::-64': dualValue }, ['10.5.7.0-24']],
-    ['a node that has IPv6', { '10.5.7.0-24&fd00:5:0:9::-64': dualValue }, ['10.5.7.0-24&fd00:5:0:9::-64']],
-  ])('cost %s nothing of IPv4 where no subnet of IPv6 is left, which is said', async (_what, before, after) => {
+    ['a node with IPv6 of another network', { '10.5.7.0-24&fd00:6:0:1::-64': dualValue }, ['10.5.7.0-24']],
+    ['a node with IPv6', { '10.5.7.0-24&fd00:5:0:9::-64': dualValue }, ['10.5.7.0-24&fd00:5:0:9::-64']],
+  ])('keeps IPv4 for %s if no IPv6 subnet is free, and logs that', async (_what, before, after) => {
     const store = createMemoryStore()
     store.put('0.0.0.0-0&fd00::-16', 'junk')
     for (const [key, text] of Object.entries(before)) {
       store.put(key, text)
-      store.put(key, text) // as a node does that found itself alone
+      store.put(key, text) // A node rewrites its lease like this after it found no overlap.
     }
     const { log, lease } = acquire(store, both, me.dual)
     expect([(await lease).key]).toEqual(after)
@@ -594,13 +600,13 @@ describe('both families', () => {
       line.startsWith('This node continues without an IPv6 subnet: out of subnets'),
     )
     expect(said).toHaveLength(after[0]!.includes('&') ? 0 : 1)
-    // It has one as soon as there is one, when it asks again.
+    // The node gets an IPv6 subnet at its next start after one became free.
     store.remove('0.0.0.0-0&fd00::-16')
     const { key } = await acquire(store, both, me.dual, { previous: parseLeaseKey(after[0]!)! }).lease
     expect(key).toMatch(new RegExp(`^${after[0]!.replace(/&.*/, '')}&fd00:5:`))
   })
 
-  it('are given back as one, and renewed as one', async () => {
+  it('is renewed and released as one lease', async () => {
     const store = createMemoryStore()
     const holder = holderOf(store, both)
     const stop = new AbortController().signal
@@ -618,7 +624,7 @@ describe('both families', () => {
 })
 
 const KEY = '10.5.1.0-24'
-/** A node that holds KEY, and the store. */
+/** A node that holds the lease `KEY`, and the store of that lease. */
 async function holding(ip = '1.1.1.1') {
   const store = createMemoryStore()
   const holder = holderOf(store, parseNetworkConfig('{"Network":"10.5.0.0/16"}'))
@@ -632,7 +638,7 @@ async function holding(ip = '1.1.1.1') {
     lease,
     renew: (as = attrs(ip)) => holder.renew(lease, as, log, stop),
     release: () => holder.release!(lease, stop),
-    /** What another does once, between what is read next and what is written then. */
+    /** Runs `what` once, between the next listing and the write that follows it. */
     meanwhile: (what: () => void) => {
       const list = store.list.bind(store)
       store.list = async (signal) => {
@@ -645,15 +651,15 @@ async function holding(ip = '1.1.1.1') {
   }
 }
 
-describe('giving a lease back', () => {
-  it('takes it from the store', async () => {
+describe('releasing a lease', () => {
+  it('deletes it from the store', async () => {
     const { store, release } = await holding()
     await release()
     expect([...store.entries]).toEqual([])
     await release()
   })
 
-  it('takes also what was written again meanwhile, by this node', async () => {
+  it('deletes it also if this node rewrote it meanwhile', async () => {
     const { store, release, meanwhile } = await holding()
     meanwhile(() => store.put(KEY, value('1.1.1.1')))
     await release()
@@ -662,10 +668,10 @@ describe('giving a lease back', () => {
 
   it.each<[what: string, text: string, isReservation: boolean]>([
     ['the lease of a node that took the subnet', value('2.2.2.2'), false],
-    ['what an operator reserved for it', value('1.1.1.1'), true],
-    ['what an operator reserved for another', value('2.2.2.2'), true],
-    ['what nobody can read', 'junk', false],
-  ])('leaves %s, from before or from the very moment', async (_what, text, isReservation) => {
+    ['a reservation for this node', value('1.1.1.1'), true],
+    ['a reservation for another node', value('2.2.2.2'), true],
+    ['an entry that cannot be decoded', 'junk', false],
+  ])('keeps %s, whether written before the release or during it', async (_what, text, isReservation) => {
     for (const isLate of [false, true]) {
       const { store, release, meanwhile } = await holding()
       const put = (): void => store.put(KEY, text, isReservation)
@@ -679,17 +685,17 @@ describe('giving a lease back', () => {
 
 describe('renewing', () => {
   it.each<[what: string, text: string, expected: object]>([
-    ['junk without an end is a lease that ends', 'junk', { isReservation: false, endless: false }],
-    ['its own, made a reservation, stays one', value('1.1.1.1'), { isReservation: true, endless: true }],
+    ['makes a junk reservation a lease that expires', 'junk', { isReservation: false, endless: false }],
+    ['keeps its own lease a reservation', value('1.1.1.1'), { isReservation: true, endless: true }],
     [
-      'its own of another type, made a reservation, stays one',
+      'keeps its own lease of another type a reservation',
       '{"PublicIP":"1.1.1.1","BackendType":"vxlan"}',
       {
         isReservation: true,
         endless: true,
       },
     ],
-  ])('over what an operator put under its key: %s', async (_what, text, expected) => {
+  ])('overwrites an entry that an operator put under its key: %s', async (_what, text, expected) => {
     const { store, renew } = await holding()
     store.put(KEY, text, true)
     const { expiresAt } = await renew()
@@ -699,11 +705,11 @@ describe('renewing', () => {
   })
 
   it.each([
-    ['the address that it had', '{"PublicIP":"1.1.1.1","BackendType":"vxlan"}', true],
-    ['the address that it has now', '{"PublicIP":"3.3.3.3","BackendType":"vxlan"}', true],
+    ['the old address', '{"PublicIP":"1.1.1.1","BackendType":"vxlan"}', true],
+    ['the new address', '{"PublicIP":"3.3.3.3","BackendType":"vxlan"}', true],
     ['no address', '{}', true],
-    ["another's address", '{"PublicIP":"2.2.2.2"}', false],
-  ])('with a new address, what stands there with %s is its own: %s', async (_what, text, isOwn) => {
+    ['the address of another node', '{"PublicIP":"2.2.2.2"}', false],
+  ])('with a new address treats an entry with %s as its own: %s', async (_what, text, isOwn) => {
     const { store, renew } = await holding()
     store.put(KEY, text)
     if (isOwn) await renew(attrs('3.3.3.3'))

@@ -1,4 +1,4 @@
-// store-manager.test.ts - the manager of subnets above a store: what it asks of the store, and what it says of it.
+// store-manager.test.ts - the subnet manager on top of a store: its calls of the store and its log lines.
 
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
@@ -9,7 +9,7 @@ import { createMemoryStore } from '../../../support/memory-store.ts'
 const { signal } = new AbortController()
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-it('is the store, its leases, and who keeps ours there', async () => {
+it('has the name of the store, its configuration, its leases and its claims', async () => {
   let closed = 0
   const memory = createMemoryStore()
   const store = { ...memory, close: async () => void closed++ }
@@ -27,7 +27,7 @@ it('is the store, its leases, and who keeps ours there', async () => {
   const lease = await holder.obtain(attrs, { ipv4: parseIpv4Net('10.5.7.0/24')! }, log, signal)
   expect(lease.key).toBe('10.5.7.0-24')
   expect((await manager.source.list(signal)).entries).toMatchObject([{ key: '10.5.7.0-24', lease: { attrs } }])
-  // Also where nobody wants to hear of it.
+  // The second manager has no callback for events.
   for (const { source } of [manager, managerOf(store)])
     for await (const { changes } of source.watch(before.cursor, signal)) {
       if (changes.length === 0) continue

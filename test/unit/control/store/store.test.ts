@@ -1,4 +1,4 @@
-// store.test.ts - the one figure that every store shares.
+// store.test.ts - the lifetime of a lease, which every store shares.
 
 import { expect, it } from 'vitest'
 import { LEASE_TTL_MS } from '../../../../src/control/store/store.ts'

@@ -310,6 +310,8 @@ it('leases a subnet of a family when the node gets an address of it, and keeps t
   )
   expect(store.entries.size).toBe(1)
   expect(logged(/containers on the old subnet must be started again/)).toBe(false)
+  await vi.advanceTimersByTimeAsync(5_000)
+  expect(lines.filter((line) => /Subnet (added|removed)/.test(line))).toEqual([]) // the node has no peers
 })
 
 it('renews the lease that it has when there is no subnet left of a family that it gained', async () => {

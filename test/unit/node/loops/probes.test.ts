@@ -221,7 +221,7 @@ it.each<[string, () => void]>([
     'it is heard',
     () => {
       const none = { txPackets: 1, txBytes: 1, rxPackets: 1, rxBytes: 1 }
-      dataPaths.at(-1)!.traffic = { ...none, heardAt: performance.now() }
+      dataPaths.at(-1)!.traffic = { ...none, lastReceivedAt: performance.now() }
     },
   ],
   ['this host has its address back', () => void (dataPaths.at(-1)!.gone = {})],

@@ -75,7 +75,7 @@ describe('a path on its way', () => {
 
   it('arrives with the sessions behind all else of its own', () => {
     const all = [
-      { ...path, bequest: 3 },
+      { ...path, handoverState: 3 },
       { ...path, tunName: 'flannel1', loops: [{ tun: 11, socket: 12 }] },
     ]
     const { descriptions, fds } = packPaths(all)
@@ -84,7 +84,7 @@ describe('a path on its way', () => {
       [...FDS, 3, 11, 12],
     ])
     expect(unpackPaths(JSON.parse(JSON.stringify(descriptions)), fds)).toStrictEqual(all)
-    expect(unpackPaths([{ ...descriptions[0]!, bequest: '4' }], fds)).toEqual([])
+    expect(unpackPaths([{ ...descriptions[0]!, handoverState: '4' }], fds)).toEqual([])
   })
 
   it.each([[undefined], [null], ['text'], [7], [[]], [{}]])('is not described by %j', (description) => {

@@ -1,4 +1,4 @@
-// extension.test.ts - how a command of the extension backend is read.
+// extension.test.ts - parsing and running the commands of the extension backend.
 
 import { afterEach, describe, expect, it, vi } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
@@ -17,15 +17,15 @@ it.each([
   ["post one 'two three'", ['post', 'one', "'two", "three'"]],
   ['a; rm -rf / && $(b) `c` | d', ['a;', 'rm', '-rf', '/', '&&', '$(b)', '`c`', '|', 'd']],
   ['add $SUBNET ${PUBLIC_IP}x $NONE. $', ['add', '10.5.2.0/24', '192.0.2.2x', '.', '$']],
-  // A value stays one word, whatever is in it.
+  // A value stays one word, regardless of its content.
   ['say $SPACED', ['say', 'two words']],
-])('%j is %j', (command, words) => {
+])('the command %j has the words %j', (command, words) => {
   vi.stubEnv('SPACED', 'two words')
   vi.stubEnv('NONE', undefined)
   expect(wordsOf(command, { SUBNET: '10.5.2.0/24', PUBLIC_IP: '192.0.2.2' })).toEqual(words)
 })
 
-it('reads its commands whatever the case of their names, and refuses what is no text', () => {
+it('reads commands regardless of the case of their names, and refuses values that are not text', () => {
   const commands = Object.entries(readSettings('extension', { type: 'extension', subnetaddcommand: 'add' }))
   expect(commands.map(([name, command]) => [name, command.reveal()])).toEqual([
     ['PreStartupCommand', ''],
@@ -65,7 +65,7 @@ describe('a command that takes long', () => {
   }
   const own = { ...lease(1), expiresAt: undefined, revision: 1n }
 
-  it('has no limit of time, and that it still runs is said, and for whom it is', async () => {
+  it('has no time limit, and is logged with its peer while it still runs', async () => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] })
     const given: (RunOptions | undefined)[] = []
     let end!: () => void
@@ -85,14 +85,14 @@ describe('a command that takes long', () => {
     expect(lines).toHaveLength(3)
   })
 
-  it('is ended when the start is', async () => {
+  it('is ended when the start is aborted', async () => {
     const stopping = new AbortController()
     const opening = backend({ PostStartupCommand: 'sleep 600' }).open(own, stopping.signal, new Map())
     stopping.abort(new Error('over'))
     await expect(opening).rejects.toThrow('over')
   })
 
-  it('is ended when its data path is closed, and no peer’s command begins after that', async () => {
+  it('is ended when its data path is closed, and no command for a peer starts after that', async () => {
     const begun: string[] = []
     const counting: Run = (file, args, options) => {
       if (file === 'sleep') begun.push(options?.env?.['SUBNET'] ?? '')

@@ -1,4 +1,4 @@
-// host-gw.test.ts - which public addresses the host-gw backend takes.
+// host-gw.test.ts - the public addresses that the host-gw backend accepts.
 
 import { expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
@@ -14,7 +14,7 @@ it.each([
   ['--public-ip', { ipv4: parseIpv4('203.0.113.7')!, ipv6: address.ipv6 }, true],
   ['--public-ipv6', { ipv4: address.ipv4, ipv6: parseIpv6('2001:db8::7')! }, true],
   ['--public-ipv6', { ipv4: address.ipv4, ipv6: parseIpv6('2001:db8::7')! }, false],
-])("refuses a public address that is not the interface's, by %s: case %#", async (flag, publicIp, hasIpv6) => {
+])("refuses a public address that is not the interface's, naming %s: case %#", async (flag, publicIp, hasIpv6) => {
   const config = parseNetworkConfig(
     JSON.stringify({
       Network: '10.5.0.0/16',
@@ -37,11 +37,11 @@ it.each([
     run: async () => JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: info }]),
   })
   const prepared = backend.prepare(new AbortController().signal)
-  // What the network has nothing of concerns nobody.
+  // A difference in a family that the network lacks has no effect.
   if (!hasIpv6) await expect(prepared).resolves.toMatchObject({ backendType: 'host-gw' })
   else
     await expect(prepared).rejects.toMatchObject({
       message: expect.stringMatching(/^your PublicIP differs from interface IP/) as string,
-      remedy: `leave ${flag} out, or take a backend that has a tunnel`,
+      remedy: `remove ${flag}, or use a backend with a tunnel`,
     })
 })

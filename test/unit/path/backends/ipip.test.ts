@@ -1,5 +1,5 @@
-// ipip.test.ts - what the ipip backend does when its host gets other addresses, on a host that is told of here; that it carries packets is in
-// test/netns/ipip.test.ts, where the kernel has ipip.
+// ipip.test.ts - the ipip backend after a change of its host's addresses, on a simulated host. test/netns/ipip.test.ts
+// shows that it carries packets, on kernels with ipip.
 
 import { expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
@@ -42,7 +42,7 @@ async function opened() {
   return { host, infos, backend, signal, path: await backend.open(lease, signal, new Map()) }
 }
 
-it('has peers told of another IPv6 address, and goes on', async () => {
+it('publishes a changed IPv6 address and continues', async () => {
   const { host, infos, backend, signal, path } = await opened()
   expect([await path.resync(), path.isOutdated]).toEqual([[], false])
   host.ipv6 = 'fd00::a1'
@@ -50,11 +50,11 @@ it('has peers told of another IPv6 address, and goes on', async () => {
   const attrs = await backend.prepare(signal)
   expect(attrs.publicIp).toEqual({ ipv4: parseIpv4('192.0.2.1'), ipv6: parseIpv6('fd00::a1') })
   await path.renew!(attrs)
-  expect(infos.at(-1)).toBe('Peers are told that the address of eth0 changed from fd00::1 to fd00::a1')
+  expect(infos.at(-1)).toBe('Publishing a change to the peers: the address of eth0 changed from fd00::1 to fd00::a1')
   expect([await path.resync(), path.isOutdated]).toEqual([[], false])
 })
 
-it('ends with another IPv4 address, by which its packets go', async () => {
+it('fails after a change of the IPv4 address, which its packets use', async () => {
   const { host, path } = await opened()
   host.ipv4 = '192.0.2.99'
   expect([await path.resync(), path.isOutdated]).toEqual([[], false])

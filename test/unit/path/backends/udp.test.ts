@@ -1,4 +1,4 @@
-// udp.test.ts - what the udp backend does to the host and what it tells the engine, on a host of tables.
+// udp.test.ts - the effect of the udp backend on a simulated host and on a recorded engine.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
@@ -10,7 +10,7 @@ import { parseIpv6, type Ipv6 } from '../../../../src/net/ipv6.ts'
 import { createUdpBackend } from '../../../../src/path/backends/udp.ts'
 import type { DataPath } from '../../../../src/path/contract.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
-import type { Stranger } from '../../../../src/path/engine/filter.ts'
+import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
 import { decodePeers, encodePeers } from '../../../../src/path/engine/peers.ts'
 import { unusableReason } from '../../../../src/path/tunnel/peer-filter.ts'
 import { host, installHost, log, run } from '../../../support/fake-host.ts'
@@ -26,10 +26,10 @@ const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, rev
 let engine: {
   config: EngineConfig | undefined
   records: Uint8Array
-  /** How many records were changed, beside what was set as a whole. */
+  /** The number of changed records, besides those that were set as a whole. */
   changed: number
   stopped: number
-  strangers: Stranger[]
+  strangers: UnknownSender[]
   traffic: Float64Array
 }
 installHost()
@@ -44,7 +44,7 @@ beforeEach(() => {
   }
 })
 
-/** What the engine has besides. */
+/** Further members of the engine. */
 let besides: Partial<Engine> = {}
 beforeEach(() => void (besides = {}))
 
@@ -72,7 +72,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     traffic: () => engine.traffic,
     drops: (after = []) => ({ next: [...after, 7], packets: [] }),
     threads: () => ({}),
-    takeStrangers: () => engine.strangers.splice(0),
+    takeUnknownSenders: () => engine.strangers.splice(0),
     stop: async () => void engine.stopped++,
     ...besides,
   }
@@ -108,22 +108,25 @@ describe('prepare', () => {
     ['10.5.9.9', true],
     ['10.5.255.255', true],
     ['10.5.0.9', false],
-  ])('warns of a network that holds our own address, %s, and whether its subnets may', async (address, mayLease) => {
-    await backend(undefined, address).prepare(signal)
-    expect(host.lines).toEqual([expect.stringContaining(`contains this node's own address ${address}`)])
-    expect(host.lines[0]!.includes('may lease it to containers')).toBe(mayLease)
-  })
+  ])(
+    'warns about a network that contains this host’s address %s, and if subnets may contain it',
+    async (address, mayLease) => {
+      await backend(undefined, address).prepare(signal)
+      expect(host.lines).toEqual([expect.stringContaining(`contains this node's own address ${address}`)])
+      expect(host.lines[0]!.includes('may lease it to containers')).toBe(mayLease)
+    },
+  )
 
   it.each([
     ['ipv6', undefined, 'CONFIG', 'Backend.Underlay is "ipv6", and the network has no IPv6'],
-    ['ipv6', 'fe80::1', 'ADDRESS', 'fe80::1 of eth0 holds on its own link alone'],
-  ])('needs an address for datagrams of %s that others reach, and has %s', async (underlay, address, code, message) => {
+    ['ipv6', 'fe80::1', 'ADDRESS', 'fe80::1 of eth0 is valid only on its own link'],
+  ])('needs a reachable address for datagrams over %s, and has %s', async (underlay, address, code, message) => {
     const config = `{"Network":"10.5.0.0/16","Backend":{"Underlay":"${underlay}"}}`
     const local = address === undefined ? undefined : parseIpv6(address)
     await expect(backend(config, undefined, local).prepare(signal)).rejects.toMatchObject({ code, message })
   })
 
-  it('reads no other word for what is beneath', () => {
+  it('refuses an unknown value of Underlay', () => {
     expect(() => backend('{"Network":"10.5.0.0/16","Backend":{"Underlay":"both"}}')).toThrow(
       'Backend.Underlay is "both"',
     )
@@ -157,7 +160,7 @@ describe('open', () => {
     expect(host.lines).toContain('a note')
   })
 
-  it('has ICMP errors for this host come from an address that is none of its own, also in the first subnet', async () => {
+  it('gives ICMP errors into the TUN a source that is not of this host, also in the first subnet', async () => {
     await open('{"Network":"10.5.72.0/22","SubnetMin":"10.5.72.0"}')
     expect(engine.config?.networkAddress).toEqual({ ipv4: ip('10.5.73.0') })
   })
@@ -175,7 +178,7 @@ describe('open', () => {
     expect(engine.config).toBeUndefined()
   })
 
-  it('leaves a route of a higher metric alone: ours comes first', async () => {
+  it('keeps a foreign route with a higher metric, over which its own has precedence', async () => {
     host.routes = [{ dev: 'eth0', metric: 100 }]
     await open()
     expect(host.routes).toEqual([{ dev: 'eth0', metric: 100 }, { dev: 'flannel0' }])
@@ -189,7 +192,7 @@ describe('open', () => {
 })
 
 describe('apply', () => {
-  it('gives the engine all leases of any backend, at our own port', async () => {
+  it('gives the engine the leases of every backend type, with its own port', async () => {
     const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"Port":7890}}')
     const leases = [own, lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3', 'vxlan')]
     await dataPath.apply(new Map(leases.map((entry) => [entry.key, entry])), own.key)
@@ -203,7 +206,7 @@ describe('apply', () => {
     expect(decodePeers(engine.records)).toEqual([])
   })
 
-  it('leaves out what cannot be reached, names it once and counts it', async () => {
+  it('skips peers that cannot be reached, logs each once and counts them', async () => {
     const dataPath = await open()
     const bad = [lease('10.5.1.0/24', '0.0.0.0'), lease('10.5.2.0/24', '127.0.0.1'), lease('10.5.3.0/24', '192.0.2.1')]
     const all = new Map([...bad, lease('10.5.4.0/24', '192.0.2.4')].map((entry) => [entry.key, entry]))
@@ -219,12 +222,12 @@ describe('apply', () => {
   })
 
   it.each([['224.0.0.1'], ['239.255.255.255'], ['255.255.255.255'], ['0.1.2.3'], ['127.9.9.9'], ['192.0.2.1']])(
-    '%s is no endpoint',
+    '%s cannot be an endpoint',
     (address) => {
       expect(unusableReason(lease('10.5.1.0/24', address), own, 'ipv4')).toContain(address)
     },
   )
-  it.each([['240.0.0.1'], ['255.255.255.254'], ['223.255.255.255']])('%s is one', (address) => {
+  it.each([['240.0.0.1'], ['255.255.255.254'], ['223.255.255.255']])('%s can be an endpoint', (address) => {
     expect(unusableReason(lease('10.5.1.0/24', address), own, 'ipv4')).toBeUndefined()
   })
 })
@@ -235,7 +238,7 @@ describe('both families', () => {
   const of = (ipv4: number, ipv6: number | undefined, last: number, revision = 1n): Lease => ({
     key: `10.5.${ipv4}.0-24${ipv6 === undefined ? '' : `&fd00:5:0:${ipv6}::-64`}`,
     subnet: { ipv4: parseIpv4Net(`10.5.${ipv4}.0/24`)!, ipv6: ipv6 === undefined ? undefined : net6(ipv6) },
-    // What a node is reached by is its IPv4 address, whether or not it has another.
+    // A node is reached at its IPv4 address, even if it also has an IPv6 address.
     attrs: { publicIp: { ipv4: ip(`192.0.2.${last}`) }, backendType: '' },
     revision,
   })
@@ -250,7 +253,7 @@ describe('both families', () => {
     return records().toSorted()
   }
 
-  it('are carried by one device, each with its address and its route', async () => {
+  it('are carried by one device with an address and a route of each', async () => {
     const dataPath = await opened()
     expect([dataPath.mtu, dataPath.families]).toEqual([1452, ['ipv4', 'ipv6']])
     expect(dataPath.probeSource).toEqual({ ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') })
@@ -276,7 +279,7 @@ describe('both families', () => {
     [BOTH.replace('"ProbePathMTU":true', '"Underlay":"auto"'), '192.0.2.1', 1452, '192.0.2.2'],
     [BOTH.replace('"ProbePathMTU":true', '"underlay":"ipv6"'), 'fd77::1', 1452, 'fd77::2'],
     [BOTH.replace('"Network":"10.5.0.0/16"', '"EnableIPv4":false'), 'fd77::1', 1452, 'fd77::2'],
-  ])('travel by the datagrams of one: with %s from %s', async (config, bindAddress, mtu, to) => {
+  ])('are carried in datagrams of one family: with %s from %s', async (config, bindAddress, mtu, to) => {
     const [peer, here] = [of(1, 1, 2), { ...ownOfBoth, attrs: { ...ownOfBoth.attrs } }]
     const withIpv6 = (each: Lease, address: string) => ({
       ...each,
@@ -290,7 +293,7 @@ describe('both families', () => {
     expect(differ).toEqual(subnets.map((subnet) => `${subnet} ${to}`))
   })
 
-  it('go to a peer by the family that is chosen for it, and are taken by both; by its only address without a choice', async () => {
+  it('reach a peer over the family chosen for it, or over its only address, and packets are accepted over both', async () => {
     const sent: string[] = []
     const both = { hasOther: true, send: (to: Address, port: number) => void sent.push(formatEndpoint(to, port)) }
     besides = both
@@ -309,7 +312,7 @@ describe('both families', () => {
       at(of(1, 1, 2), '192.0.2.2', 'fd77::2'),
       at(of(2, 2, 3), '192.0.2.3', undefined),
       at(of(3, 3, 4), undefined, 'fd77::4'),
-      // The address of this node is nobody else's.
+      // No peer can have the address of this node.
       at(of(4, 4, 5), '192.0.2.5', 'fd77::1'),
     ]
     const ends = () =>
@@ -333,7 +336,7 @@ describe('both families', () => {
       'fd00:5:0:1::/64 192.0.2.2 fd77::2',
     ])
     expect(dataPath.peer!(key)!.ipv6!.endpoint).toBe('192.0.2.2:8285')
-    // Whatever else is applied.
+    // The choice survives later calls of `apply`.
     await dataPath.apply(leases, ours.key)
     expect(dataPath.peer!(key)!.ipv4!.endpoint).toBe('192.0.2.2:8285')
     for (const family of ['ipv4', 'ipv6'] as const) underlays!.send(key, family, new Uint8Array())
@@ -341,7 +344,7 @@ describe('both families', () => {
     expect(sent).toEqual(['192.0.2.2:8285', '[fd77::2]:8285'])
     underlays!.choose(key, 'ipv6')
     expect(ends()).toContain(first)
-    // One that went and came is a peer of which nothing is known.
+    // A peer that went and came again starts without a choice.
     underlays!.choose(key, 'ipv4')
     await dataPath.apply(new Map(), ours.key)
     await dataPath.apply(leases, ours.key)
@@ -349,15 +352,15 @@ describe('both families', () => {
   })
 
   it.each([
-    ['has no sockets of it', { hasOther: false }, 'fd77::1', 'fd77::1'],
-    ['has an address of its own link alone', { hasOther: true }, 'fe80::1', undefined],
-  ])('go by one family where the host %s', async (_what, has, address, otherAddress) => {
+    ['has no sockets of the other', { hasOther: false }, 'fd77::1', 'fd77::1'],
+    ['has only a link-local address of the other', { hasOther: true }, 'fe80::1', undefined],
+  ])('are sent over one family if the host %s', async (_what, has, address, otherAddress) => {
     besides = has
     const dataPath = await backend(BOTH, undefined, parseIpv6(address)).open(ownOfBoth, signal, new Map())
     expect([dataPath.underlays, dataPath.mtu, engine.config?.otherAddress]).toEqual([undefined, 1452, otherAddress])
   })
 
-  it('give a peer one end for each subnet, and one of IPv4 alone none of IPv6', async () => {
+  it('give a peer one record for each of its subnets', async () => {
     const dataPath = await opened()
     expect(await apply(dataPath, [of(1, 1, 2), of(2, undefined, 3)])).toEqual([
       '10.5.1.0/24 192.0.2.2',
@@ -376,21 +379,21 @@ describe('both families', () => {
     expect(dataPath.peer!(of(1, 1, 2).key)).toEqual(one)
   })
 
-  it('change one by one: of two leases with one subnet of a family the other family of both counts', async () => {
+  it('change separately: if two leases share a subnet in one family, both count in the other family', async () => {
     const dataPath = await opened()
     const [before, after] = [of(1, 5, 2, 2n), of(2, 5, 3, 3n)]
     await apply(dataPath, [before])
     engine.changed = 0
     const differ = await apply(dataPath, [before, after], after.key)
     expect(differ).toEqual(['10.5.1.0/24 192.0.2.2', '10.5.2.0/24 192.0.2.3', 'fd00:5:0:5::/64 192.0.2.3'])
-    expect(engine.changed).toBe(3) // the subnet of the older one goes, and the two of the newer one come
+    expect(engine.changed).toBe(3) // the subnet of the older lease is removed, and the two subnets of the newer one are added
     expect(dataPath.peer!(before.key)).toEqual({ key: before.key, ipv4: expect.anything() as object })
-    // It goes, and the older one has its subnet again.
+    // After the newer lease is gone, the older one has its subnet again.
     expect(await apply(dataPath, [before], after.key)).toEqual(['10.5.1.0/24 192.0.2.2', 'fd00:5:0:5::/64 192.0.2.2'])
     expect(await apply(dataPath, [before])).toEqual(['10.5.1.0/24 192.0.2.2', 'fd00:5:0:5::/64 192.0.2.2'])
   })
 
-  it('count as one peer, until both of its subnets are gone', async () => {
+  it('of a peer share a slot, until both of its subnets are gone', async () => {
     const dataPath = await opened([of(1, 1, 2)])
     const slots = () => new Set(decodePeers(engine.records).map(({ slot }) => slot))
     await apply(dataPath, [of(1, 1, 2)])
@@ -401,7 +404,7 @@ describe('both families', () => {
     ])
   })
 
-  it('have limits of their own, and IPv6 none below what each link takes', async () => {
+  it('have separate limits, and that of IPv6 is never below the minimum MTU of a link', async () => {
     const dataPath = await opened()
     const peer = of(1, 1, 2)
     await apply(dataPath, [peer])
@@ -414,14 +417,14 @@ describe('both families', () => {
     expect(dataPath.pathMtu!(peer, 'ipv6')).toBe(1280)
   })
 
-  it('one that cannot be had is said and tried again, and the other is carried', async () => {
+  it('are carried if one of them fails, which is logged and tried again', async () => {
     host.routes6 = [{ dev: 'eth0' }]
     const dataPath = await opened([of(1, 1, 2)])
     expect([dataPath.lacking, dataPath.isOutdated]).toEqual([
       { ipv6: expect.stringContaining('fd00:5::/48 is already routed to eth0') as string },
       true,
     ])
-    expect(host.lines.filter((line) => line.startsWith('IPv6 is not carried'))).toHaveLength(1)
+    expect(host.lines.filter((line) => line.startsWith('Cannot carry IPv6'))).toHaveLength(1)
     await apply(dataPath, [of(1, 1, 2)])
     expect(dataPath.peers()).toEqual([{ key: of(1, 1, 2).key, ipv4: expect.anything() as object }])
     await dataPath.renew!(own.attrs)
@@ -434,7 +437,7 @@ describe('both families', () => {
     ])
   })
 
-  it('are not carried at all where neither can be had', async () => {
+  it('are refused if neither can be carried', async () => {
     host.routes = [{ dev: 'eth0' }]
     host.routes6 = [{ dev: 'eth0' }]
     await expect(opened()).rejects.toMatchObject({
@@ -443,8 +446,8 @@ describe('both families', () => {
   })
 })
 
-describe('apply with what was touched', () => {
-  it('tells the engine what differs and no more, and comes to what a whole set comes to', async () => {
+describe('apply with touched keys', () => {
+  it('gives the engine only the differences, with the same result as a complete set', async () => {
     const dataPath = await open()
     const records = (): string[] =>
       decodePeers(engine.records)
@@ -465,7 +468,7 @@ describe('apply with what was touched', () => {
     leases.set('10.5.3.0-24', at('10.5.3.0/24', '192.0.2.4', 4n))
     await touch('10.5.3.0-24', '10.5.1.0-24', own.key)
     expect(engine.changed).toBe(1)
-    // The subnet goes from one lease to another in one change.
+    // The subnet moves from one lease to another in one change.
     const other = { ...at('10.5.2.0/24', '192.0.2.9', 9n), key: '10.5.2.0-24&fc00::-64' }
     leases.set(other.key, other)
     await touch(other.key)
@@ -484,7 +487,7 @@ describe('apply with what was touched', () => {
         .map(({ key }) => key)
         .toSorted(),
     ).toEqual(['10.5.2.0-24', '10.5.3.0-24'])
-    // A renewal says nothing new.
+    // A renewed lease is not a change.
     const { changed } = engine
     leases.set('10.5.3.0-24', at('10.5.3.0/24', '192.0.2.4', 12n))
     await touch('10.5.3.0-24')
@@ -493,13 +496,13 @@ describe('apply with what was touched', () => {
 })
 
 describe('pathSearch', () => {
-  it('sets limits where that is asked for alone', async () => {
+  it('sets limits only if ProbePathMTU is set', async () => {
     const search = (await open()).pathSearch!
     expect(['limit' in search, search.overhead]).toEqual([false, 28])
     expect(() => backend('{"Network":"10.5.0.0/16","Backend":{"ProbePathMTU":1}}')).toThrow('Backend.ProbePathMTU is 1')
   })
 
-  it('limits what goes to a peer, which a change of the peers outlives', async () => {
+  it('limits packets to a peer, also after a change of the peers', async () => {
     const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"ProbePathMTU":true}}')
     const [one, two] = [lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3')]
     const limits = () => decodePeers(engine.records).map(({ limit }) => limit)
@@ -516,7 +519,7 @@ describe('pathSearch', () => {
 })
 
 describe('look', () => {
-  it('names who is not let in, by the peers that the data path has', async () => {
+  it('logs senders whose packets are refused, by the peers of the data path', async () => {
     const dataPath = await open('{"Network":"10.5.0.0/16","Backend":{"verifySource":"strict"}}')
     const peer = lease('10.5.1.0/24', '192.0.2.2')
     host.lines = []
@@ -530,14 +533,14 @@ describe('look', () => {
     dataPath.look!()
     dataPath.look!()
     expect(host.lines).toEqual([
-      expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease says that 10\.5\.9\.7 is there/),
+      expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease assigns 10\.5\.9\.7 to this sender/),
       "Packets that came before their sender's lease was known were dropped: 192.0.2.2",
     ])
   })
 })
 
 describe('resync', () => {
-  it('mends the device', async () => {
+  it('repairs the device', async () => {
     const dataPath = await open()
     host.routes = []
     expect(await dataPath.resync()).toEqual(['the route to 10.5.0.0/16 was gone'])
@@ -547,7 +550,7 @@ describe('resync', () => {
   it.each([
     ['another MTU', 1400, '192.0.2.1', 'the MTU of eth0 changed from 1500 to 1400'],
     ['another address', 1500, '192.0.2.9', 'the address of eth0 changed from 192.0.2.1 to 192.0.2.9'],
-  ])('ends the data path when the external interface has %s', async (_title, mtu, local, said) => {
+  ])('reports a fault if the external interface has %s', async (_title, mtu, local, said) => {
     const dataPath = await open()
     host.external = JSON.stringify([{ ifname: 'eth0', mtu, addr_info: [{ family: 'inet', local }] }])
     expect(await dataPath.resync()).toEqual([])
@@ -555,9 +558,9 @@ describe('resync', () => {
   })
 
   it.each([
-    ['which it does not have', ''],
-    ['by which packets do not go first', ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"'],
-  ])('goes on when the address is another of a family %s', async (_title, more) => {
+    ['that the network lacks', ''],
+    ['that is not the preferred one', ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"'],
+  ])('continues after a change of the address of a family %s', async (_title, more) => {
     const config = `{"Network":"10.5.0.0/16"${more}}`
     const dataPath = await backend(config, undefined, parseIpv6('fd00::1')).open(own, signal, new Map())
     const info = [

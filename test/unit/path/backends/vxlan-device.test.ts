@@ -1,4 +1,4 @@
-// vxlan-device.test.ts - the kernel's device as it is made, and when it is made anew.
+// vxlan-device.test.ts - when the kernel's device is created, and when it is created again.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import type { Run } from '../../../../src/host/command.ts'
@@ -12,7 +12,7 @@ let warnings: string[]
 beforeEach(() => void ([commands, warnings] = [[], []]))
 const log = { info: () => {}, warn: (line: string) => void warnings.push(line), error: () => {}, v: () => false }
 
-/** Opens one on a host that has such a device; that has none where it is left out. */
+/** Opens a device on a simulated host that has this device, or none if it is left out. */
 async function open(local: number | bigint, present?: object): Promise<void> {
   const link = { ifindex: 7, ifname: 'flannel-v6.1', mtu: 1430, flags: ['UP'], address: MAC }
   const data = { id: 1, link: 'eth0', port: 8472, learning: false, ...present }
@@ -27,7 +27,7 @@ async function open(local: number | bigint, present?: object): Promise<void> {
 }
 
 describe('the device of vxlan', () => {
-  it('is made for IPv6 as for IPv4: none but the address is another, so that the kernel asks for checksums', async () => {
+  it('is created for IPv6 with the same options as for IPv4, so that the kernel requires checksums', async () => {
     await open(parseIpv6('fd00::1')!)
     await open(parseIpv4('192.0.2.1')!)
     const made = (local: string): string =>
@@ -35,7 +35,7 @@ describe('the device of vxlan', () => {
     expect(commands).toEqual([made('fd00::1'), made('192.0.2.1')])
   })
 
-  it('is taken as it is, or made anew where its IPv6 address is another', async () => {
+  it('is kept if it is right, and recreated if its IPv6 address differs', async () => {
     await open(parseIpv6('fd00::1')!, { local6: 'fd00::1' })
     expect([commands, warnings]).toEqual([[], []])
     await open(parseIpv6('fd00::1')!, { local6: 'fd00::9' })

@@ -1,4 +1,5 @@
-// vxlan-kernel.test.ts - what one changed lease costs beside many, and which reports of the kernel are those of our own changes.
+// vxlan-kernel.test.ts - the cost of one changed lease beside many others, and the kernel's reports of changes by weftd
+// itself.
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -25,7 +26,7 @@ function lease(number: number, at = mac(number)): Lease {
   }
 }
 
-/** A kernel of which nothing is asked but what a device of vxlan has for peers. */
+/** A kernel that knows only the commands for a vxlan device with peers. */
 function createKernel() {
   const [neighbours, forwarding] = [new Map<string, string>(), new Map<string, string>()]
   const routes = new Map<string, string>()
@@ -95,7 +96,7 @@ async function open() {
   return { ...kernel, leases, own, dataPath, apply }
 }
 
-it('asks of one lease that changed, came or went for that one alone, and has what a whole look would have', async () => {
+it('touches only the entries of a lease that changed, came or went, with the same result as a full check', async () => {
   const { calls, neighbours, forwarding, routes, leases, own, dataPath, apply } = await open()
   expect([neighbours.size, forwarding.size, routes.size]).toEqual([PEERS, PEERS, PEERS])
   await apply(lease(3, '02:99:00:00:00:03'))
@@ -112,7 +113,7 @@ it('asks of one lease that changed, came or went for that one alone, and has wha
   expect(said()).toEqual(before)
 })
 
-it('takes the report of its own change for no news, and that of anybody else for some', async () => {
+it('ignores reports of its own changes, and not those of other changes', async () => {
   const { dataPath, leases, own, apply } = await open()
   await apply(lease(3, '02:99:00:00:00:03'))
   leases.delete('10.0.4.0-24')
@@ -134,10 +135,10 @@ it('takes the report of its own change for no news, and that of anybody else for
     expect([line, matters(line)]).toEqual([line, isNews])
 })
 
-it('looks again at a direct route that the kernel refuses later: the tunnel takes the peer until it is taken again', async () => {
+it('moves a peer to the tunnel while the kernel refuses its direct route, and back later', async () => {
   const peers = [lease(1), lease(2)]
   const [kernel, errors] = [createKernel(), [] as string[]]
-  /** The hosts that are beyond a router now. */
+  /** The hosts that are behind a router now. */
   const beyond = new Set<string>()
   const routes = new Map<string, { gateway: string; dev: string }>()
   const shown = (): string => JSON.stringify([...routes].map(([dst, hop]) => ({ dst, ...hop })))
@@ -190,7 +191,7 @@ it('looks again at a direct route that the kernel refuses later: the tunnel take
   const direct = { gateway: '172.16.0.1', dev: 'eth0' }
   expect(routes.get('10.0.1.0/24')).toEqual(direct)
   expect(kernel.neighbours.has('10.0.1.0')).toBe(false)
-  // The address goes with its routes, and what comes back has another netmask.
+  // The address is removed with its routes, and returns with another prefix length.
   routes.clear()
   beyond.add('172.16.0.1')
   await dataPath.resync()

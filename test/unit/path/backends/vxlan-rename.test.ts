@@ -1,4 +1,4 @@
-// vxlan-rename.test.ts - the external interface is renamed under the kernel's vxlan, whose device hangs on the interface by its index.
+// vxlan-rename.test.ts - a renamed external interface under the kernel's vxlan device, which refers to it by index.
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -14,7 +14,7 @@ import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.t
 const MAC = '02:ff:ff:ff:ff:ff'
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-/** A kernel with an interface of index 2, and one vxlan device that hangs on it. */
+/** A kernel with an interface of index 2, and one vxlan device bound to it. */
 function kernel() {
   const state = { nic: 'eth0' as string | undefined, hasVxlan: true, vni: 1, done: [] as string[] }
   const nicLink = () => ({
@@ -31,7 +31,7 @@ function kernel() {
       if (device === state.nic) return JSON.stringify([nicLink()])
       if (device !== 'flannel.1' || !state.hasVxlan)
         throw new WeftError('COMMAND', `\`${text}\` failed: Device "${device}" does not exist.`)
-      // iproute2 shows the name that the interface has now.
+      // iproute2 prints the interface's current name.
       const data = { id: state.vni, local: '172.31.0.1', link: state.nic, port: 8472, learning: false }
       const about = { ifindex: 7, ifname: 'flannel.1', mtu: 1450, flags: ['UP'], address: MAC }
       const inside = { linkinfo: { info_kind: 'vxlan', info_data: data }, addr_info: [{ local: '10.200.0.0' }] }
@@ -84,7 +84,7 @@ async function open(run: Run) {
   }
 }
 
-it('keeps the device, and goes on by the new name', async () => {
+it('keeps the device and uses the new name', async () => {
   const { run, state, links } = kernel()
   const host = await open(run)
   const dataPath = await host.open()
@@ -104,15 +104,15 @@ it('keeps the device, and goes on by the new name', async () => {
 })
 
 it.each([
-  ['that was renamed a moment ago', 'lan0', ['ip link del flannel.1', expect.stringContaining('dev lan0 ')]],
-  ['that is gone', undefined, []],
-])('is not deleted for another device before that can be made by an interface %s', async (_what, nic, commands) => {
+  ['was renamed a moment ago', 'lan0', ['ip link del flannel.1', expect.stringContaining('dev lan0 ')]],
+  ['is gone', undefined, []],
+])('deletes a wrong device only if a new one can be created: the interface %s', async (_what, nic, commands) => {
   const { run, state, links } = kernel()
   const options = { name: 'flannel.1', vni: 1, port: 8472, learning: false, gbp: false, underlay: 'eth0', mtu: 1450 }
   const opened = await openVxlanDevice({ ...options, underlayIndex: 2, local: parseIpv4('172.31.0.1')! }, MAC, run, log)
   Object.assign(state, { nic, vni: 9 })
-  const looked = opened.resync([])
-  if (nic === undefined) await expect(looked).rejects.toThrow(/is left so: the interface eth0 is gone/)
-  else await looked
+  const check = opened.resync([])
+  if (nic === undefined) await expect(check).rejects.toThrow(/cannot repair flannel\.1: the interface eth0 is gone/)
+  else await check
   expect([links(), state.hasVxlan]).toEqual([commands, true])
 })

@@ -1,4 +1,4 @@
-// vxlan.test.ts - what the vxlan backend reads of a peer, and what it publishes.
+// vxlan.test.ts - the lease data of the vxlan backend, as it reads and publishes them.
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -19,11 +19,11 @@ it.each([
   ['02:00:00:00:00:01', undefined],
   [null, undefined],
   [undefined, undefined],
-])('of %j the MAC is %s', (backendData, mac) => {
+])('the MAC in %j is %s', (backendData, mac) => {
   expect(vtepMacOf({ publicIp: { ipv4: 0xc0000202 }, backendType: 'vxlan', backendData }, 'ipv4')).toBe(mac)
 })
 
-it('keeps the MAC that peers know while its device is gone and the store no longer answers', async () => {
+it('keeps the MAC that peers know if its device is gone and the store does not answer', async () => {
   const warnings: string[] = []
   const log = { info: () => {}, warn: (line: string) => void warnings.push(line), error: () => {}, v: () => false }
   const address = 0xc0000201
@@ -51,11 +51,11 @@ it('keeps the MAC that peers know while its device is gone and the store no long
   expect(await macOf()).toBe(known)
   isAway = true
   expect(await macOf()).toBe(known)
-  // It is prepared again whenever a data path is opened again.
+  // `prepare` is called again before the data path is reopened.
   expect(warnings).toEqual([expect.stringContaining("contains this node's own address 192.0.2.1")])
 })
 
-it('publishes null for the data of IPv4 where it has IPv6 alone, and the MAC of IPv6 that it published before', async () => {
+it('publishes null as IPv4 data if it has only IPv6, and the IPv6 MAC that it published before', async () => {
   const config = parseNetworkConfig(
     '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan","DataPath":"kernel"}}',
   )

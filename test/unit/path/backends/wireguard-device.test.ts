@@ -1,4 +1,4 @@
-// wireguard-device.test.ts - how a key comes to wg: by a file that nobody else may open, and that is gone after it.
+// wireguard-device.test.ts - passing keys to wg in a file that only root can read and that exists only during the call.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
@@ -13,17 +13,17 @@ import { openWireguardDevice } from '../../../../src/path/backends/wireguard-dev
 import { log } from '../../../support/fake-host.ts'
 
 const PSK = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
-/** The node's own. */
+/** The private key of the node. */
 const KEY = 'dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo='
 const PEER = { publicKey: 'K', endpoint: '192.0.2.1:51820', allowedIps: ['10.5.2.0/24'] }
 
 let folder: string
-/** What stood in the file when wg ran, the modes of the file and its folder, and where that was. */
+/** The content of the file when wg ran, the modes of the file and its folder, and its path. */
 let seen: { readonly text: string; readonly modes: readonly number[]; readonly folder: string }[]
 let refuses: boolean
-/** The peers that wg tells of. */
+/** The peers that wg prints. */
 let dumped: readonly string[]
-/** What happens while wg starts. */
+/** Called when wg starts. */
 let meanwhile: () => Promise<void>
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
@@ -60,18 +60,18 @@ const open = (keyFile: string) =>
     log,
   })
 
-/** Our folders with a key, in memory. */
+/** Returns weftd's key folders in memory. */
 const inMemory = (): string[] => readdirSync('/dev/shm').filter((name) => name.startsWith(`.weft-${process.pid}-`))
 
-it('stays until wg has read it, though another device is opened meanwhile', async () => {
+it('stays until wg has read it, even if another device is opened meanwhile', async () => {
   const keyFile = join(folder, 'wgkey')
   const device = await open(keyFile)
   meanwhile = async () => void (await open(keyFile))
   await device.setPeers([PEER])
-  expect(seen.map(({ text }) => text)).toEqual([KEY, KEY, PSK]) // of one device, of the other, of the peer of the first
+  expect(seen.map(({ text }) => text)).toEqual([KEY, KEY, PSK]) // the key of the first device, of the second, and the psk of the first device's peer
 })
 
-it('lies in memory, for root alone, and is removed, also when wg fails', async () => {
+it('is in memory, only for root, and is removed, also when wg fails', async () => {
   const device = await open(join(folder, 'wgkey'))
   for (refuses of [false, true]) {
     const failure = await device.setPeers([PEER]).then(() => undefined, String)
@@ -81,7 +81,7 @@ it('lies in memory, for root alone, and is removed, also when wg fails', async (
   }
 })
 
-it('tells of each session what the device has of it, its keys for as long as they may be used', async () => {
+it('gives the state of each session, and the age of its keys while they are valid', async () => {
   vi.useFakeTimers({ toFake: ['Date'], now: 1_000_000_000_000 })
   try {
     const device = await open(join(folder, 'wgkey'))
@@ -94,7 +94,7 @@ it('tells of each session what the device has of it, its keys for as long as the
       ['K1', { publicKey: 'K1', handshakeAt: undefined, ageMs: undefined, txBytes: 148, rxBytes: 0 }],
       ['K2', { publicKey: 'K2', handshakeAt: 999_999_980_000, ageMs: 20_000, ...counted }],
       ['K3', { publicKey: 'K3', handshakeAt: 999_999_820_000, ageMs: undefined, ...counted }],
-      // The clock was set back since.
+      // The clock was set back after this handshake.
       ['K4', { publicKey: 'K4', handshakeAt: 1_000_000_007_000, ageMs: 0, ...counted }],
     ])
     expect(JSON.stringify([...traffic])).not.toContain(PSK)
@@ -103,7 +103,7 @@ it('tells of each session what the device has of it, its keys for as long as the
   }
 })
 
-it('is removed at the next start where a kill left it, but not of one that lives', async () => {
+it('is removed at the next start if a killed process left it, but not that of a running process', async () => {
   const dead = spawnSync('true').pid
   const left = [`.weft-${dead}-abcdef`, '.weft-abcdef', `.weft-${process.pid}-abcdef`]
   for (const name of [...left, `.weft-${process.ppid}-abcdef`, 'weft-1']) {
@@ -127,7 +127,7 @@ it('is removed at the next start where a kill left it, but not of one that lives
   }
 })
 
-it('is not in what wg says of a key that is none', async ({ skip }) => {
+it('is not in the error of wg about an invalid key', async ({ skip }) => {
   const path = join(folder, 'key')
   writeFileSync(path, `${'sesame'.repeat(8).slice(0, 42)}!=\n`)
   const said = await runForReal('wg', ['set', 'lo', 'private-key', path]).catch((error: Error) => error.message)

@@ -1,4 +1,4 @@
-// wireguard.test.ts - which families its devices carry, and what ends them.
+// wireguard.test.ts - the families that the devices carry, the choice of the carrier, and the faults of the data path.
 
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -36,11 +36,11 @@ installHost()
 let folder: string
 let commands: string[]
 let publicKey: string
-/** The address of eth0. */
+/** The IPv4 address of eth0. */
 let ipv6: string
-/** That of eth0, in bytes. */
+/** The MTU of eth0, in bytes. */
 let mtu: number
-/** What the device says of its peers. */
+/** The peers that the device prints. */
 let dumped: string
 beforeEach(() => {
   dumped = ''
@@ -54,7 +54,7 @@ afterEach(() => {
   rmSync(folder, { recursive: true })
 })
 
-/** A host whose devices, and eth0, are all there; what is asked of it is noted. */
+/** A simulated host with all devices and eth0, which records the commands. */
 const run: Run = async (file, args) => {
   const command = [file, ...args].join(' ')
   if (file === 'wg' && args[0] === 'show') return `priv\t${publicKey}\t51820\toff\n${dumped}`
@@ -70,7 +70,7 @@ const run: Run = async (file, args) => {
   return ''
 }
 
-/** The kernel carries it here. */
+/** The options of a test in which the kernel is the carrier. */
 const NO_ENGINE = {
   startEngine: () => Promise.reject(new Error('no engine')),
   persistence: { persist: false, tunNames: [], isMultiQueue: false, inherit: () => Promise.resolve(undefined) },
@@ -106,7 +106,7 @@ it.each<[mode: string, subnet: Nets, expected: readonly string[]]>([
   ['auto', { ipv4: BOTH.ipv4 }, ['10.5.0.0/16 dev flannel-wg']],
   ['ipv4', { ipv6: BOTH.ipv6 }, ['fd00:5::/48 dev flannel-wg']],
   ['ipv6', { ipv4: BOTH.ipv4 }, ['10.5.0.0/16 dev flannel-wg']],
-])('in the mode %s it carries what the node has subnets of: case %#', async (mode, subnet, expected) => {
+])('in mode %s it carries the families of which the node has a subnet: case %#', async (mode, subnet, expected) => {
   const { path } = await open(mode, subnet)
   expect(routes().toSorted()).toEqual(expected)
   expect(path.lacking ?? {}).toEqual({})
@@ -118,7 +118,7 @@ it.each<[mode: string, subnet: Nets, expected: readonly string[]]>([
 })
 
 it.each(['separate', 'auto', 'ipv4'])(
-  'in the mode %s carries IPv4 where IPv6 does not fit, and says so',
+  'in mode %s carries IPv4 if the MTU is too small for IPv6, and logs that',
   async (mode) => {
     mtu = 1340
     const { path, prepare } = await open(mode, BOTH)
@@ -128,7 +128,7 @@ it.each(['separate', 'auto', 'ipv4'])(
       { ipv6: expect.stringContaining('IPv6 needs an MTU of 1280, and containers would have 1260 here') as string },
     ])
     expect(path.probeSource).toEqual({ ipv4: BOTH.ipv4.address, ipv6: undefined })
-    // A larger one has it opened anew.
+    // After a larger MTU the device is opened again.
     mtu = 1500
     await path.resync()
     expect((await path.fault).message).toBe('the MTU of eth0 changed from 1340 to 1500')
@@ -137,13 +137,13 @@ it.each(['separate', 'auto', 'ipv4'])(
   },
 )
 
-it.each(['separate', 'auto'])('in the mode %s is refused where IPv6 is alone and does not fit', async (mode) => {
+it.each(['separate', 'auto'])('in mode %s is refused if there is only IPv6 and the MTU is too small', async (mode) => {
   mtu = 1340
   await expect(open(mode, { ipv6: BOTH.ipv6 })).rejects.toMatchObject({ code: 'CONFIG' })
 })
 
 it.each(['separate', 'auto'])(
-  'in the mode %s keeps the key of its start, whatever becomes of the file, and says so once',
+  'in mode %s keeps the key of its start if the file changes, and logs that once',
   async (mode) => {
     const { path, prepare } = await open(mode, BOTH)
     const file = join(folder, 'wgkey')
@@ -161,7 +161,7 @@ it.each(['separate', 'auto'])(
       put()
       for (let looks = 0; looks < 3; looks++) await path.resync()
       expect(said().splice(0)).toEqual([
-        `This node goes on with the key of its start, and the key file ${file} ${change}: restart weftd to have it go by the file`,
+        `This node continues with the key that it read at its start, although the key file ${file} ${change}: restart weftd to use the file`,
       ])
       host.lines.length = 0
       expect(await keyOf()).toEqual(published)
@@ -175,30 +175,27 @@ it.each(['separate', 'auto'])(
   },
 )
 
-it.each(['separate', 'auto'])(
-  'in the mode %s keeps its devices when the address of the host is another',
-  async (mode) => {
-    const { path, prepare } = await open(mode, BOTH)
-    await path.resync()
-    expect(path.isOutdated).toBe(false)
-    ipv6 = '2001:db8::2'
-    const made = (): number => commands.filter((command) => /^ip link (add|del) /.test(command)).length
-    const before = made()
-    await path.resync()
-    expect([path.isOutdated, path.lacking]).toEqual([true, {}])
-    await path.renew!(await prepare())
-    expect(path.isOutdated).toBe(false)
-    expect(made()).toBe(before)
-    await path.close()
-  },
-)
+it.each(['separate', 'auto'])('in mode %s keeps its devices after a change of the host address', async (mode) => {
+  const { path, prepare } = await open(mode, BOTH)
+  await path.resync()
+  expect(path.isOutdated).toBe(false)
+  ipv6 = '2001:db8::2'
+  const made = (): number => commands.filter((command) => /^ip link (add|del) /.test(command)).length
+  const before = made()
+  await path.resync()
+  expect([path.isOutdated, path.lacking]).toEqual([true, {}])
+  await path.renew!(await prepare())
+  expect(path.isOutdated).toBe(false)
+  expect(made()).toBe(before)
+  await path.close()
+})
 
 it.each([
-  ['auto', '127.0.0.1', '2001:db8::2', ['IPv4', 'IPv6'], '127.0.0.1 is no address of a host'],
-  ['ipv6', '192.0.2.2', '::1', ['IPv4', 'IPv6'], '::1 is no address of a host'],
+  ['auto', '127.0.0.1', '2001:db8::2', ['IPv4', 'IPv6'], '127.0.0.1 is not the address of a host'],
+  ['ipv6', '192.0.2.2', '::1', ['IPv4', 'IPv6'], '::1 is not the address of a host'],
   ['ipv6', '192.0.2.2', '2001:db8::1', ['IPv4', 'IPv6'], "2001:db8::1 is this node's own address"],
-  ['ipv4', '192.0.2.2', '::1', ['IPv6'], '::1 is no address of a host'],
-])('in the mode %s has no peer whose datagrams go to nobody: %s, %s', async (mode, ipv4, other, families, why) => {
+  ['ipv4', '192.0.2.2', '::1', ['IPv6'], '::1 is not the address of a host'],
+])('in mode %s skips a peer whose datagrams would reach no host: %s, %s', async (mode, ipv4, other, families, why) => {
   const { path } = await open(mode, BOTH)
   const attrs = {
     publicIp: { ipv4: parseIpv4(ipv4)!, ipv6: parseIpv6(other)! },
@@ -217,7 +214,7 @@ it.each([
   await path.close()
 })
 
-it('says where the device sends to, once it is asked, and not where a peer was that has moved since', async () => {
+it('reports the current endpoint of a peer after reading it from the device', async () => {
   const { path } = await open('separate', { ipv4: BOTH.ipv4 })
   const attrs = { publicIp: { ipv4: parseIpv4('172.16.0.3')! }, backendType: 'wireguard' }
   const leases = (port: number) =>
@@ -247,14 +244,14 @@ it('says where the device sends to, once it is asked, and not where a peer was t
   await path.close()
 })
 
-it('warns once of a network that holds its own address, however often it is prepared', async () => {
+it('warns once about a network that contains its own address, also after repeated `prepare`', async () => {
   const { path, prepare } = await open('separate', BOTH, '192.0.0.0/16')
   await prepare()
   expect(host.lines.filter((line) => line.includes("contains this node's own address"))).toHaveLength(1)
   await path.close()
 })
 
-/** The endpoint of a peer, as the log has it. */
+/** Returns the endpoint of a peer in the log. */
 function endpointOf(backend: object, own: Addresses, peer: Addresses, port?: number): string {
   const config = parseNetworkConfig(
     JSON.stringify({
@@ -284,14 +281,11 @@ it.each([
   [{ ListenPort: 1234 }, 0, '192.0.2.2:1234'],
   [{ ListenPort: 1234 }, 4321, '192.0.2.2:4321'],
   [{ ListenPort: 1234, ListenPortV6: 5678, Mode: 'ipv6' }, 0, '[2001:db8::2]:1234'],
-])(
-  'with %j takes a peer that publishes the port %s for one that listens where it does itself',
-  (backend, port, end) => {
-    expect(
-      endpointOf(backend, publicIp, { ipv4: parseIpv4('192.0.2.2')!, ipv6: parseIpv6('2001:db8::2')! }, port),
-    ).toBe(end)
-  },
-)
+])('with %j assumes its own port for a peer that publishes the port %s', (backend, port, end) => {
+  expect(endpointOf(backend, publicIp, { ipv4: parseIpv4('192.0.2.2')!, ipv6: parseIpv6('2001:db8::2')! }, port)).toBe(
+    end,
+  )
+})
 
 it.each([
   ['192.0.2.1 2001:db8::1', '192.0.2.2 2001:db8::2', '192.0.2.2'],
@@ -303,14 +297,15 @@ it.each([
   ['192.0.2.1 2001:db8::1', '2001:db8::2', '[2001:db8::2]'],
   ['2001:db8::1', '192.0.2.2 2001:db8::2', '[2001:db8::2]'],
   ['192.0.2.1 fe80::1', '10.0.0.2 2001:db8::2', '10.0.0.2'],
-])('in the mode auto a node at %s sends to one at %s by %s', (own, peer, at) => {
+])('in mode auto a node at %s sends to a node at %s over %s', (own, peer, at) => {
   const addresses = (text: string): Addresses =>
     Object.fromEntries(text.split(' ').map((each) => [each.includes(':') ? 'ipv6' : 'ipv4', parseAddress(each)]))
   expect(endpointOf({ Mode: 'auto' }, addresses(own), addresses(peer))).toBe(`${at}:51820`)
 })
 
-describe('the end of a peer that flanneld runs', () => {
-  // It publishes another port with IPv6, and listens there with a device for each family alone (pkg/backend/wireguard).
+describe('the endpoint of a flanneld peer', () => {
+  // With IPv6 flanneld publishes another port, on which it listens only if each family has its own device
+  // (pkg/backend/wireguard).
   const data = (port: number) => ({ PublicKey: KEY, Port: port })
   const both = { publicIp, backendType: 'wireguard', backendData: data(51_820), backendV6Data: data(51_821) }
   const ipv6Alone = { publicIp: { ipv6: publicIp.ipv6 }, backendType: 'wireguard', backendV6Data: data(51_821) }
@@ -323,7 +318,7 @@ describe('the end of a peer that flanneld runs', () => {
     ['ipv6', true, ipv6Alone, '[2001:db8::1]:51821', ['10.5.1.0/24', 'fd00:5:0:1::/64']],
     ['ipv4', true, ipv6Alone, undefined, undefined],
   ] as const)(
-    'by %s, with one device: %s, is the port that it listens on: case %#',
+    'over %s, with one device: %s, has the port on which it listens: case %#',
     (outer, isOneDevice, attrs, endpoint, allowedIps) => {
       const end = endOf({ key: 'k', subnet: BOTH, attrs }, outer, isOneDevice, PORTS)
       expect([end?.endpoint, end?.allowedIps]).toEqual([endpoint, allowedIps])
@@ -331,8 +326,8 @@ describe('the end of a peer that flanneld runs', () => {
   )
 })
 
-describe('what this Node.js lacks', () => {
-  /** Who carries it on a host whose kernel has no WireGuard, and what is published. */
+describe('a Node.js without ciphers', () => {
+  /** Returns the carrier on a host whose kernel lacks WireGuard, and the published lease. */
   async function chosen(backend: object, lacks: readonly string[]) {
     const config = parseNetworkConfig(
       JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', ...backend } }),
@@ -355,7 +350,7 @@ describe('what this Node.js lacks', () => {
     return { names: made.tunNames, backendData }
   }
 
-  it('refuses to start if the kernel has no WireGuard either', async () => {
+  it('is refused if the kernel has no WireGuard either', async () => {
     expect(await chosen({}, [])).toEqual({
       names: ['flannel-wg'],
       backendData: { PublicKey: publicKey, Port: 51_820, AnyPort: true },
@@ -368,12 +363,12 @@ describe('what this Node.js lacks', () => {
     })
   })
 
-  it('is no reason for others not to: wg knows the public key then', async () => {
+  it('is accepted if the kernel is the carrier: wg computes the public key', async () => {
     const { backendData } = await chosen({ DataPath: 'kernel' }, ['X25519'])
     expect(backendData).toEqual({ PublicKey: `of wg pubkey, from ${KEY}`, Port: 51_820 })
   })
 
-  it('is an error where weftd was to carry it', async () => {
+  it('is refused if weftd must be the carrier', async () => {
     await expect(chosen({ DataPath: 'userspace' }, ['X25519'])).rejects.toMatchObject({
       code: 'DEVICE',
       message: 'this Node.js has no X25519: weftd cannot carry WireGuard itself',
@@ -384,7 +379,7 @@ describe('what this Node.js lacks', () => {
 
 describe('weftd itself, in the mode auto', () => {
   const KEYS = ['ipv4', 'ipv6'] as const
-  /** A data path on an engine that only remembers what it was told. */
+  /** A data path on an engine that only records its calls. */
   async function opened(
     own: string,
     network: object,
@@ -402,7 +397,7 @@ describe('weftd itself, in the mode auto', () => {
     const config = parseNetworkConfig(
       JSON.stringify({ ...network, Backend: { Type: 'wireguard', DataPath: 'userspace', Mode: 'auto', ...given } }),
     )
-    let told: EngineConfig | undefined
+    let startedWith: EngineConfig | undefined
     let records: Uint8Array = new Uint8Array()
     const backend = createWireguardBackend({
       config,
@@ -412,7 +407,7 @@ describe('weftd itself, in the mode auto', () => {
       log,
       ...NO_ENGINE,
       async startEngine(engineConfig) {
-        told = engineConfig
+        startedWith = engineConfig
         commands.push(`ip link add ${engineConfig.tunName} `)
         return { ...quietEngine(engineConfig.tunName), setPeers: (all) => void (records = all), ...besides }
       },
@@ -425,7 +420,7 @@ describe('weftd itself, in the mode auto', () => {
     return {
       path,
       data: attrs.backendData,
-      config: told!,
+      config: startedWith!,
       ends: async (peers: readonly string[], more: readonly object[] = []): Promise<string[]> => {
         const leases = peers.map((text, at): readonly [string, Lease] => {
           const data = {
@@ -463,13 +458,13 @@ describe('weftd itself, in the mode auto', () => {
     traffic: () => new Float64Array(),
     drops: (after = []) => ({ next: after, packets: [] }),
     threads: () => ({}),
-    takeStrangers: () => [],
+    takeUnknownSenders: () => [],
     send: () => {},
     stop: async () => {},
   })
   const TWO = { Network: '10.5.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
 
-  it('has sockets of both families, and sends to each peer by the one that flanneld chooses', async () => {
+  it('has sockets of both families, and sends to each peer over the family that flanneld chooses', async () => {
     const { path, config, ends } = await opened('192.0.2.1 2001:db8::1', TWO)
     expect(config).toMatchObject({ bindAddress: '192.0.2.1', otherAddress: '2001:db8::1', port: 51_820, mtu: 1420 })
     const peers = ['192.0.2.2 2001:db8::2', '10.0.0.3 2001:db8::3', '192.168.0.4 fd77::4', '192.0.2.5', '2001:db8::6']
@@ -485,12 +480,12 @@ describe('weftd itself, in the mode auto', () => {
       'fd00:5:0:5::/64 192.0.2.5:1003 -',
       'fd00:5:0:6::/64 [2001:db8::6]:1004 -',
     ])
-    // Nothing is sent that is not sealed, as who asks for the other family would.
+    // Unencrypted datagrams, which a choice of the family would need, are never sent.
     expect([path.underlays, path.tunNames]).toEqual([undefined, ['flannel-wg']])
     await path.close()
   })
 
-  it('has the sockets of one family where the host has the other on its own link alone, or not', async () => {
+  it('has sockets of one family if the host has no global address of the other', async () => {
     const { path, config, ends } = await opened('192.0.2.1 fe80::1', TWO)
     expect([config.bindAddress, config.otherAddress]).toEqual(['192.0.2.1', undefined])
     expect(await ends(['10.0.0.2 2001:db8::2', '2001:db8::3'])).toEqual([
@@ -505,7 +500,7 @@ describe('weftd itself, in the mode auto', () => {
     await alone.path.close()
   })
 
-  it('sends from the port of each lane to those alone who say that they do so themselves', async () => {
+  it('sends from the ports of its lanes only to peers that publish the same', async () => {
     const { path, ends } = await opened('192.0.2.1', { Network: '10.5.0.0/16' })
     const said = [{ AnyPort: true }, { AnyPort: 'true' }, { AnyPort: false }, {}]
     expect(await ends(['10.0.0.2', '10.0.0.3', '10.0.0.4', '10.0.0.5'], said)).toEqual([
@@ -520,25 +515,25 @@ describe('weftd itself, in the mode auto', () => {
   it.each([
     { of: 'that keeps a hole open', isBehind: { PersistentKeepaliveInterval: 25 } },
     { of: 'behind a translation of addresses', isBehind: { publicAs: '203.0.113.1' } },
-  ])('sends all from the port that it listens on, on a host $of, and says so', async ({ isBehind }) => {
+  ])('sends everything from its listening port on a host $of, and publishes that', async ({ isBehind }) => {
     const { path, data, ends } = await opened('192.0.2.1', { Network: '10.5.0.0/16' }, {}, isBehind)
     expect(data).toEqual({ PublicKey: publicKey, Port: 51_820 })
     expect(await ends(['10.0.0.2'], [{ AnyPort: true }])).toEqual(['10.5.2.0/24 10.0.0.2:1000 -'])
     await path.close()
   })
 
-  it('does not go on with one family where the sockets of the other cannot be had', async () => {
+  it('does not continue with one family if the sockets of the other fail', async () => {
     let stopped = 0
     const stop = async () => void stopped++
-    const besides = { hasOther: false, notes: ['peers are not reached from 2001:db8::1: it is taken'], stop }
+    const besides = { hasOther: false, notes: ['cannot reach peers from 2001:db8::1: it is taken'], stop }
     await expect(opened('192.0.2.1 2001:db8::1', TWO, besides)).rejects.toMatchObject({
       code: 'PORT_IN_USE',
-      message: 'peers are not reached from 2001:db8::1: it is taken',
+      message: 'cannot reach peers from 2001:db8::1: it is taken',
     })
     expect(stopped).toBe(1)
   })
 
-  it('ends where another address of the other family cannot be had, and asks for new keys where it can', async () => {
+  it('fails if it cannot bind a new address of the other family, and requests new keys if it can', async () => {
     const bound: string[] = []
     const bindOther = async (address: string): Promise<void> => {
       bound.push(address)

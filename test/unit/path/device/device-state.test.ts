@@ -1,11 +1,11 @@
-// device-state.test.ts - what is taken away from a device that a backend goes on with, and what is somebody's own.
+// device-state.test.ts - the addresses that are removed from a kept device, and those that stay.
 
 import { expect, it } from 'vitest'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { deviceState } from '../../../../src/path/device/device-state.ts'
 
-it('loses the address of an earlier lease, and keeps those of others that are outside of the network', async () => {
+it('removes the address of an earlier lease, and keeps foreign addresses outside the network', async () => {
   const commands: string[] = []
   const addr = (local: string) => ({ family: 'inet', local, prefixlen: 32 })
   const link = {

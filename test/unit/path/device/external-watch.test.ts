@@ -1,4 +1,5 @@
-// external-watch.test.ts - which change of the external interface ends a data path, and of which peers are told alone.
+// external-watch.test.ts - the changes of the external interface that end a data path, and those that are only
+// published.
 
 import { expect, it } from 'vitest'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
@@ -36,7 +37,7 @@ function rig(families?: readonly Family[]) {
 it.each<[Family, Family, string, string]>([
   ['ipv4', 'ipv6', 'fd00::a1', 'from fd00::1 to fd00::a1'],
   ['ipv6', 'ipv4', '192.0.2.99', 'from 192.0.2.1 to 192.0.2.99'],
-])('of %s: another address of %s is news until peers are told', async (family, other, address, change) => {
+])('with %s a changed address of %s is news until it is published', async (family, other, address, change) => {
   const { host, watch } = rig([family])
   expect([await watch.hasMoved(), watch.news]).toEqual([false, undefined])
   host[other] = address
@@ -48,7 +49,7 @@ it.each<[Family, Family, string, string]>([
   expect(watch.news).toMatch(/ changed from .* to (192\.0\.2\.1|fd00::1)$/)
 })
 
-it('of both tells peers of nothing: another address ends it, as another MTU does', async () => {
+it('with both families publishes nothing: a changed address or MTU ends the data path', async () => {
   const { host, watch } = rig()
   host.ipv6 = 'fd00::a1'
   expect([await watch.hasMoved(), watch.news]).toEqual([true, undefined])

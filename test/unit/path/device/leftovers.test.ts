@@ -130,10 +130,13 @@ interface Carried {
   readonly type: BackendType
   readonly kind: string | undefined
   readonly names: Readonly<Partial<Record<Family, string>>>
-  /** Whether it has one route to the network, a route to each peer by its device, or a route to each peer by the peer's host. */
+  /**
+   * Whether it has one route to the network, a route to each peer through its device, or a route to each peer through
+   * the peer's host.
+   */
   readonly routes: 'network' | 'peers' | 'hosts' | 'none'
 }
-/** Each backend with each type of device that the table has for it, and direct routing, which is a way of its own. */
+/** Each backend with each type of its devices, and direct routing as a separate case. */
 const CARRIED: readonly Carried[] = [
   ...Object.entries(KINDS).flatMap(([type, { devices, routes }]): Carried[] => {
     const kinds = [...new Set(devices.map(([kind]) => kind as string))]
@@ -188,7 +191,7 @@ function addOthers(host: FakeHost): void {
   host.links.push(
     { name: 'eth0', kind: '', addresses: ['192.0.2.1', '2001:db8::1'] },
     { name: 'cni0', kind: 'bridge', addresses: ['10.5.1.1', 'fd00:5:0:1::1'] },
-    // Another network of flannel's on this host, of a daemon that rests, and a TUN of a VPN.
+    // Another flannel network on this host whose daemon is stopped, and the TUN of a VPN.
     { name: 'flannel.7', kind: 'vxlan', addresses: ['10.6.1.0'] },
     { name: 'flannel7', kind: 'tun', addresses: ['10.6.2.0'] },
     { name: 'tun0', kind: 'tun', addresses: ['10.5.9.9'] },
@@ -210,12 +213,12 @@ const V4 = ['ipv4'] as const
 describe.each([
   ['IPv4', V4, V4],
   ['both families', BOTH, BOTH],
-  ['both families, then IPv4 alone', BOTH, V4],
+  ['both families, then only IPv4', BOTH, V4],
   ['IPv4, then both families', V4, BOTH],
 ] as const)('of %s', (_what, before, now) => {
   const pairs = CARRIED.flatMap((from) => CARRIED.map((to) => [from.label, to.label, from, to] as const))
   const withLeftovers = pairs.filter(([, , , { type }]) => type !== 'extension')
-  it.each(withLeftovers)('%s leaves nothing to %s', async (_from, _to, from, to) => {
+  it.each(withLeftovers)('no leftover of %s remains with %s', async (_from, _to, from, to) => {
     // If both backends have a device of the same name, the new backend repairs it itself.
     const host = new FakeHost()
     const wanted = new FakeHost()
@@ -264,19 +267,19 @@ describe('a device', () => {
   const GOES = ['the device flannel.1 (vxlan)']
 
   it.each<[string, Partial<FakeLink>, FakeRoute[], string[]]>([
-    ['with the own address goes', {}, [], GOES],
-    ['of an earlier subnet of this host goes', { addresses: ['10.5.77.0'] }, [], GOES],
+    ['with the node’s own address is removed', {}, [], GOES],
+    ['with an address of an earlier subnet of this host is removed', { addresses: ['10.5.77.0'] }, [], GOES],
     [
-      'that leads to a peer goes, whatever its address',
+      'that leads to a peer is removed, regardless of its address',
       { addresses: ['10.9.0.1'] },
       [{ dst: '10.5.2.0/24', gateway: '10.5.2.0', dev: 'flannel.1' }],
       GOES,
     ],
     ['of another network stays', { addresses: ['10.6.1.0'] }, [], []],
-    ['without an address, which somebody may be making, stays', { addresses: [] }, [], []],
-    ['of another VNI than its name says stays', { name: 'flannel.x' }, [], []],
+    ['without an address, which another program may be creating, stays', { addresses: [] }, [], []],
+    ['with another VNI than in its name stays', { name: 'flannel.x' }, [], []],
     [
-      'that a process has open stays, and is named',
+      'that a process has open stays and is reported',
       { name: 'flannel0', kind: 'tun', inUse: true },
       [],
       ['flannel0: a process forwards through it'],
@@ -293,7 +296,7 @@ describe('a device', () => {
     expect(await found(withDevice(), running(netsOf([parseNet('10.6.0.0/16')!])))).toEqual(GOES)
   })
 
-  it('that cannot be removed is reported with the reason, and one that is gone already is no failure', async () => {
+  it('that cannot be removed is reported with the reason, and one that is already gone is not a failure', async () => {
     const host = withDevice()
     host.refuses = /link del/
     const { leftovers } = await findLeftovers(host.run, about, NOBODY)
@@ -304,7 +307,7 @@ describe('a device', () => {
     expect(await removeLeftovers(gone, leftovers, () => {})).toEqual([])
   })
 
-  it('of the kernel that comes before the own route is removed, and one of another network is not', async () => {
+  it('of the kernel that blocks the own route is removed, and one of another network is not', async () => {
     const host = withDevice({ name: 'flannel-wg', kind: 'wireguard' })
     await removeKernelDevice(host.run, 'flannel-wg', NETWORKS)
     expect(host.removed).toEqual(['link del dev flannel-wg'])
@@ -336,76 +339,80 @@ describe('a route', () => {
     ...more,
   })
   it.each<[string, FakeRoute, string[]]>([
-    ['to a peer by its host goes', by('10.5.2.0/24', '192.0.2.2'), ['-4 route del 10.5.2.0/24 via 192.0.2.2 dev eth0']],
     [
-      'by the host of another peer goes',
+      'to a peer through its host is removed',
+      by('10.5.2.0/24', '192.0.2.2'),
+      ['-4 route del 10.5.2.0/24 via 192.0.2.2 dev eth0'],
+    ],
+    [
+      'through the host of another peer is removed',
       by('10.5.2.0/24', '192.0.2.3'),
       ['-4 route del 10.5.2.0/24 via 192.0.2.3 dev eth0'],
     ],
     [
-      'to a subnet that nobody has by a host goes',
+      'to a subnet without a lease through a host is removed',
       by('10.5.8.0/24', '192.0.2.3'),
       ['-4 route del 10.5.8.0/24 via 192.0.2.3 dev eth0'],
     ],
     [
-      'of IPv6 goes',
+      'for IPv6 is removed',
       by('fd00:5:0:2::/64', '2001:db8::2', { metric: 1024 }),
       ['-6 route del fd00:5:0:2::/64 via 2001:db8::2 dev eth0'],
     ],
     [
-      'that a network manager made is named',
+      'that a network manager made is reported',
       by('10.5.2.0/24', '192.0.2.2', { protocol: 'static' }),
       ['peers', 'leases?'],
     ],
-    ['by somebody else is named', by('10.5.2.0/24', '192.0.2.99'), ['peers', 'leases?']],
-    ['to a part of a peer is named', by('10.5.2.128/25', '192.0.2.2'), ['peers', 'leases?']],
-    ['to several peers is named', by('10.5.2.0/23', '192.0.2.2'), ['peers', 'leases?']],
-    ['by a device alone is named', by('10.5.2.0/24'), ['peers', 'leases?']],
-    ['to nobody, by nobody, may be judged by more leases', by('10.5.8.0/24', '192.0.2.99'), ['leases?']],
+    ['through another host is reported', by('10.5.2.0/24', '192.0.2.99'), ['peers', 'leases?']],
+    ['to a part of a peer’s subnet is reported', by('10.5.2.128/25', '192.0.2.2'), ['peers', 'leases?']],
+    ['to several peers is reported', by('10.5.2.0/23', '192.0.2.2'), ['peers', 'leases?']],
+    ['without a gateway is reported', by('10.5.2.0/24'), ['peers', 'leases?']],
+    ['to an unknown subnet through an unknown host needs more leases', by('10.5.8.0/24', '192.0.2.99'), ['leases?']],
     [
-      'to the whole network of a lower metric is named',
+      'to the whole network with a lower metric is reported',
       by('fd00:5::/48', '2001:db8::2', { metric: 512 }),
       ['peers', 'leases?'],
     ],
     ["to the whole network of the usual metric is the backend's to replace", by('10.5.0.0/16', '192.0.2.2'), []],
-    ['of the own device is right', by('10.5.2.0/24', '10.5.2.0', { dev: 'flannel-wg' }), []],
+    ['through the own device is right', by('10.5.2.0/24', '10.5.2.0', { dev: 'flannel-wg' }), []],
     [
-      'to the own subnet by a host goes',
+      'to the own subnet through a host is removed',
       by('10.5.1.0/24', '192.0.2.2'),
       ['-4 route del 10.5.1.0/24 via 192.0.2.2 dev eth0'],
     ],
     [
-      'to the own subnet by anybody goes',
+      'to the own subnet through an unknown host is removed',
       by('10.5.1.0/24', '192.0.2.99'),
       ['-4 route del 10.5.1.0/24 via 192.0.2.99 dev eth0'],
     ],
     [
-      'to the own subnet that a routing daemon or a network manager made is named',
+      'to the own subnet that a routing daemon or a network manager made is reported',
       by('10.5.1.0/24', '192.0.2.2', { protocol: 'bird' }),
       ['own'],
     ],
     [
-      'to the own subnet by another interface than the external one is named',
+      'to the own subnet through another interface than the external one is reported',
       by('10.5.1.0/24', '198.51.100.7', { dev: 'eth1' }),
       ['own'],
     ],
     [
-      'to the own subnet by way of a virtual machine of this host is right',
+      'to the own subnet through a virtual machine of this host is right',
       by('10.5.1.0/24', '192.168.122.5', { dev: 'virbr0' }),
       [],
     ],
     [
-      'to a part of the own subnet by way of a virtual machine is right',
+      'to a part of the own subnet through a virtual machine is right',
       by('10.5.1.128/25', '192.168.122.5', { dev: 'virbr0', protocol: 'static' }),
       [],
     ],
     [
-      'that the kernel made for an address of an interface is named',
+      'that the kernel made for an address of an interface is reported',
       by('10.5.2.0/24', undefined, { dev: 'eth1', protocol: 'kernel' }),
       ['peers', 'leases?'],
     ],
     [
-      'that the kernel made for an address of IPv6 in the whole network is named',
+      'that the kernel made for an IPv6 address of the whole network is reported',
       by('fd00:5::/48', undefined, { protocol: 'kernel', metric: 256 }),
       ['peers', 'leases?'],
     ],
@@ -415,21 +422,21 @@ describe('a route', () => {
       [],
     ],
     [
-      'to the own subnet of IPv6 goes',
+      'to the own IPv6 subnet is removed',
       by('fd00:5:0:1::/64', 'fe80::1', { metric: 1024 }),
       ['-6 route del fd00:5:0:1::/64 via fe80::1 dev eth0'],
     ],
     [
-      'to a part of the own subnet by a host goes',
+      'to a part of the own subnet through a host is removed',
       by('10.5.1.64/26', '192.0.2.2'),
       ['-4 route del 10.5.1.64/26 via 192.0.2.2 dev eth0'],
     ],
-    ['to a part of the own subnet by anybody is named', by('10.5.1.64/26', '192.0.2.99'), ['own']],
-    ['to a part of the own subnet by a container is right', by('10.5.1.64/26', '10.5.1.9', { dev: 'cni0' }), []],
-    ['to a container by its device is right', by('10.5.1.7', undefined, { dev: 'veth7' }), []],
+    ['to a part of the own subnet through an unknown host is reported', by('10.5.1.64/26', '192.0.2.99'), ['own']],
+    ['to a part of the own subnet through a container is right', by('10.5.1.64/26', '10.5.1.9', { dev: 'cni0' }), []],
+    ['to a container through its device is right', by('10.5.1.7', undefined, { dev: 'veth7' }), []],
   ])('%s', async (_what, route, expected) => expect(await judged(route)).toEqual(expected))
 
-  it('by hosts is the own of a backend that makes such, but for the own subnet', async () => {
+  it('through hosts is right for a backend that makes such routes, except to the own subnet', async () => {
     const part = { routesToHosts: true }
     expect(await judged(by('10.5.2.0/24', '192.0.2.2'), part)).toEqual([])
     expect(await judged(by('10.5.1.0/24', '192.0.2.2'), part)).toEqual([
@@ -437,7 +444,7 @@ describe('a route', () => {
     ])
   })
 
-  it('is never judged by a backend that leaves all routes to others', async () => {
+  it('is always right for a backend that leaves all routes to other programs', async () => {
     for (const route of [
       by('10.5.1.0/24', '192.0.2.2'),
       by('10.5.1.64/26', '192.0.2.99'),
@@ -446,7 +453,7 @@ describe('a route', () => {
       expect(await judged(route, { routesByOthers: true })).toEqual([])
   })
 
-  it('to what no node can be leased is an operator’s, unless a lease has it', async () => {
+  it('to a subnet that cannot be leased is an operator’s, unless a lease has it', async () => {
     const ipv4 = {
       subnetLength: 24,
       subnetMin: parseNet('10.5.1.0/24')!.address,
@@ -466,7 +473,7 @@ describe('a route', () => {
     expect(await judged(by('10.5.200.0/24', '192.0.2.2'), { ranges: none })).toHaveLength(1)
   })
 
-  it('of a daemon that runs for the same subnets stays, and is named', async () => {
+  it('of a running daemon for the same subnets stays and is reported', async () => {
     const running = (networks: Nets | undefined) => async () => [{ name: 'flanneld', pid: 7, networks }]
     const held = (dst: string) => [
       `${dst} via 192.0.2.2 to eth0: flanneld runs (pid 7): ip -4 route del ${dst} via 192.0.2.2 dev eth0`,
@@ -482,12 +489,12 @@ describe('a route', () => {
     expect(await judged(by(leased, '192.0.2.2'), {}, running(netsOf([parseNet('10.5.64.0/20')!])))).toEqual(
       removed(leased),
     )
-    // Of a daemon whose network cannot be read.
+    // The network of this daemon cannot be read.
     expect(await judged(by(free, '192.0.2.2'), {}, running(undefined))).toEqual(held(free))
     expect(await judged(by(leased, '192.0.2.2'), {}, running(undefined))).toEqual(removed(leased))
   })
 
-  it('is removed with thousands of others by one command, and none once the host is another process’s', async () => {
+  it('is removed with thousands of others by one command, and not after another process took over', async () => {
     const host = new FakeHost()
     const leases = Array.from({ length: 200 }, (_, at) => peer(at + 2))
     for (const { subnet, attrs } of leases)
@@ -516,26 +523,26 @@ describe('a route', () => {
     expect(said[0]).toBe('200 routes to subnets of nodes, such as the route 10.5.2.0/24 via 192.0.2.2 to eth0')
   })
 
-  it('is judged by the leases alone, which may not be known yet', async () => {
+  it('is judged only by the leases, which may not be known yet', async () => {
     expect(await judged(by('10.5.2.0/24', '192.0.2.2'), { leases: [] })).toEqual(['leases?'])
   })
 })
 
 describe('policy routing', () => {
   const about = surroundings({ ownDevices: ['flannel-wg'] })
-  /** A kernel with these rules, which sends packets to the first peer by this device. */
+  /** A kernel with these rules, which routes packets to the first peer through this device. */
   const kernel =
     (priorities: readonly number[], device: string, type = 'unicast'): Run =>
     async (_file, args, options) => {
       if (args.includes('rule')) return JSON.stringify(priorities.map((priority) => ({ priority })))
-      const asked = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
-      return asked
+      const targets = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
+      return targets
         .map((dst) => JSON.stringify([{ dst, type, dev: dst === '10.5.2.0' ? device : 'flannel-wg' }]))
         .join('\n')
     }
   const USUAL = [0, 32_766, 32_767]
 
-  it('is checked by looking up the way of packets to peers, if there are rules beside the usual ones', async () => {
+  it('is checked by querying routes to peers, if there are additional rules', async () => {
     expect(await findDiverted(kernel([...USUAL, 5270], 'tailscale0'), about)).toEqual([
       { family: 'ipv4', route: '10.5.2.0/24 to tailscale0, by a rule of `ip rule`', isOfOwn: false },
     ])
@@ -547,7 +554,7 @@ describe('policy routing', () => {
       expect(await findDiverted(run, about)).toEqual([])
   })
 
-  it('is asked for what containers send too: a rule may be for their source, or for their bridge', async () => {
+  it('is checked for packets of containers too, because a rule may match their source or bridge', async () => {
     const bySource: Run = async (_file, args, options) => {
       if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
       if (args.includes('address'))
@@ -569,12 +576,12 @@ describe('policy routing', () => {
     )
   })
 
-  it('is not asked for leases of another network, whose packets go anywhere', async () => {
+  it('is not checked for leases of another network, whose packets may use any route', async () => {
     const lease = { ...peer(4), key: '10.6.4.0-24', subnet: netsOf([parseNet('10.6.4.0/24')!]) }
     const elsewhere: Run = async (_file, args, options) => {
       if (args.includes('rule')) return JSON.stringify([...USUAL, 100].map((priority) => ({ priority })))
-      const asked = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
-      return asked
+      const targets = (options?.input ?? '').match(/(?<=get )\S+/g) ?? []
+      return targets
         .map((dst) => JSON.stringify([{ dst, dev: dst.startsWith('10.6.') ? 'eth0' : 'flannel-wg' }]))
         .join('\n')
     }
@@ -583,7 +590,7 @@ describe('policy routing', () => {
     ).toEqual([])
   })
 
-  it('that the kernel does not have, and a rule that prohibits, are no failure', async () => {
+  it('may be missing from the kernel, and a rule that prohibits is not a failure', async () => {
     const refusal = (code: 'COMMAND' | 'PERMISSION', words: string, stdout = '') =>
       new WeftError(code, words, { remedy: '', cause: Object.assign(new Error(words), { code: 2, stdout }) })
     const without: Run = async () => Promise.reject(refusal('COMMAND', '`ip` failed: Operation not supported'))
@@ -603,14 +610,17 @@ describe('policy routing', () => {
   })
 })
 
-it('the lock of a weftd is known by the end of its name', () => {
+it('the lock of a weftd is recognised by the end of its name', () => {
   expect(handoverLock({ 'subnet-file': '/run/flannel/subnet.env' })).toBe(`/run/flannel/subnet.env${LOCK_END}`)
 })
 
 describe('other daemons', () => {
   let proc: string
   afterEach(() => rmSync(proc, { recursive: true, force: true }))
-  /** A daemon in a /proc made for the test: its command line, its subnet file's text, and whether it holds a lock beside that. */
+  /**
+   * A daemon in a simulated /proc: its command line, the text of its subnet file, and whether it holds a lock beside
+   * that file.
+   */
   function add(pid: number, command: readonly string[], env: string | undefined, file: string, hasLock: boolean): void {
     const folder = join(proc, String(pid))
     for (const each of ['ns', 'fd', 'root/run']) mkdirSync(join(folder, each), { recursive: true })
@@ -625,7 +635,7 @@ describe('other daemons', () => {
     if (env !== undefined) writeFileSync(join(folder, 'root', lock.slice(0, -'.handover.lock'.length)), env)
   }
 
-  it('are known by the network in their subnet files; a weftd of our own lock, or of none, is not among them', async () => {
+  it('are listed with the networks in their subnet files, without a weftd that holds the own lock or none', async () => {
     proc = mkdtempSync(join(tmpdir(), 'weft-proc-'))
     mkdirSync(join(proc, 'self/ns'), { recursive: true })
     symlinkSync('net:[1]', join(proc, 'self/ns/net'))

@@ -1,4 +1,4 @@
-// route-sync.test.ts - which routes of a backend's own device go with their peer, and which were never a peer's.
+// route-sync.test.ts - which routes through a backend's own device belong to a peer and are removed, and which do not.
 
 import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -8,7 +8,7 @@ import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
 import { createDirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
 
-it("takes away what an earlier process routed to peers by its own device, and leaves the device's own routes", async () => {
+it("removes an earlier process's routes to peers through its own device, and keeps the device's own routes", async () => {
   const batches: string[] = []
   const routes = [
     { dst: '10.5.2.0/24', gateway: '10.5.2.0', dev: 'flannel.1', flags: ['onlink'] },
@@ -25,7 +25,7 @@ it("takes away what an earlier process routed to peers by its own device, and le
   expect(batches.join('').match(/route del \S+/g)).toEqual(['route del 10.5.2.0/24'])
 })
 
-it('takes a peer that `ip` said nothing of for one without a way only where `ip` came to its end', async () => {
+it('considers a peer without output of `ip` unreachable only if `ip` ran to its end', async () => {
   const [near, far] = ['10.5.2.0/24', '10.5.3.0/24'].map((subnet, at): Ipv4Lease => {
     const attrs = { publicIp: { ipv4: 0xc0000202 + at }, backendType: '' }
     return { key: subnet, subnet: { ipv4: parseIpv4Net(subnet)! }, attrs }
@@ -39,12 +39,12 @@ it('takes a peer that `ip` said nothing of for one without a way only where `ip`
       )
   const peers = new Map([near!, far!].map((peer) => [peer.key, peer]))
   const direct = createDirectHops(after(1), 'ipv4')
-  await direct.look(peers)
+  await direct.lookUp(peers)
   expect(direct.hops()).toEqual(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
-  await expect(createDirectHops(after(null), 'ipv4').look(peers)).rejects.toMatchObject({ code: 'COMMAND' })
+  await expect(createDirectHops(after(null), 'ipv4').lookUp(peers)).rejects.toMatchObject({ code: 'COMMAND' })
 })
 
-it('replaces a route of several gateways to a peer: it is no route of a link', async () => {
+it('replaces a route with several gateways to a peer, which is not the route of a link', async () => {
   const batches: string[] = []
   const nexthops = ['192.0.2.8', '192.0.2.9'].map((gateway) => ({ gateway, dev: 'eth0', weight: 1, flags: [] }))
   const run: Run = async (_file, args, options) => {
@@ -58,7 +58,7 @@ it('replaces a route of several gateways to a peer: it is no route of a link', a
   expect(batches.join('')).toContain('route replace 10.5.2.0/24 via 192.0.2.2')
 })
 
-it('replaces no route of a bridge: the log names it once, and the peer gets its route when the route of the bridge is gone', async () => {
+it('does not replace the route of a bridge: it logs the route once, and adds the peer’s route when the other is gone', async () => {
   const [lines, batches]: [string[], string[]] = [[], []]
   const bridge = { dst: '10.5.2.0/24', dev: 'cni0', protocol: 'kernel', scope: 'link', prefsrc: '10.5.2.1' }
   let routes: object[] = [bridge, { dst: '10.5.3.0/24', gateway: '192.0.2.9', dev: 'eth0' }]

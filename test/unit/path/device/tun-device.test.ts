@@ -1,4 +1,4 @@
-// tun-device.test.ts - what is mended of a TUN device and its route, and what is only named, on a host of tables.
+// tun-device.test.ts - the repairs of a TUN device and its route, and what is only logged, on a simulated host.
 
 import { expect, it } from 'vitest'
 import { describeError } from '../../../../src/base/errors.ts'
@@ -23,7 +23,7 @@ async function configured(): Promise<TunDevice> {
   return device
 }
 
-it('says and does nothing when nothing changed', async () => {
+it('does and logs nothing without a change', async () => {
   const device = await configured()
   host.commands = []
   expect(await device.resync()).toEqual([])
@@ -46,14 +46,14 @@ it.each([
     () => (host.routes = [{ dev: 'eth0', metric: 9 }]),
     'the route to 10.5.0.0/16 was gone',
   ],
-])('mends %s', async (_title, spoil, said) => {
+])('repairs %s', async (_title, spoil, said) => {
   const device = await configured()
   spoil()
   expect(await device.resync()).toEqual([said])
   expect(await device.resync()).toEqual([])
 })
 
-it('names routes to parts of the network that hide its own, once, leaves them alone, and says when they are gone', async () => {
+it('logs routes to parts of the network once, keeps them, and logs when they are gone', async () => {
   const device = await configured()
   host.commands = []
   host.lines = []
@@ -80,7 +80,7 @@ it('names routes to parts of the network that hide its own, once, leaves them al
   expect(host.commands).toEqual([])
 })
 
-it('leaves a device that is gone alone', async () => {
+it('does not create a missing device', async () => {
   const device = await configured()
   host.link = undefined
   host.commands = []
@@ -89,7 +89,7 @@ it('leaves a device that is gone alone', async () => {
 })
 
 it.each([true, false])(
-  'goes on with an idle TUN of its own kind, of many queues: %s, and removes one of the other',
+  'continues with an idle TUN of the wanted kind (several queues: %s), and removes one of the other kind',
   async (many) => {
     const commands: string[] = []
     const linkinfo = { info_kind: 'tun', info_data: { type: 'tun', multi_queue: many } }
@@ -118,8 +118,8 @@ it.each([true, false])(
 it.each([
   [8, 'another process forwards through flannel-wg'],
   [0, undefined],
-  [undefined, undefined], // of one queue, which the kernel lets nobody share, or an iproute2 that does not say
-])('refuses a TUN of which others have queues open: %s', async (numqueues, refusal) => {
+  [undefined, undefined], // one queue, which the kernel does not share, or an old iproute2
+])('refuses a TUN that other processes have open: %s', async (numqueues, refusal) => {
   const linkinfo = { info_kind: 'tun', info_data: { type: 'tun', multi_queue: true, numqueues } }
   const link = { ifname: 'flannel-wg', ifindex: 9, mtu: 1420, flags: ['UP'], linkinfo, addr_info: [] }
   const said = refuseSharedTun(async () => JSON.stringify([link]), 'flannel-wg').catch(describeError)
@@ -131,7 +131,7 @@ it.each([
   ['ipv4', 68, undefined],
   ['ipv6', 1279, 'IPv6 needs an MTU of 1280, and containers would have 1279 here; raise the MTU of eth0,'],
   ['ipv6', 1280, undefined],
-] as const)('says what is in the way of %s by an MTU of %i, and by how much', (family, mtu, refusal) => {
+] as const)('for %s checks the MTU %i, and names the missing minimum', (family, mtu, refusal) => {
   let said: string | undefined
   try {
     checkMtu(family, mtu, 'eth0')

@@ -1,4 +1,5 @@
-// filter.test.ts - the peer table and the filter of the dgram engine; that the native one does the same, engines.test.ts shows.
+// filter.test.ts - the peer table and the filter of the dgram engine. engines.test.ts shows that the native engine does
+// the same.
 
 import { expect, it } from 'vitest'
 import { netsOf, parseAddress, parseNet, type Address, type Nets } from '../../../../src/net/address.ts'
@@ -22,7 +23,7 @@ const table = createPeerTable([
   peer('fd00:5:2:0:8000::/65', '2001:db8::3'),
 ])
 
-it('finds the peer with the longest prefix, and of two for one subnet the last', () => {
+it('finds the peer with the longest prefix, and the later of two peers with one subnet', () => {
   for (const [address, endpoint] of [
     ['10.5.2.7', '192.0.2.2'],
     ['10.5.2.200', '192.0.2.3'],
@@ -64,7 +65,7 @@ it.each([
   [PEER, '10.5.2.7', '192.0.2.1', NOT_OURS, NOT_OURS],
   [PEER, 'fd00:5:2::7', OURS6, undefined, undefined],
   [PEER, '2001:db8::7', OURS6, undefined, undefined],
-  ['192.0.2.3', '2001:db8::7', OURS6, UNKNOWN, UNKNOWN], // it has no IPv6 subnet
+  ['192.0.2.3', '2001:db8::7', OURS6, UNKNOWN, UNKNOWN], // this peer has no IPv6 subnet
   ['2001:db8::3', 'fd00:5:2:0:8000::7', OURS6, undefined, undefined],
   ['192.0.2.8', 'fd00:5:2::7', OURS6, SPOOFED, undefined],
   ['192.0.2.8', '2001:db8::7', OURS6, UNKNOWN, UNKNOWN],
@@ -80,7 +81,7 @@ it.each([
 })
 
 it.each(['::', '::1', 'ff02::1', 'fe80::1', 'febf::1', '::ffff:10.5.2.7', '::10.5.2.7'])(
-  'nothing from %s is let in, whatever is asked',
+  'a packet from %s is refused with every VerifySource',
   (source) => {
     for (const verifySource of ['strict', 'inner', 'off'] as const) {
       const addresses = { from: ip(PEER), source: ip(source), destination: ip(OURS6) }
@@ -94,12 +95,12 @@ it.each([
   [PEER, '10.5.9.7', OURS, UNKNOWN],
   [PEER, '2001:db8::7', OURS6, UNKNOWN],
   [PEER, '10.5.2.7', OURS, undefined],
-])('from a sender that proved who it is: %s, %s to %s: %s', (from, source, destination, reason) => {
+])('from a sender with a proved identity at %s: %s to %s: %s', (from, source, destination, reason) => {
   const addresses = { from: ip(from), source: ip(source), destination: ip(destination) }
   expect(reasonToDrop({ verifySource: 'strict', provesSender: true, ...net }, table, addresses)).toBe(reason)
 })
 
-it('lets nothing of a family in that the node does not have', () => {
+it('refuses packets of a family that the node lacks', () => {
   const alone = { network: nets('10.5.0.0/16'), subnet: nets('10.5.1.0/24') }
   for (const source of ['2001:db8::7', 'fd00:5:9::7']) {
     const addresses = { from: ip(PEER), source: ip(source), destination: ip(OURS6) }
@@ -107,7 +108,7 @@ it('lets nothing of a family in that the node does not have', () => {
   }
 })
 
-it('knows a whole packet of IPv6', () => {
+it('recognises a complete IPv6 packet', () => {
   const packet = Buffer.alloc(48)
   packet.writeUInt8(0x60, 0)
   packet.writeUInt8(8, 5)
@@ -125,7 +126,7 @@ it.each([
   ['fd00:5:1::7', true, true],
   ['fd00:5:2::7', false, true],
   ['2001:db8::7', true, true],
-])('what says that it is from %s can be from here: %s, and where nothing is asked: %s', (source, expected, off) => {
+])('a packet from %s can originate here: %s, and with VerifySource off: %s', (source, expected, off) => {
   const all = (['strict', 'inner', 'off'] as const).map((verifySource) =>
     isFromHere({ verifySource, ...net }, ip(source)),
   )

@@ -1,4 +1,4 @@
-// peers.test.ts - records of peers, field by field where C++ reads them.
+// peers.test.ts - the records of peers, with each field at the offset that C++ reads.
 
 import { endianness } from 'node:os'
 import fc from 'fast-check'
@@ -18,20 +18,20 @@ const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('192.0.
 const six = { subnet: parseNet('fd00:5:2:8000::/49')!, endpoint: parseAddress('2001:db8::2')!, port: 8285 }
 
 it.each<[string, Partial<Peer>]>([
-  ['nothing else', {}],
+  ['no optional field', {}],
   ['a limit', { limit: 1_252 }],
   ['a slot', { slot: 0x01020304 }],
   ['both', { limit: 65_535, slot: 1 }],
-  ['one that answers to where it hears from', { isFromKnownPort: true }],
-  ['a change that takes it away', { isGone: true }],
-])('a record with %s says the same when it is read back, and no more', (_, more) => {
+  ['the flag for the well-known port', { isFromKnownPort: true }],
+  ['the flag of a removed peer', { isGone: true }],
+])('a record with %s has exactly the same values after encoding and decoding', (_, more) => {
   for (const each of [peer, six, { ...peer, endpoint: six.endpoint }, { ...six, endpoint: peer.endpoint }]) {
     const peers = [peer, { ...each, ...more }, six]
     expect(decodePeers(encodePeers(peers))).toStrictEqual(peers)
   }
 })
 
-it('has each field where C++ reads it', () => {
+it('has each field at the offset that C++ reads', () => {
   const bytes = Buffer.from(encodePeers([{ ...peer, limit: 0x0102, slot: 0x01020304, encap: Uint8Array.of(7, 8, 9) }]))
   expect(bytes).toHaveLength(PEER_RECORD_BYTES)
   expect(bytes.toString('hex', 0, 12)).toBe('04180400205d01020a050200')
@@ -40,18 +40,18 @@ it('has each field where C++ reads it', () => {
   const both = Buffer.from(encodePeers([six]))
   expect(both.toString('hex', 0, 8)).toBe('06310600205d0000')
   expect(both.toString('hex', 8, 40)).toBe('fd00000500028000000000000000000020010db8000000000000000000000002')
-  // In the order of this host.
+  // The slot has the byte order of this host.
   expect(bytes.toString('hex', 56, 60)).toBe(endianness() === 'LE' ? '04030201' : '01020304')
 })
 
-it('is a whole number of records', () => {
+it('refuses a length that is not a whole number of records', () => {
   expect(decodePeers(new Uint8Array(0))).toEqual([])
   for (const size of [1, PEER_RECORD_BYTES - 1, PEER_RECORD_BYTES + 1])
     expect(() => decodePeers(new Uint8Array(size))).toThrow('not a whole number of records')
 })
 
-it('of whatever was put and taken away has the peers that a list of all has', () => {
-  // Few addresses and lengths, so that peers take the place of others, stand within others, and share hosts.
+it('a table after any changes equals a table of the remaining peers', () => {
+  // There are few addresses and lengths, so that peers replace each other, contain each other and share hosts.
   const subnet = fc
     .tuple(fc.integer({ min: 0, max: 7 }), fc.constantFrom(30, 31, 32), fc.boolean())
     .map(([low, bits, v6]): Net =>

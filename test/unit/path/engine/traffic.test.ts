@@ -1,35 +1,35 @@
-// traffic.test.ts - a peer keeps its slot and its counts; one that takes a slot over begins at nothing.
+// traffic.test.ts - a peer keeps its slot and its counts, and a peer with a reused slot starts at zero.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { createTrafficSlots, SLOT_NUMBERS, sumTraffic, type TrafficSlots } from '../../../../src/path/engine/traffic.ts'
 
 let counted: number[][]
-/** Of which slot, of all where it is undefined. */
-let asked: (number | undefined)[]
+/** Returns the counts of one slot, or of all slots if it is undefined. */
+let reads: (number | undefined)[]
 let clockMs: number
 let slots: TrafficSlots
 beforeEach(() => {
   counted = [[0, 0, 0, 0, -1]]
-  asked = []
+  reads = []
   clockMs = 1_000
   slots = createTrafficSlots(
     (slot) => {
-      asked.push(slot)
+      reads.push(slot)
       return Float64Array.from(slot === undefined ? counted.flatMap((row) => row) : (counted[slot] ?? []))
     },
     () => clockMs,
   )
 })
-const NOTHING = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, heardAt: undefined }
+const NOTHING = { txPackets: 0, txBytes: 0, rxPackets: 0, rxBytes: 0, lastReceivedAt: undefined }
 
-it('goes on where the engine before ended', () => {
+it('continues the counts of the previous engine', () => {
   const before = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 2, 20, 500, 3, 30, 4, 40, 600])
   const after = Float64Array.from([0, 0, 0, 0, -1, 1, 10, 0, 0, -1])
   expect([...sumTraffic(after, before, 0)]).toEqual([0, 0, 0, 0, -1, 2, 20, 2, 20, 500, 3, 30, 4, 40, 600])
   expect(sumTraffic(after, new Float64Array(), 0)).toBe(after)
 })
 
-it('knows how long a peer is silent that the engine before heard last', () => {
+it('knows the age of the last packet that the previous engine received', () => {
   const before = Float64Array.from([1, 10, 2, 20, 500, 1, 10, 0, 0, -1, 1, 10, 2, 20, 500])
   const after = Float64Array.from([0, 0, 0, 0, -1, 0, 0, 0, 0, -1, 0, 0, 1, 10, 70])
   const ages = [...sumTraffic(after, before, 2_000)].filter((_, at) => at % SLOT_NUMBERS === SLOT_NUMBERS - 1)
@@ -37,7 +37,7 @@ it('knows how long a peer is silent that the engine before heard last', () => {
 })
 
 describe('slots of traffic', () => {
-  it('are kept as long as the peer is one, whoever comes and goes', () => {
+  it('stay with their peer while other peers come and go', () => {
     slots.keep(['a', 'b', 'c'])
     expect(['a', 'b', 'c', 'd'].map((key) => slots.slotOf(key))).toEqual([1, 2, 3, 0])
     slots.keep(['c', 'a'])
@@ -45,7 +45,7 @@ describe('slots of traffic', () => {
     expect(['a', 'b', 'c', 'd', 'e'].map((key) => slots.slotOf(key))).toEqual([1, 0, 3, 2, 4])
   })
 
-  it('say what passed, and when the peer was last heard', () => {
+  it('give the traffic and the time of the last received packet', () => {
     slots.keep(['a', 'b'])
     counted = [
       [9, 9, 9, 9, 0],
@@ -54,13 +54,13 @@ describe('slots of traffic', () => {
     ]
     clockMs = 2_000
     expect([...slots.read()]).toEqual([
-      ['a', { txPackets: 1, txBytes: 100, rxPackets: 2, rxBytes: 200, heardAt: 1_750 }],
+      ['a', { txPackets: 1, txBytes: 100, rxPackets: 2, rxBytes: 200, lastReceivedAt: 1_750 }],
       ['b', NOTHING],
     ])
     expect(counted[0]).toHaveLength(SLOT_NUMBERS)
   })
 
-  it('begin at nothing with a new peer, whatever the one before it left', () => {
+  it('start at zero for a new peer, regardless of earlier counts', () => {
     slots.keep(['a'])
     counted = [
       [0, 0, 0, 0, -1],
@@ -74,22 +74,28 @@ describe('slots of traffic', () => {
       [6, 600, 7, 700, 0],
     ]
     clockMs = 5_000
-    expect(slots.read().get('b')).toEqual({ txPackets: 1, txBytes: 100, rxPackets: 1, rxBytes: 100, heardAt: 5_000 })
+    expect(slots.read().get('b')).toEqual({
+      txPackets: 1,
+      txBytes: 100,
+      rxPackets: 1,
+      rxBytes: 100,
+      lastReceivedAt: 5_000,
+    })
   })
 
-  it('are there for every peer, and read as nothing where the engine has not got so far yet', () => {
+  it('exist for every peer, and read as zero before the engine has counted', () => {
     slots.keep(Array.from({ length: 70_000 }, (_, at) => `peer ${at}`))
     expect(slots.slotOf('peer 69999')).toBe(70_000)
     expect(slots.read().size).toBe(70_000)
     expect(slots.read().get('peer 1000')).toEqual(NOTHING)
   })
 
-  it('are given and taken one by one, for which no other is asked about', () => {
+  it('are added and removed one by one without reading other slots', () => {
     slots.keep(['a', 'b', 'c'])
     slots.remove('b')
     slots.remove('nobody')
     slots.add('a')
-    expect(asked).toEqual([])
+    expect(reads).toEqual([])
     counted = [
       [0, 0, 0, 0, -1],
       [0, 0, 0, 0, -1],
@@ -97,10 +103,10 @@ describe('slots of traffic', () => {
       [0, 0, 0, 0, -1],
     ]
     slots.add('d')
-    expect(asked).toEqual([2])
+    expect(reads).toEqual([2])
     expect(['a', 'b', 'c', 'd'].map((key) => slots.slotOf(key))).toEqual([1, 0, 3, 2])
     expect(slots.read().get('d')).toEqual(NOTHING)
     slots.add('e')
-    expect([slots.slotOf('e'), asked]).toEqual([4, [2, undefined]])
+    expect([slots.slotOf('e'), reads]).toEqual([4, [2, undefined]])
   })
 })

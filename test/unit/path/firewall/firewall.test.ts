@@ -1,4 +1,4 @@
-// firewall.test.ts - what is asked of iptables and nft, what is logged in flanneld's words, and what ends the start.
+// firewall.test.ts - the commands of iptables and nft, the log lines of flanneld, and the failures that end the start.
 
 import { beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -11,7 +11,7 @@ import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
 import { createIptables } from '../../../../src/path/firewall/iptables.ts'
 import { createNftables } from '../../../../src/path/firewall/nftables.ts'
 
-/** Files that are not there. */
+/** Paths of missing files. */
 const hidden = vi.hoisted(() => new Set<string>())
 vi.mock('node:fs/promises', async (load) => ({
   ...(await load<object>()),
@@ -27,7 +27,7 @@ const NETWORK_6 = { ipv6: parseIpv6Net('fd00:42::/48')! }
 const SUBNET_6 = { ipv6: parseIpv6Net('fd00:42:0:7::/64')! }
 const BOTH = { network: { ...NETWORK, ...NETWORK_6 }, subnet: { ...SUBNET, ...SUBNET_6 } }
 const fine = (...repaired: string[]): Ensured => ({ repaired, failures: [] })
-/** The messages of what could not be made right. */
+/** Returns the messages of the failures. */
 const failuresOf = async (work: Promise<Ensured>): Promise<string[]> =>
   (await work).failures.map(({ message }) => message)
 
@@ -38,12 +38,12 @@ interface Call {
   readonly patient: boolean | undefined
 }
 
-/** A host where commands print `answers`, by program and arguments or by program alone; an Error is thrown. */
+/** A host whose commands print `answers`, found by program and arguments or by program; an Error is thrown. */
 function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0) {
   const answers: Record<string, string | Error> = { ...given }
   const calls: Call[] = []
   const lines: string[] = []
-  /** What each table was set to last, by the program and the table, or by nft's family. */
+  /** The last input for each table, by program and table, or by nft's family. */
   const tables = new Map<string, string>()
   const run: Run = async (file, args, options) => {
     const input = options?.input ?? ''
@@ -59,13 +59,13 @@ function fakeHost(given: Readonly<Record<string, string | Error>>, verbosity = 0
       for (const [, name = ''] of input.matchAll(/^\*(\S+)$/gm)) tables.set(file.replace('-restore', ` ${name}`), input)
     if (command === 'nft -f -')
       for (const [, family = ''] of input.matchAll(/^table (ip6?) /gm)) tables.set(family, input)
-    // A listing of one table shows what was set last, unless the host is told to show something else.
+    // The listing of a table shows its last input, unless the host has another answer.
     if (answers[command] !== undefined) return answer
     const [, ofProgram = '', name = ''] = /^(ip6?tables)-save -t (\S+)$/.exec(command) ?? []
     const [, family] = /^nft -s list table (ip6?) /.exec(command) ?? []
     return tables.get(family ?? `${ofProgram} ${name}`) ?? answer
   }
-  /** As iptables of the kind nf_tables, from what a listing of all would show. */
+  /** Answers like iptables-nft, from the listing of all rules. */
   function showChain(program: string, table: string, chain: string): string {
     const there =
       answers[`${program}-save -t ${table}`] ??
@@ -102,7 +102,7 @@ const missing = (path: string): WeftError =>
   })
 const refused = (what: string): WeftError =>
   new WeftError('COMMAND', `\`x\` failed: ${what}`, { cause: Object.assign(new Error(what), { code: 1 }) })
-/** As of a command that was killed since it took too long. */
+/** The error of a command that was killed after its time limit. */
 const late = (): WeftError =>
   new WeftError('COMMAND', '`x` failed: no answer within 10 s', {
     cause: Object.assign(new Error('late'), { code: null, killed: true }),
@@ -169,7 +169,7 @@ describe('iptables', () => {
   it.each([
     [1, []],
     [2, ['I `x` failed: no such table']],
-  ])("at -v %d says of nft's table that cannot be removed: %j", async (verbosity, said) => {
+  ])('at -v %d logs about an nft table that cannot be removed: %j', async (verbosity, said) => {
     const left = { 'nft -s list table ip flannel-ipv4': 'table ip flannel-ipv4 {\n}\n' }
     const host = fakeHost({ ...MODERN, nft: '', ...left, 'nft -f -': refused('no such table') }, verbosity)
     await createIptables(host.options({ previous: { network: NETWORK, subnet: SUBNET } })).raise(SUBNET)
@@ -187,7 +187,7 @@ describe('iptables', () => {
   })
 
   it.each(['iptables', 'nftables'] as const)(
-    'looks once more for what is not wanted when the daemon before has ended: %s',
+    'checks again for unwanted rules after the predecessor has ended: %s',
     async (mode) => {
       const left =
         mode === 'iptables'
@@ -198,7 +198,7 @@ describe('iptables', () => {
       const firewall = make(host.options({ masq: false, forward: mode === 'nftables' }))
       await firewall.raise(SUBNET)
       await firewall.ensure(SUBNET)
-      // The daemon before has put its rules back meanwhile.
+      // The predecessor has restored its rules in the meantime.
       host.answers['iptables-save'] = left
       host.answers['iptables-nft-save'] = '*nat\n:FLANNEL-POSTRTG - [0:0]\nCOMMIT\n'
       host.answers['iptables-nft-restore'] = ''
@@ -211,7 +211,7 @@ describe('iptables', () => {
     },
   )
 
-  it("goes on when an earlier network's rules cannot be removed, and tries again", async () => {
+  it("continues if an earlier network's rules cannot be removed, and tries again", async () => {
     const host = fakeHost({ ...MODERN, 'iptables-restore': refused('busy') })
     const previous = { network: { ipv4: parseIpv4Net('10.7.0.0/16')! }, subnet: {} }
     const firewall = createIptables(host.options({ previous }))
@@ -223,7 +223,7 @@ describe('iptables', () => {
     expect(host.inputs('iptables-restore').at(-2)).toContain(`\n${old.replace('-A', '-D')}\n`)
   })
 
-  it('goes on without the binary, says so, and sets the rules up when it is there', async () => {
+  it('continues without the binary, logs that, and sets the rules when it is installed', async () => {
     const host = fakeHost({ nft: '' })
     const firewall = createIptables(host.options({}))
     await firewall.raise(SUBNET)
@@ -238,13 +238,13 @@ describe('iptables', () => {
     expect(host.inputs('iptables-restore')).toHaveLength(2)
   })
 
-  it('names the one of its programs that is missing', async () => {
+  it('names the missing program', async () => {
     const host = fakeHost({ ...MODERN, 'iptables-restore': missing('iptables-restore') })
     await createIptables(host.options({})).raise(SUBNET)
     expect(host.lines.at(-1)).toContain('Failed to setup IPTables. iptables-restore binary was not found: ')
   })
 
-  it('sets up forward rules where the kernel refuses masquerade', async () => {
+  it('sets forward rules if the kernel refuses masquerading', async () => {
     const host = fakeHost(MODERN)
     const { run, ...rest } = host.options({})
     const picky: Run = (file, args, options) =>
@@ -258,7 +258,7 @@ describe('iptables', () => {
     ])
   })
 
-  it('with both flags off removes what an earlier run left, once, and then asks nothing', async () => {
+  it('with both flags off removes the rules of an earlier run once, and then runs no command', async () => {
     const host = fakeHost({
       ...MODERN,
       'iptables-save':
@@ -268,14 +268,14 @@ describe('iptables', () => {
     })
     const firewall = createIptables(host.options({ masq: false, forward: false }))
     await firewall.raise(SUBNET)
-    // The other chain is that of another daemon on this host, with another network.
+    // The other chain belongs to another daemon on this host, with another network.
     expect(host.inputs('iptables-restore')).toEqual([
       '*nat\n-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
         '-F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n',
     ])
-    const asked = host.calls.length
+    const called = host.calls.length
     expect(await firewall.ensure(SUBNET)).toEqual(fine())
-    expect(host.calls).toHaveLength(asked)
+    expect(host.calls).toHaveLength(called)
     expect(host.lines).toHaveLength(3)
   })
 
@@ -287,7 +287,7 @@ describe('iptables', () => {
     expect(host.lines.filter((line) => !line.startsWith('I'))).toEqual([])
   })
 
-  it('does not take for its own what another program left right after it', async () => {
+  it('does not accept the changes that another program makes right after it', async () => {
     const host = fakeHost({ ...MODERN, 'iptables-save -t nat': '*nat\nCOMMIT\n' })
     const firewall = createIptables(host.options({ forward: false }))
     await firewall.raise(SUBNET)
@@ -297,7 +297,7 @@ describe('iptables', () => {
   })
 
   it.each(['iptables v1.8.9 (nf_tables)', 'iptables v1.8.9 (legacy)'])(
-    '%s: writes nothing while nothing has changed, and all when rules stand in another order',
+    '%s: writes nothing without a change, and everything if the order of rules changed',
     async (version) => {
       const host = fakeHost({ ...MODERN, 'iptables --version': version })
       const firewall = createIptables(host.options({}))
@@ -318,8 +318,8 @@ describe('iptables', () => {
     },
   )
 
-  it('reads its own chains alone where that costs less than all of them, and all where one goes or cannot be shown', async () => {
-    const asked = async (
+  it('reads only its own chains if that is cheaper, and all rules if a chain must go or cannot be shown', async () => {
+    const called = async (
       answers: Record<string, string | Error>,
       wish: Partial<FirewallOptions> = {},
     ): Promise<readonly string[]> => {
@@ -332,16 +332,16 @@ describe('iptables', () => {
     }
     const nat = ['POSTROUTING', 'FLANNEL-POSTRTG', 'FLANNEL'].map((chain) => `iptables -t nat -S ${chain}`)
     const filter = ['FORWARD', 'FLANNEL-FWD'].map((chain) => `iptables -t filter -S ${chain}`)
-    expect(await asked({})).toEqual([...nat, ...filter])
-    expect(await asked({ 'iptables --version': 'iptables v1.8.9 (legacy)' })).toEqual([
+    expect(await called({})).toEqual([...nat, ...filter])
+    expect(await called({ 'iptables --version': 'iptables v1.8.9 (legacy)' })).toEqual([
       'iptables-save',
       'iptables-save -t nat',
       'iptables-save -t filter',
     ])
     const left =
       '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\nCOMMIT\n'
-    expect(await asked({ 'iptables-save': left }, { masq: false })).toEqual([...nat, 'iptables-save', ...filter])
-    expect(await asked({ 'iptables -t nat -S POSTROUTING': refused('use nft') }, { forward: false })).toEqual([
+    expect(await called({ 'iptables-save': left }, { masq: false })).toEqual([...nat, 'iptables-save', ...filter])
+    expect(await called({ 'iptables -t nat -S POSTROUTING': refused('use nft') }, { forward: false })).toEqual([
       nat[0],
       'iptables-save',
       'iptables-save -t nat',
@@ -349,7 +349,7 @@ describe('iptables', () => {
     ])
   })
 
-  it('keeps the rules of another daemon in its chains, also where one of them does not answer', async () => {
+  it('keeps the rules of another daemon in its chains, also if a listing fails', async () => {
     const other = '-A FLANNEL-FWD -s 10.9.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT'
     const listing = `*filter\n:FLANNEL-FWD - [0:0]\n${other}\nCOMMIT\n`
     for (const own of [undefined, late()]) {
@@ -360,14 +360,14 @@ describe('iptables', () => {
     }
   })
 
-  it('takes rules of an older version away in the same transaction that brings its own', async () => {
+  it('removes the rules of an older version in the transaction that sets its own', async () => {
     const old = [
       '-A POSTROUTING -s 10.7.0.0/16 -d 10.7.0.0/16 -j RETURN',
       '-A POSTROUTING -s 10.7.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE',
       '-A POSTROUTING ! -s 10.7.0.0/16 -d 10.7.0.0/16 -j MASQUERADE',
     ]
     const host = fakeHost({ ...MODERN, 'iptables-save': `*nat\n${old.join('\n')}\nCOMMIT\n` })
-    // Those of the network that subnet.env still names.
+    // The rules of the network in subnet.env are removed too.
     const previous = { network: { ipv4: parseIpv4Net('10.7.0.0/16')! }, subnet: {} }
     await createIptables(host.options({ previous })).raise(SUBNET)
     const [nat = ''] = host.inputs('iptables-restore')
@@ -389,7 +389,7 @@ describe('nftables', () => {
     ])
   })
 
-  it('ends without nft, whatever is wanted', async () => {
+  it('ends the start without nft, regardless of the wanted rules', async () => {
     for (const wish of [{}, { masq: false }, { masq: false, forward: false }])
       await expect(createNftables(fakeHost({}).options(wish)).raise(SUBNET)).rejects.toMatchObject({
         code: 'COMMAND',
@@ -398,7 +398,7 @@ describe('nftables', () => {
       })
   })
 
-  it('ends when masquerade is refused, and goes on when only forward rules are', async () => {
+  it('ends the start if masquerading is refused, and continues if only forward rules are', async () => {
     const host = fakeHost({ nft: '', 'nft -f -': refused('no hook') })
     await expect(createNftables(host.options({})).raise(SUBNET)).rejects.toThrow(
       "Failed to setup masq rules, nftables: couldn't setup masq rules: `x` failed: no hook",
@@ -407,13 +407,13 @@ describe('nftables', () => {
     expect(host.lines.at(-1)).toBe("E nftables: couldn't setup forward rules: `x` failed: no hook")
   })
 
-  it('changes nothing where nft does not show its table, which others may have rules in', async () => {
+  it('changes nothing if nft does not show its table, which may have rules of others', async () => {
     const host = fakeHost({ nft: '', 'nft -s list table ip flannel-ipv4': late() })
     expect(await failuresOf(createNftables(host.options({})).ensure(SUBNET))).toEqual([
       "nftables: couldn't setup masq rules: `x` failed: no answer within 10 s",
     ])
     expect(host.calls.filter(({ args }) => args.join(' ') === '-f -')).toEqual([])
-    // nft exits with a code too where it cannot read the kernel's state: then nobody knows whose rules there are.
+    // nft also fails if it cannot read the kernel's state. Then it is not known whose rules exist.
     for (const why of [
       'Could not process rule: Operation not permitted',
       'cache initialization failed: Interrupted system call',
@@ -427,37 +427,40 @@ describe('nftables', () => {
     expect(host.inputs('nft').some((input) => input.includes('masquerade fully-random'))).toBe(true)
   })
 
-  it('does not take for its own what another program left right after it', async () => {
+  it('does not accept the changes that another program makes right after it', async () => {
     const host = fakeHost({ nft: '', 'nft -s list table ip flannel-ipv4': 'table ip flannel-ipv4 {\n}\n' })
     const firewall = createNftables(host.options({}))
     await firewall.raise(SUBNET)
     expect(await firewall.ensure(SUBNET)).toEqual(fine('the table flannel-ipv4'))
     delete host.answers['nft -s list table ip flannel-ipv4']
     expect(await firewall.ensure(SUBNET)).toEqual(fine('the table flannel-ipv4'))
-    const asked = host.inputs('nft').length
+    const called = host.inputs('nft').length
     expect(await firewall.ensure(SUBNET)).toEqual(fine())
-    expect(host.inputs('nft').length).toBe(asked + 1)
+    expect(host.inputs('nft').length).toBe(called + 1)
   })
 
   it.each([
     [true, false, 'masquerade fully-random\n', []],
     [true, true, 'masquerade\n', []],
     [false, false, 'masquerade\n', ['W nftables: random fully unsupported']],
-  ])('kernel knows fully-random: %s, --ip-masq-fully-random-disable: %s', async (knows, plainPorts, rule, said) => {
-    const host = fakeHost({ nft: '', ...(knows ? {} : { 'nft -c -f -': refused('syntax error') }) })
-    await createNftables(host.options({ plainPorts })).raise(SUBNET)
-    const input = host.inputs('nft').find((text) => text.includes('chain postrtg'))!
-    expect(input).toContain(`ip daddr != 224.0.0.0/4 ${rule}`)
-    expect(host.lines.filter((line) => line.startsWith('W'))).toEqual(said)
-    const probes = host.calls.filter(({ args }) => args[0] === '-c')
-    expect(probes).toHaveLength(plainPorts ? 0 : 1)
-  })
+  ])(
+    'the kernel supports fully-random: %s, --ip-masq-fully-random-disable: %s',
+    async (knows, plainPorts, rule, said) => {
+      const host = fakeHost({ nft: '', ...(knows ? {} : { 'nft -c -f -': refused('syntax error') }) })
+      await createNftables(host.options({ plainPorts })).raise(SUBNET)
+      const input = host.inputs('nft').find((text) => text.includes('chain postrtg'))!
+      expect(input).toContain(`ip daddr != 224.0.0.0/4 ${rule}`)
+      expect(host.lines.filter((line) => line.startsWith('W'))).toEqual(said)
+      const probes = host.calls.filter(({ args }) => args[0] === '-c')
+      expect(probes).toHaveLength(plainPorts ? 0 : 1)
+    },
+  )
 
   it.each([
     ['hangs', 'nft', late()],
     ['refuses everything', 'nft', refused('no nf_tables')],
-    ['hangs when it is asked', 'nft -c -f -', late()],
-  ])('an nft that %s tells nothing about fully-random: it is asked again', async (_how, command, trouble) => {
+    ['hangs during the check', 'nft -c -f -', late()],
+  ])('an nft that %s gives no answer about fully-random, and is run again', async (_how, command, trouble) => {
     const host = fakeHost({ nft: '', 'nft --version': 'nftables v1.0.6', [command]: trouble })
     const firewall = createNftables(host.options({}))
     await expect(firewall.raise(SUBNET)).rejects.toMatchObject({ code: 'COMMAND' })
@@ -480,7 +483,7 @@ describe('the firewall', () => {
     expect(host.inputs('ip')).toEqual([])
   })
 
-  it('says at the start that the blackhole route cannot be had, and fails of it from then on', async () => {
+  it('logs at the start that the blackhole route failed, and reports the failure from then on', async () => {
     const host = fakeHost({ ...MODERN, 'ip -j -4 route show root 10.42.0.0/16': '', ip: refused('no route today') })
     const firewall = createFirewall('iptables', { ...host.options({ masq: false, forward: false }), blackhole: true })
     await firewall.raise(SUBNET)
@@ -494,13 +497,13 @@ describe('the firewall', () => {
 })
 
 describe('both families', () => {
-  /** Of the programs that were run, those whose name says a family. */
+  /** Returns the programs that were run whose name contains a family. */
   const programs = (host: ReturnType<typeof fakeHost>): string[] =>
     [...new Set(host.calls.map(({ file }) => file.replace(/-(save|restore|legacy|nft).*/, '')))].filter((name) =>
       name.endsWith('tables'),
     )
 
-  it('of iptables are logged as flanneld logs them, and each has its own rules by its own program', async () => {
+  it('with iptables are logged like flanneld, and each has its rules set by its own program', async () => {
     const host = fakeHost({ ...MODERN, ...MODERN_6 })
     const firewall = createIptables(host.options(BOTH))
     await firewall.raise(BOTH.subnet)
@@ -540,7 +543,7 @@ describe('both families', () => {
     expect(host.lines.filter((line) => !/^[IW]/.test(line))).toEqual([])
   })
 
-  it('asks for br_netfilter by family, of those that have rules', async () => {
+  it('checks br_netfilter for each family with rules', async () => {
     const file = (name: string): string => `/proc/sys/net/bridge/bridge-nf-call-${name}`
     for (const name of ['iptables', 'ip6tables']) hidden.add(file(name))
     const warned = async (wish: Partial<FirewallOptions>, subnet: Nets): Promise<string[]> => {
@@ -560,7 +563,7 @@ describe('both families', () => {
     expect(await warned(BOTH, BOTH.subnet)).toEqual([missed('ip6tables')])
   })
 
-  it('of which one is off now lose the rules that an earlier run made, once', async () => {
+  it('lose the rules of an earlier run once if one family is off now', async () => {
     const left =
       '*nat\n:FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
       '-A FLANNEL-POSTRTG -s fd00:42::/48 ! -d ff00::/8 -m comment --comment "flanneld masq" -j MASQUERADE\nCOMMIT\n' +
@@ -568,18 +571,18 @@ describe('both families', () => {
     const host = fakeHost({ ...MODERN, ...MODERN_6, 'ip6tables-save': left })
     const firewall = createIptables(host.options({ previous: BOTH }))
     await firewall.raise(SUBNET)
-    // The other chain is another daemon's.
+    // The other chain belongs to another daemon.
     expect(host.inputs('ip6tables-restore')).toEqual([
       '*nat\n-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
         '-F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n',
     ])
     expect(host.lines.filter((line) => /IPv6|::/.test(line))).toEqual([])
-    const asked = host.calls.filter(({ file }) => file.startsWith('ip6tables')).length
+    const called = host.calls.filter(({ file }) => file.startsWith('ip6tables')).length
     expect(await firewall.ensure(SUBNET)).toEqual(fine())
-    expect(host.calls.filter(({ file }) => file.startsWith('ip6tables'))).toHaveLength(asked)
+    expect(host.calls.filter(({ file }) => file.startsWith('ip6tables'))).toHaveLength(called)
   })
 
-  it('of which one is off now need no tool of that one', async () => {
+  it('do not need the tool of a family that is off now', async () => {
     const host = fakeHost(MODERN)
     const firewall = createIptables(host.options({ previous: BOTH }))
     await firewall.raise(SUBNET)
@@ -589,7 +592,7 @@ describe('both families', () => {
     expect(host.calls.filter(({ file }) => file.startsWith('ip6tables'))).toHaveLength(2)
   })
 
-  it('that this daemon made are not taken for gone with the tool', async () => {
+  it('keep their rules if the tool disappears', async () => {
     const host = fakeHost({ ...MODERN, ...MODERN_6 })
     const firewall = createIptables(host.options({ network: BOTH.network }))
     await firewall.raise(BOTH.subnet)
@@ -599,7 +602,7 @@ describe('both families', () => {
     )
   })
 
-  it('of which the node has a subnet of one alone have rules of that one, and of the other as soon as it has', async () => {
+  it('have rules of the family with a subnet, and of the other as soon as it has one', async () => {
     const host = fakeHost({ ...MODERN, ...MODERN_6 })
     const firewall = createIptables(host.options({ network: BOTH.network }))
     await firewall.raise(SUBNET)
@@ -614,48 +617,48 @@ describe('both families', () => {
   it.each([
     ['ip6tables', MODERN, MODERN_6, 'IP6Tables', 'rules of FLANNEL-FWD'],
     ['iptables', MODERN_6, MODERN, 'IPTables', 'rules of FLANNEL-FWD (IPv6)'],
-  ])('stand without %s, which is said and tried again', async (program, works, later, tool, repaired) => {
-    const host = fakeHost({ ...works, nft: '' })
-    const firewall = createIptables(host.options(BOTH))
-    await firewall.raise(BOTH.subnet)
-    expect(host.lines.filter((line) => line.startsWith('E'))).toEqual(
-      Array(2).fill(
-        `E Failed to setup ${tool}. iptables binary was not found: ${program} is not installed; install it`,
-      ),
-    )
-    const other = program === 'iptables' ? 'ip6tables' : 'iptables'
-    expect(host.inputs(`${other}-restore`)).toHaveLength(2)
-    host.answers[`${other}-save -t filter`] = '*filter\nCOMMIT\n'
-    const { repaired: done, failures } = await firewall.ensure(BOTH.subnet)
-    expect(done).toEqual([repaired])
-    expect(failures.map(({ message }) => message)).toEqual(
-      Array(2).fill(`Failed to ensure iptables rules: ${program} is not installed`),
-    )
-    Object.assign(host.answers, later)
-    expect((await firewall.ensure(BOTH.subnet)).failures).toEqual([])
-    expect(host.inputs(`${program}-restore`)).toHaveLength(2)
-  })
+  ])(
+    'have rules of one family without %s, which is logged and tried again',
+    async (program, works, later, tool, repaired) => {
+      const host = fakeHost({ ...works, nft: '' })
+      const firewall = createIptables(host.options(BOTH))
+      await firewall.raise(BOTH.subnet)
+      expect(host.lines.filter((line) => line.startsWith('E'))).toEqual(
+        Array(2).fill(
+          `E Failed to setup ${tool}. iptables binary was not found: ${program} is not installed; install it`,
+        ),
+      )
+      const other = program === 'iptables' ? 'ip6tables' : 'iptables'
+      expect(host.inputs(`${other}-restore`)).toHaveLength(2)
+      host.answers[`${other}-save -t filter`] = '*filter\nCOMMIT\n'
+      const { repaired: done, failures } = await firewall.ensure(BOTH.subnet)
+      expect(done).toEqual([repaired])
+      expect(failures.map(({ message }) => message)).toEqual(
+        Array(2).fill(`Failed to ensure iptables rules: ${program} is not installed`),
+      )
+      Object.assign(host.answers, later)
+      expect((await firewall.ensure(BOTH.subnet)).failures).toEqual([])
+      expect(host.inputs(`${program}-restore`)).toHaveLength(2)
+    },
+  )
 
   it.each([
     ['IPv4', { ipv4: BOTH.network.ipv4 }, { ipv4: BOTH.subnet.ipv4 }, 'table ip6 '],
     ['IPv6', { ipv6: BOTH.network.ipv6 }, { ipv6: BOTH.subnet.ipv6 }, 'table ip '],
-  ])(
-    'of nft of %s alone are there though the kernel knows no other family',
-    async (_family, network, subnet, foreign) => {
-      const host = fakeHost({ nft: '' })
-      const options = host.options({ ...BOTH, network })
-      const run: Run = async (file, args, how) => {
-        if (how?.input?.includes(`add ${foreign}`)) throw refused('Address family not supported by protocol')
-        return options.run(file, args, how)
-      }
-      const firewall = createNftables({ ...options, run })
-      await firewall.raise(subnet)
-      expect(host.inputs('nft').filter((input) => input.includes('chain postrtg'))).toHaveLength(1)
-      expect(await firewall.ensure(subnet)).toEqual(fine())
-    },
-  )
+  ])('with nft of %s alone are set if the kernel lacks the other family', async (_family, network, subnet, foreign) => {
+    const host = fakeHost({ nft: '' })
+    const options = host.options({ ...BOTH, network })
+    const run: Run = async (file, args, how) => {
+      if (how?.input?.includes(`add ${foreign}`)) throw refused('Address family not supported by protocol')
+      return options.run(file, args, how)
+    }
+    const firewall = createNftables({ ...options, run })
+    await firewall.raise(subnet)
+    expect(host.inputs('nft').filter((input) => input.includes('chain postrtg'))).toHaveLength(1)
+    expect(await firewall.ensure(subnet)).toEqual(fine())
+  })
 
-  it('of nft are logged as flanneld logs them, in a transaction each', async () => {
+  it('with nft are logged like flanneld, with one transaction each', async () => {
     const host = fakeHost({ nft: '' })
     const firewall = createNftables(host.options(BOTH))
     await firewall.raise(BOTH.subnet)
@@ -679,17 +682,17 @@ describe('both families', () => {
   it.each([
     ['IPv4', NETWORK, SUBNET, ['ip', 'ip6']],
     ['IPv6', NETWORK_6, SUBNET_6, ['ip6', 'ip']],
-  ] as const)('of nft, of which only %s is on, have a table each', async (_, network, subnet, [own, other]) => {
+  ] as const)('with nft have a table each if only %s is on', async (_, network, subnet, [own, other]) => {
     const host = fakeHost({ nft: '' })
     await createNftables(host.options({ network })).raise(subnet)
     const [input = '', ...more] = host.inputs('nft').filter((text) => text.includes('chain postrtg'))
     expect(more).toEqual([])
     expect(input).toMatch(new RegExp(`^add table ${own} flannel-.*\n[^]*\nadd table ${other} flannel-.*\n$`))
     expect(input.includes(`chain ${other} `)).toBe(false)
-    expect(programs(host)).toEqual(['iptables', 'ip6tables']) // looked for, to remove what they left
+    expect(programs(host)).toEqual(['iptables', 'ip6tables']) // checked for rules to remove
   })
 
-  it('of nft, of which one is off now, lose what an earlier run made of it, and nothing of others', async () => {
+  it('with nft lose the rules of an earlier run if one family is off now, and no rules of others', async () => {
     const theirs = 'ip6 saddr fd00:9::/48 accept'
     const left = `table ip6 flannel-ipv6 {\n\tchain forward {\n\t\tip6 saddr fd00:42::/48 accept\n\t\t${theirs}\n\t}\n}\n`
     const host = fakeHost({ nft: '', 'nft -s list table ip6 flannel-ipv6': left })
@@ -700,7 +703,7 @@ describe('both families', () => {
     expect(six).not.toMatch(/fd00:42|10\.42|chain postrtg \{/)
   })
 
-  /** A host whose nft takes no tables of a family. */
+  /** A host whose nft accepts no tables of these families. */
   function withoutNat(host: ReturnType<typeof fakeHost>, ...families: readonly string[]): FirewallOptions {
     const { run, ...rest } = host.options(BOTH)
     const picky: Run = (file, args, more) =>
@@ -715,22 +718,25 @@ describe('both families', () => {
   it.each([
     ['ip', 'ip6', 'fd00:42::/48'],
     ['ip6', 'ip', '10.42.0.0/16'],
-  ])('of nft stand where the kernel has no nat of %s, which is said and tried again', async (none, other, network) => {
-    const host = fakeHost({ nft: '' })
-    const firewall = createNftables(withoutNat(host, none))
-    await firewall.raise(BOTH.subnet)
-    const failure = `nftables: couldn't setup masq rules: \`x\` failed: no ${none}`
-    expect(host.lines.filter((line) => /^[EW]/.test(line))).toEqual([`E Failed to setup masq rules, ${failure}`])
-    const set = host.inputs('nft').filter((input) => input.includes('chain postrtg'))
-    expect(set).toHaveLength(1)
-    expect(set[0]).toContain(` saddr ${network} `)
-    host.answers[`nft -s list table ${other} flannel-ipv${other === 'ip' ? 4 : 6}`] = ''
-    const { repaired, failures } = await firewall.ensure(BOTH.subnet)
-    expect(repaired).toEqual([`the table flannel-ipv${other === 'ip' ? 4 : 6}`])
-    expect(failures.map(({ message }) => message)).toEqual([failure])
-  })
+  ])(
+    'with nft have rules of one family if the kernel has no nat of %s, which is logged and tried again',
+    async (none, other, network) => {
+      const host = fakeHost({ nft: '' })
+      const firewall = createNftables(withoutNat(host, none))
+      await firewall.raise(BOTH.subnet)
+      const failure = `nftables: couldn't setup masq rules: \`x\` failed: no ${none}`
+      expect(host.lines.filter((line) => /^[EW]/.test(line))).toEqual([`E Failed to setup masq rules, ${failure}`])
+      const set = host.inputs('nft').filter((input) => input.includes('chain postrtg'))
+      expect(set).toHaveLength(1)
+      expect(set[0]).toContain(` saddr ${network} `)
+      host.answers[`nft -s list table ${other} flannel-ipv${other === 'ip' ? 4 : 6}`] = ''
+      const { repaired, failures } = await firewall.ensure(BOTH.subnet)
+      expect(repaired).toEqual([`the table flannel-ipv${other === 'ip' ? 4 : 6}`])
+      expect(failures.map(({ message }) => message)).toEqual([failure])
+    },
+  )
 
-  it('of nft of which none can be masqueraded end the start, as flanneld does; not so where only forwarding is wanted', async () => {
+  it('with nft end the start like flanneld if none can be masqueraded, unless only forwarding is wanted', async () => {
     const host = fakeHost({ nft: '' })
     await expect(createNftables(withoutNat(host, 'ip', 'ip6')).raise(BOTH.subnet)).rejects.toThrow(
       "Failed to setup masq rules, nftables: couldn't setup masq rules: ",
@@ -740,13 +746,13 @@ describe('both families', () => {
     expect(host.lines.filter((line) => line.startsWith("E nftables: couldn't setup forward rules"))).toHaveLength(2)
   })
 
-  it('of nft, of which one is off, do not live from that one', async () => {
+  it('with nft end the start if the only enabled family fails', async () => {
     const host = fakeHost({ nft: '' })
     const options = { ...withoutNat(host, 'ip'), network: NETWORK, previous: BOTH }
     await expect(createNftables(options).raise(SUBNET)).rejects.toThrow('no ip')
   })
 
-  it('have a blackhole route each, and what one cannot have the other has', async () => {
+  it('have a blackhole route each, and the failure of one does not affect the other', async () => {
     const host = fakeHost({ ...MODERN, ...MODERN_6, ip: '' })
     host.answers['ip -4 route add blackhole 10.42.7.0/24 metric 4294967295'] = refused('no route today')
     const wish = { ...BOTH, masq: false, forward: false, previous: { network: {}, subnet: {} } }
@@ -755,8 +761,8 @@ describe('both families', () => {
     expect(host.lines.filter((line) => line.startsWith('E'))).toEqual([
       'E Failed to setup blackhole route, `x` failed: no route today',
     ])
-    const asked = host.calls.filter(({ file }) => file === 'ip').map(({ args }) => args.join(' '))
-    expect(asked).toEqual([
+    const called = host.calls.filter(({ file }) => file === 'ip').map(({ args }) => args.join(' '))
+    expect(called).toEqual([
       '-j -4 route show root 10.42.0.0/16',
       '-4 route add blackhole 10.42.7.0/24 metric 4294967295',
       '-j -6 route show root fd00:42::/48',
@@ -764,7 +770,7 @@ describe('both families', () => {
     ])
   })
 
-  it('of which one is off now lose the blackhole route of that one', async () => {
+  it('lose the blackhole route of a family that is off now', async () => {
     const route = { type: 'blackhole', dst: 'fd00:42:0:7::/64', dev: 'lo', metric: 4294967295 }
     const foreign = { ...route, dst: 'fd00:42:0:8::/64', metric: 1024 }
     const host = fakeHost({ ...MODERN, ...MODERN_6, ip: '' })

@@ -1,4 +1,4 @@
-// flannel-rules.test.ts - the rules of every version of flannel are recognised, and nothing that only looks alike.
+// flannel-rules.test.ts - the rules of every flannel version are recognised, and no similar ones.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -17,7 +17,10 @@ const S = '10.1.7.0/24'
 const MASQ = '-m comment --comment "flanneld masq" '
 const FORWARD = '-m comment --comment "flanneld forward" '
 
-/** What each version left in nat and filter, as iptables-save shows it: network/ipmasq.go, network/iptables.go by tag. */
+/**
+ * The rules that each version left in nat and filter, as iptables-save prints them (network/ipmasq.go,
+ * network/iptables.go by tag).
+ */
 const direct = (comment: string, masquerade: string, ownSubnet: boolean): string[] => [
   `-A POSTROUTING -s ${N} -d ${N} ${comment}-j RETURN`,
   `-A POSTROUTING -s ${N} ! -d 224.0.0.0/4 ${comment}-j ${masquerade}`,
@@ -41,7 +44,7 @@ const POSTRTG_RULES = [
 const FWD_RULES = [`-A FLANNEL-FWD -s ${N} ${FORWARD}-j ACCEPT`, `-A FLANNEL-FWD -d ${N} ${FORWARD}-j ACCEPT`]
 const OLD_CHAIN = [`-A FLANNEL -d ${N} -j ACCEPT`, '-A FLANNEL ! -d 224.0.0.0/4 -j MASQUERADE']
 
-/** What stands there beside flannel's, and must stay. */
+/** The other rules of the tables, which must stay. */
 const FOREIGN_NAT = [
   '-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE',
   '-A POSTROUTING -s 10.2.0.0/16 -d 10.2.0.0/16 -j RETURN',
@@ -56,7 +59,7 @@ const FOREIGN_FILTER = [
   '-A FORWARD -d 10.2.0.0/16 -j ACCEPT',
   `-A FORWARD -s ${N} -j DROP`,
 ]
-/** Rules of others before, between and after. */
+/** Puts foreign rules before, between and after these. */
 const among = (own: readonly string[], foreign: readonly string[]): string[] =>
   own.flatMap((line, index) => [foreign[index % foreign.length]!, line]).concat(foreign)
 
@@ -68,8 +71,8 @@ const VERSIONS: readonly (readonly [version: string, nat: readonly string[], fil
   ['0.16 with an old iptables', direct(MASQ, 'MASQUERADE', true), forward(FORWARD)],
 ]
 
-describe('rules in the chains of others', () => {
-  it.each(VERSIONS)('of %s are found among others, and removed', (_version, nat, filter) => {
+describe('rules in built-in chains', () => {
+  it.each(VERSIONS)('of %s are found among foreign rules, and removed', (_version, nat, filter) => {
     for (const [table, own, foreign] of [
       ['nat', nat, FOREIGN_NAT],
       ['filter', filter, FOREIGN_FILTER],
@@ -81,12 +84,12 @@ describe('rules in the chains of others', () => {
     }
   })
 
-  it.each(VERSIONS)('of %s stay when they are of another network', (_version, nat, filter) => {
+  it.each(VERSIONS)('of %s stay if they belong to another network', (_version, nat, filter) => {
     expect(findFlannelRules('nat', nat, new Set(['10.3.0.0/16'])).removal).toEqual([])
     expect(findFlannelRules('filter', filter, new Set(['10.3.0.0/16'])).removal).toEqual([])
   })
 
-  it('without a comment stay when the set is not whole or not in order', () => {
+  it('without a comment stay if the set is incomplete or not in order', () => {
     const whole = direct('', 'MASQUERADE', true)
     const [a, b, c, d] = whole as [string, string, string, string]
     for (const part of [[a], [a, b], [a, b, c], [b, c, d], [a, c, d], [d, c, b, a], [b, a, d]])
@@ -95,7 +98,7 @@ describe('rules in the chains of others', () => {
       expect(findFlannelRules('filter', part, new Set([N])).rules).toEqual([])
   })
 
-  it('of two networks go each with its own, though they stand in each other', () => {
+  it('of two networks are removed separately, although they are interleaved', () => {
     const other = (line: string): string => line.replaceAll('10.1.', '10.9.')
     const whole = direct('', 'MASQUERADE', true)
     const mixed = whole.flatMap((line) => [line, other(line)])
@@ -105,21 +108,21 @@ describe('rules in the chains of others', () => {
     }
     expect(findFlannelRules('nat', mixed, new Set([N, other(N)])).rules).toEqual([...whole, ...whole.map(other)])
     expect(flannelNetworks(mixed)).toEqual([N, other(N)])
-    // Half of a set beside half of another one is none.
+    // Half of one set and half of another are not a set.
     expect(findFlannelRules('nat', [whole[0]!, whole[1]!, other(whole[3]!)], new Set([N, other(N)])).rules).toEqual([])
     expect(findFlannelRules('nat', [...whole.slice(0, 2), ...whole], new Set([N])).rules).toEqual(whole)
   })
 
-  it('with a comment go also when others are missing', () => {
+  it('with a comment are removed even if other rules are missing', () => {
     const [, b, , d] = direct(MASQ, 'MASQUERADE', true) as [string, string, string, string]
     expect(findFlannelRules('nat', [d, b], new Set([N])).rules).toEqual([d, b])
-    // Those without one make no set with it.
+    // Rules without a comment do not complete the set.
     const [, bare, , last] = direct('', 'MASQUERADE', true) as [string, string, string, string]
     const [own] = direct(MASQ, 'MASQUERADE', true) as [string]
     expect(findFlannelRules('nat', [own, bare, last], new Set([N])).rules).toEqual([own])
   })
 
-  it('are not taken when there is one word more in them, wherever it is', () => {
+  it('are not recognised with one additional word in any position', () => {
     const words = ['-i', 'eth0', '-p', 'tcp', '!', '-j', 'ACCEPT', '--random', '10.1.0.0/16']
     const own = [...direct(MASQ, 'MASQUERADE --random-fully', true), ...forward(FORWARD), POSTRTG_JUMP, FWD_JUMP]
     fc.assert(
@@ -133,7 +136,7 @@ describe('rules in the chains of others', () => {
     )
   })
 
-  it('are found wherever rules of others stand between them, and those stay', () => {
+  it('are found with foreign rules between them in any position, and those stay', () => {
     const [, nat] = VERSIONS[1]!
     fc.assert(
       fc.property(fc.array(fc.tuple(fc.constantFrom(...FOREIGN_NAT), fc.nat(nat.length))), (foreign) => {
@@ -146,12 +149,12 @@ describe('rules in the chains of others', () => {
     )
   })
 
-  it('go twice when they are there twice', () => {
+  it('are removed twice if they exist twice', () => {
     const twice = [...direct('', 'MASQUERADE', true), ...direct('', 'MASQUERADE', true)]
     expect(findFlannelRules('nat', twice, new Set([N])).rules).toEqual(twice)
   })
 
-  it('of IPv6 are found too', () => {
+  it('for IPv6 are found too', () => {
     const six = direct(MASQ, 'MASQUERADE', true).map((line) =>
       line.replaceAll(N, 'fd00:1::/48').replaceAll(S, 'fd00:1:0:7::/64').replace('224.0.0.0/4', 'ff00::/8'),
     )
@@ -164,7 +167,7 @@ describe("flannel's own chains", () => {
   const nat = [':POSTROUTING ACCEPT [0:0]', ':FLANNEL-POSTRTG - [0:0]', FOREIGN_NAT[0]!, POSTRTG_JUMP, ...POSTRTG_RULES]
   const filter = [':FORWARD ACCEPT [0:0]', ':FLANNEL-FWD - [0:0]', FOREIGN_FILTER[0]!, FWD_JUMP, ...FWD_RULES]
 
-  it('go with their rules and the jumps to them', () => {
+  it('are removed with their rules and the jumps to them', () => {
     const found = new Map([
       ['nat', findFlannelRules('nat', nat, new Set([N]))],
       ['filter', findFlannelRules('filter', filter, new Set([N]))],
@@ -183,14 +186,14 @@ COMMIT
 `)
   })
 
-  it('go without rules and jumps too', () => {
+  it('are removed without rules and jumps too', () => {
     expect(findFlannelRules('nat', [':FLANNEL-POSTRTG - [0:0]'], new Set()).removal).toEqual([
       '-F FLANNEL-POSTRTG',
       '-X FLANNEL-POSTRTG',
     ])
   })
 
-  it('are looked for in their own table alone', () => {
+  it('are recognised only in their own table', () => {
     expect(findFlannelRules('filter', nat, new Set([N])).removal).toEqual([])
     expect(findFlannelRules('nat', filter, new Set([N])).removal).toEqual([])
     const old = [':FLANNEL - [0:0]', ...OLD_CHAIN]
@@ -198,7 +201,7 @@ COMMIT
     expect(findFlannelRules('filter', old, new Set([N])).removal).toEqual([])
   })
 
-  it('without anything to remove make no input, whatever else there is', () => {
+  it('give no input if there is nothing to remove', () => {
     const found = new Map([
       ['nat', findFlannelRules('nat', nat, new Set(['10.3.0.0/16']))],
       ['filter', findFlannelRules('filter', [':FLANNEL-FWD - [0:0]'], new Set())],
@@ -206,7 +209,7 @@ COMMIT
     expect(removalInput(found)).toBe('*filter\n-F FLANNEL-FWD\n-X FLANNEL-FWD\nCOMMIT\n')
   })
 
-  it('stay when they are of another network, or are asked to', () => {
+  it('stay if they belong to another network or are excepted', () => {
     expect(findFlannelRules('nat', nat, new Set(['10.3.0.0/16'])).removal).toEqual([])
     expect(findFlannelRules('nat', nat, new Set([N]), FLANNEL_CHAINS[0]).removal).toEqual([])
   })
@@ -214,7 +217,7 @@ COMMIT
   it.each([
     ['IPv4', (line: string) => line],
     ['IPv6', (line: string) => asIpv6(line)],
-  ])('of %s stay for the rules of another daemon, and lose those of this one alone', (_, of) => {
+  ])('of %s stay for the rules of another daemon, and lose only those of this one', (_, of) => {
     const [ownJump, mark = '', ...own] = [POSTRTG_JUMP, ...POSTRTG_RULES].map(of)
     const theirs = own.map((line) => line.replaceAll('10.1.', '10.3.').replaceAll('fd00:1:', 'fd00:3:'))
     expect(theirs.join('\n')).toMatch(/10\.3\.|fd00:3:/)
@@ -226,7 +229,7 @@ COMMIT
     })
   })
 
-  it('stay empty when a rule of others jumps to them', () => {
+  it('stay without rules if a foreign rule jumps to them', () => {
     const foreign = '-A POSTROUTING -o eth1 -j FLANNEL-POSTRTG'
     const { rules, removal, stays } = findFlannelRules('nat', [...nat, foreign], new Set([N]))
     expect(stays).toEqual([foreign])
@@ -234,7 +237,7 @@ COMMIT
     expect(rules).toEqual([POSTRTG_JUMP, ...POSTRTG_RULES])
   })
 
-  it('of a flanneld that had IPv6 off and an IPv6Network go too, though its subnet is ::/0', () => {
+  it('of a flanneld with IPv6 off and an IPv6Network are removed too, although its subnet is ::/0', () => {
     const six = asIpv6(N)
     const lines = [':FLANNEL-POSTRTG - [0:0]', POSTRTG_JUMP, ...POSTRTG_RULES.map(asIpv6)].map((line) =>
       line.replace(/ (! )?-[sd] fd00:1:0:7::\/64/, ''),
@@ -247,7 +250,7 @@ COMMIT
     ])
   })
 
-  it('tell the network', () => {
+  it('show the network', () => {
     expect(flannelNetworks(nat)).toEqual([N])
     expect(flannelNetworks(filter)).toEqual([N])
     expect(flannelNetworks(direct('', 'MASQUERADE', false))).toEqual([N])
@@ -260,7 +263,7 @@ describe('the chain FLANNEL of 0.5', () => {
   const jump = `-A POSTROUTING -s ${N} -j FLANNEL`
   const host = `-A POSTROUTING ! -s ${N} -d ${N} -j MASQUERADE`
 
-  it.each([[[jump, host]], [[jump]]])('goes with its rules: %s', (rules) => {
+  it.each([[[jump, host]], [[jump]]])('is removed with its rules: %s', (rules) => {
     const lines = [':FLANNEL - [0:0]', ...rules, ...OLD_CHAIN]
     expect(flannelNetworks(lines)).toEqual([N])
     expect(findFlannelRules('nat', lines, new Set([N]))).toEqual({
@@ -270,7 +273,7 @@ describe('the chain FLANNEL of 0.5', () => {
     })
   })
 
-  it('is not any chain of this name', () => {
+  it('is not recognised by its name alone', () => {
     for (const own of [OLD_CHAIN.slice(1), [...OLD_CHAIN, '-A FLANNEL -j LOG'], OLD_CHAIN.toReversed()]) {
       const lines = [':FLANNEL - [0:0]', jump, host, ...own]
       expect(flannelNetworks(lines)).toEqual([])
@@ -279,7 +282,7 @@ describe('the chain FLANNEL of 0.5', () => {
   })
 })
 
-it('tables are read out of a listing, whatever stands between them', () => {
+it('tables are read from a listing, with any lines between them', () => {
   const save = '# Generated\n*nat\n:A - [0:0]\n-A A -j B\nCOMMIT\n# Completed\n*filter\n:C - [0:0]\nCOMMIT\n'
   expect([...readTables(save)]).toEqual([
     ['nat', [':A - [0:0]', '-A A -j B']],
@@ -304,7 +307,7 @@ describe("nft's listing of iptables' tables", () => {
       ],
     })
 
-  it('gives the chain and the jump to it', () => {
+  it('yields the chain and the jump to it', () => {
     expect(findFlannelNftRules('ip', 'nat', list(jumpTo('FLANNEL-POSTRTG', 7, comment), jumpTo('KUBE', 8)))).toEqual({
       rules: ['jump from POSTROUTING to FLANNEL-POSTRTG', 'chain FLANNEL-POSTRTG (1 rules)'],
       removal: [
@@ -319,14 +322,14 @@ describe("nft's listing of iptables' tables", () => {
   it.each([
     ['matches more', { match: {} }],
     ['uses another extension', { xt: { type: 'match', name: 'mark' } }],
-  ])('leaves the chain, empty, when a jump %s', (_title, expression) => {
+  ])('leaves the chain without rules if a jump %s', (_title, expression) => {
     const { rules, removal, stays } = findFlannelNftRules('ip', 'nat', list(jumpTo('FLANNEL-POSTRTG', 9, expression)))
     expect(rules).toEqual(['rules of chain FLANNEL-POSTRTG (1 rules)'])
     expect(removal).toEqual(['flush chain ip nat FLANNEL-POSTRTG'])
     expect(stays).toEqual(['rule 9 of POSTROUTING, which jumps to FLANNEL-POSTRTG'])
   })
 
-  it('takes a jump whose comment an older nft does not show, and none from another chain', () => {
+  it('recognises a jump whose comment an older nft does not print, and none from another chain', () => {
     const { removal } = findFlannelNftRules('ip', 'nat', list(jumpTo('FLANNEL-POSTRTG', 7, { xt: null })))
     expect(removal).toHaveLength(3)
     const elsewhere = { rule: { chain: 'OUTPUT', handle: 7, expr: [{ jump: { target: 'FLANNEL-POSTRTG' } }] } }
@@ -337,7 +340,7 @@ describe("nft's listing of iptables' tables", () => {
     expect(findFlannelNftRules('ip', 'nat', '{}')).toEqual({ rules: [], removal: [], stays: [] })
   })
 
-  it('takes a chain without a network for its own, and of one that names others too its own rules', () => {
+  it('recognises a chain without a network, and its own rules in a chain that names others too', () => {
     const networks = new Set([N])
     expect(findFlannelNftRules('ip', 'nat', list(), networks).removal).toHaveLength(2)
     const net = (addr: string, handle: number) => ({
@@ -348,7 +351,7 @@ describe("nft's listing of iptables' tables", () => {
     ).toHaveLength(1)
   })
 
-  it('leaves a chain of another network when asked to', () => {
+  it('leaves an excepted chain', () => {
     const net = (addr: string) => ({ match: { right: { prefix: { addr, len: 16 } } } })
     const rule = { rule: { chain: 'FLANNEL-POSTRTG', handle: 4, expr: [net('10.1.0.0'), comment, { return: null }] } }
     const removal = (networks?: ReadonlySet<string>) => findFlannelNftRules('ip', 'nat', list(rule), networks).removal
@@ -357,7 +360,7 @@ describe("nft's listing of iptables' tables", () => {
     expect(removal()).toHaveLength(2)
   })
 
-  it("leaves a chain for another daemon's rules, and takes its own out of it", () => {
+  it("leaves a chain with another daemon's rules, and removes its own from it", () => {
     const rule = (handle: number, addr: string) => ({
       rule: { chain: 'FLANNEL-POSTRTG', handle, expr: [{ match: { right: { prefix: { addr, len: 48 } } } }, comment] },
     })
@@ -370,7 +373,7 @@ describe("nft's listing of iptables' tables", () => {
     expect(findFlannelNftRules('ip6', 'nat', text).removal).toHaveLength(3)
   })
 
-  it('gives nothing where there is nothing', () => {
+  it('yields nothing for an empty listing', () => {
     expect(findFlannelNftRules('ip', 'filter', list()).removal).toEqual([])
   })
 })

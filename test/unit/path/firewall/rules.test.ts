@@ -1,4 +1,4 @@
-// rules.test.ts - the texts for iptables-restore and nft, whole, against flanneld's rules (its e2e tests have them as lists).
+// rules.test.ts - the complete input of iptables-restore and nft, against flanneld's rules (its e2e tests list them).
 
 import { describe, expect, it } from 'vitest'
 import { formatNet, parseNet, type Family } from '../../../../src/net/address.ts'
@@ -89,7 +89,7 @@ describe.each([
     [true, false, [MASQ(iptables)], NFT(NFT_MASQ(nft))],
     [false, true, [FORWARD], NFT(NFT_FORWARD)],
     [false, false, [], NFT('')],
-  ])('masquerade %s and forward rules %s are these texts', (masq, forward, restore, script) => {
+  ])('masquerade %s and forward rules %s give these texts', (masq, forward, restore, script) => {
     expect(restoreTexts(wish(masq, forward, randomFully))).toEqual(restore)
     expect(nftInput(wish(masq, forward, randomFully))).toBe(script)
     const six = wish(masq, forward, randomFully, 'ipv6')
@@ -99,7 +99,7 @@ describe.each([
 })
 
 describe('restoreInput', () => {
-  it('takes every jump to the chain away, and what else it is given, and adds one jump at the end', () => {
+  it('removes every jump to the chain and the given rules, and adds one jump at the end', () => {
     const table = [
       ':POSTROUTING ACCEPT [0:0]',
       ':FLANNEL-POSTRTG - [0:0]',
@@ -152,11 +152,11 @@ describe('the rules of another daemon on the host', () => {
     '\t\tmeta mark 0x00004000 return',
     '\t\tip6 saddr fd00:42::/48 ip daddr 10.42.0.0/16 return',
     '\t\tip7 saddr fd00:42::/48 accept',
-  ])('are not what only looks like them: %s', (line) => {
+  ])('do not include a similar rule: %s', (line) => {
     expect(isAnothers(line, new Set(['10.5.0.0/16']))).toBe(false)
   })
 
-  it('in nftables are told from what is in no chain of flannel: of that nothing is looked at', () => {
+  it('in nftables are searched only in flannel’s chains', () => {
     const shown = nftInput(wish(true, true, true))
     const foreign = `  chain theirs {
     ip saddr 10.5.0.0/16 accept
@@ -190,7 +190,7 @@ describe('the rules of another daemon on the host', () => {
   })
 })
 
-it('nft makes the table of a family that is off as flanneld does, and nothing in it', () => {
+it('nft creates an empty table for a family that is off, like flanneld', () => {
   expect(nftTable('ipv4')).toBe('add table ip flannel-ipv4 { comment "rules for flannel-ipv4"; }\n')
   expect(nftTable('ipv6')).toBe('add table ip6 flannel-ipv6 { comment "rules for flannel-ipv6"; }\n')
 })
@@ -199,13 +199,13 @@ describe('nft removal', () => {
   const OURS = new Set(['10.42.0.0/16'])
   const EMPTY = 'table ip6 flannel-ipv6 {\n}\n'
   const listing = (family: Family, text: string) => ({ family, text, ours: OURS })
-  /** A table in which daemons have put their rules one after another. */
+  /** A table with the rules of several daemons one after another. */
   const table = (...wishes: readonly FirewallWish[]): string =>
     wishes.reduce((text, each) => nftInput(each, splitNftTable(text, new Set([formatNet(each.network)])).others), '')
   const own = wish(true, true, true)
   const other = { ...own, network: parseNet('10.6.0.0/16')!, subnet: parseNet('10.6.1.0/24')! }
 
-  it('removes the tables that are there, and is nothing where there is none', () => {
+  it('removes the existing tables, and is empty if there are none', () => {
     expect(nftRemoval([listing('ipv4', table(own)), listing('ipv6', '')])).toBe(
       'add table ip flannel-ipv4\ndelete table ip flannel-ipv4\n',
     )
@@ -223,14 +223,14 @@ describe('nft removal', () => {
     const input = nftRemoval([listing('ipv4', text), listing('ipv6', EMPTY)])
     expect(input).not.toContain('delete table')
     expect(input).not.toContain('10.42.')
-    // The other daemon's rules are put in again with those of ours; where none is ours nothing is changed.
+    // The other daemon's rules are set again without ours. If none is ours, nothing changes.
     const kept = [...others.postrtg, ...others.forward]
     expect(kept).toHaveLength(7)
     expect(kept.filter((rule) => input.includes(rule))).toEqual(wishes.length === 1 ? [] : kept)
   })
 })
 
-it('keeps the rules of another daemon also where this one wants none of its own, and makes a chain for nothing else', () => {
+it('keeps the rules of another daemon if this one wants none, and creates no empty chain', () => {
   const { others } = splitNftTable(nftInput(wish(true, true, true)), new Set(['10.5.0.0/16']))
   const alone = nftInput(wish(false, false, false), others)
   expect(splitNftTable(alone, new Set(['10.5.0.0/16'])).others).toEqual(others)
@@ -240,14 +240,14 @@ it('keeps the rules of another daemon also where this one wants none of its own,
   expect(nftInput(wish(false, false, false), { postrtg: [], forward: others.forward })).not.toContain('chain postrtg {')
 })
 
-it('what follows after a chain that is not ours is still told from it', () => {
+it('rules after a foreign chain are still recognised', () => {
   const shown = nftInput(wish(true, true, true))
   const last = '  chain theirs {\n    ip saddr 10.5.0.0/16 accept\n  }\n'
   const mixed = shown.replace(/\}\n$/, `${last}}\n`)
   expect(mixed).not.toBe(shown)
   const ours = new Set(['10.42.0.0/16'])
   expect(splitNftTable(mixed, ours)).toEqual(splitNftTable(shown, ours))
-  // As nft prints it, by tabs.
+  // nft prints tabs.
   const tabs = (text: string): string => text.replaceAll(/^ {2}( {2})?/gm, (spaces) => '\t'.repeat(spaces.length / 2))
   expect(splitNftTable(tabs(mixed), ours)).toEqual(splitNftTable(tabs(shown), ours))
 })

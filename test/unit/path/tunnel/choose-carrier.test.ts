@@ -1,12 +1,13 @@
-// choose-carrier.test.ts - which way packets to a peer go, and that a change asks the kernel for those peers alone that it may concern.
+// choose-carrier.test.ts - the choice of the carrier for each peer, and that a change queries the kernel only for the
+// peers that it concerns.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { createWays, type Way } from '../../../../src/path/tunnel/choose-carrier.ts'
-import { createDirectHops, createDirectWay } from '../../../../src/path/tunnel/direct-routing.ts'
+import { createCarriers, type Carrier } from '../../../../src/path/tunnel/choose-carrier.ts'
+import { createDirectHops, createDirectCarrier } from '../../../../src/path/tunnel/direct-routing.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Ipv4Lease => ({
@@ -19,15 +20,15 @@ const OTHER = peer('10.5.2.0/24', '192.0.2.2')
 const FAR = peer('10.5.3.0/24', '198.51.100.3')
 const byKey = (...peers: readonly Ipv4Lease[]) => new Map(peers.map((each) => [each.key, each]))
 
-let asked: string[]
-/** What is behind a router. */
+let queried: string[]
+/** The peers behind a router. */
 let far: RegExp
 let routes: Map<string, string>
 let refused: RegExp | undefined
 const lines: string[] = []
 const log = { info: () => {}, warn: () => {}, error: (line: string) => lines.push(line), v: () => false }
 beforeEach(() => {
-  asked = []
+  queried = []
   far = /^198/
   routes = new Map()
   refused = undefined
@@ -45,7 +46,7 @@ const run: Run = async (_, args, { input = '' } = {}) => {
   for (const line of text.trim().split('\n')) {
     const [, verb = '', to = '', , gateway = ''] = /^route (\w+) (\S+)( via (\S+))?/.exec(line) ?? []
     if (verb === 'get') {
-      asked.push(to)
+      queried.push(to)
       answers.push(JSON.stringify([{ dst: to, dev: 'eth0', ...(far.test(to) ? { gateway: '192.0.2.254' } : {}) }]))
     } else if (refused?.test(to)) throw new WeftError('COMMAND', 'refused')
     else if (verb === 'del') routes.delete(to)
@@ -57,81 +58,81 @@ const run: Run = async (_, args, { input = '' } = {}) => {
 describe('direct routing', () => {
   it('takes the peers that are reached without a router', async () => {
     const direct = createDirectHops(run, 'ipv4')
-    await direct.look(byKey(NEAR, FAR))
+    await direct.lookUp(byKey(NEAR, FAR))
     expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: 'eth0' }]])
     expect([direct.has(NEAR), direct.has(FAR)]).toEqual([true, false])
   })
 
-  it('asks for the peers that changed alone, and comes to what asking for all comes to', async () => {
+  it('queries only the changed peers, with the same result as a query of all', async () => {
     const direct = createDirectHops(run, 'ipv4')
-    await direct.look(byKey(NEAR, FAR))
+    await direct.lookUp(byKey(NEAR, FAR))
     const whole = async (...peers: readonly Ipv4Lease[]) => {
       const all = createDirectHops(run, 'ipv4')
-      await all.look(byKey(...peers))
+      await all.lookUp(byKey(...peers))
       return all.hops()
     }
     const change = async (
       changed: readonly (readonly [string, Ipv4Lease | undefined])[],
       ...peers: readonly Ipv4Lease[]
     ) => {
-      asked = []
-      await direct.look(byKey(...peers), new Map(changed))
-      const told = [...asked]
+      queried = []
+      await direct.lookUp(byKey(...peers), new Map(changed))
+      const result = [...queried]
       expect(direct.hops()).toEqual(await whole(...peers))
-      return told
+      return result
     }
     expect(await change([[OTHER.key, undefined]], NEAR, FAR, OTHER)).toEqual(['192.0.2.2'])
     expect(await change([[NEAR.key, NEAR]], FAR, OTHER)).toEqual([])
-    // A subnet goes from one lease to another, and a host moves behind a router.
-    const heir = peer('10.5.2.0/24', '192.0.2.9', 'heir')
+    // A subnet moves from one lease to another, and a host moves behind a router.
+    const newer = peer('10.5.2.0/24', '192.0.2.9', 'newer')
     expect(
       await change(
         [
-          ['heir', undefined],
+          ['newer', undefined],
           [OTHER.key, OTHER],
         ],
         FAR,
-        heir,
+        newer,
       ),
     ).toEqual(['192.0.2.9'])
-    const moved = peer('10.5.2.0/24', '198.51.100.9', 'heir')
-    expect(await change([['heir', heir]], FAR, moved)).toEqual(['198.51.100.9'])
+    const moved = peer('10.5.2.0/24', '198.51.100.9', 'newer')
+    expect(await change([['newer', newer]], FAR, moved)).toEqual(['198.51.100.9'])
     expect(direct.hops().size).toBe(0)
   })
 
-  it('leaves a peer to the next way whose route the kernel refuses, and takes a route away that is no longer direct', async () => {
-    const way = createDirectWay({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
+  it('leaves a peer whose route the kernel refuses to the next carrier, and removes a route that is no longer direct', async () => {
+    const carrier = createDirectCarrier({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
     refused = /^10\.5\.2\./
-    await way.apply(byKey(NEAR, OTHER, FAR), undefined)
-    expect([NEAR, OTHER, FAR].map((each) => way.takes(each))).toEqual([true, false, false])
+    await carrier.apply(byKey(NEAR, OTHER, FAR), undefined)
+    expect([NEAR, OTHER, FAR].map((each) => carrier.takes(each))).toEqual([true, false, false])
     expect([...routes]).toEqual([['10.5.1.0/24', '192.0.2.1']])
-    expect(['10.5.1.0/24', '10.5.3.0/24'].map((subnet) => way.hasRoute?.(subnet))).toEqual([true, false])
+    expect(['10.5.1.0/24', '10.5.3.0/24'].map((subnet) => carrier.hasRoute?.(subnet))).toEqual([true, false])
     expect(lines).toEqual([expect.stringContaining('Error adding route to 10.5.2.0/24 via 192.0.2.2')])
     refused = undefined
-    await way.resync()
-    expect(way.takes(OTHER)).toBe(true)
-    await way.apply(byKey(OTHER, FAR), new Map([[NEAR.key, NEAR]]))
+    await carrier.resync()
+    expect(carrier.takes(OTHER)).toBe(true)
+    await carrier.apply(byKey(OTHER, FAR), new Map([[NEAR.key, NEAR]]))
     expect([...routes.keys()]).toEqual(['10.5.2.0/24'])
     routes.clear()
-    expect(await way.resync()).toEqual(['the route to 10.5.2.0/24 via 192.0.2.2 was gone'])
-    // Nothing is asked where nothing changed.
-    asked = []
-    await way.apply(byKey(OTHER, FAR), new Map())
-    expect(asked).toEqual([])
+    expect(await carrier.resync()).toEqual(['the route to 10.5.2.0/24 via 192.0.2.2 was gone'])
+    // Without a change the kernel is not queried.
+    queried = []
+    await carrier.apply(byKey(OTHER, FAR), new Map())
+    expect(queried).toEqual([])
   })
 })
 
-describe('ways', () => {
-  it('are taken in order: the last has what is left', async () => {
+describe('carriers', () => {
+  it('are tried in order, and the last one takes the remaining peers', async () => {
     const calls: string[] = []
     const passed = (txBytes: number) => ({
       txPackets: 1,
       txBytes,
       rxPackets: 0,
       rxBytes: 0,
-      heardAt: undefined,
+      lastReceivedAt: undefined,
     })
-    const way = (name: Way['name'], takes: Way['takes']): Way => ({
+    const carrier = (name: Carrier['name'], takes: Carrier['takes']): Carrier => ({
       name,
       takes,
       apply: async (peers, changed) => void calls.push(`${name} ${peers.size} ${changed?.size}`),
@@ -140,23 +141,23 @@ describe('ways', () => {
       pathMtu: () => (name === 'direct' ? undefined : 1400),
       resync: async () => [name],
     })
-    const ways = createWays(
+    const carriers = createCarriers(
       'ipv4',
-      [way('direct', (each) => each === NEAR)],
-      way('tunnel', () => true),
+      [carrier('direct', (each) => each === NEAR)],
+      carrier('tunnel', () => true),
       () => byKey(NEAR, FAR),
     )
-    expect([ways.side(NEAR), ways.side(FAR)]).toEqual([
+    expect([carriers.side(NEAR), carriers.side(FAR)]).toEqual([
       { endpoint: 'by direct', probe: ip('10.5.1.0'), way: 'direct' },
       { endpoint: 'by tunnel', probe: ip('10.5.3.0'), way: 'tunnel' },
     ])
-    expect([...ways.traffic()].map(([key, { txBytes }]) => [key, txBytes])).toEqual([
+    expect([...carriers.traffic()].map(([key, { txBytes }]) => [key, txBytes])).toEqual([
       [NEAR.key, 1],
       [FAR.key, 2],
     ])
-    expect([ways.pathMtu(NEAR), ways.pathMtu(FAR)]).toEqual([undefined, 1400])
-    expect(await ways.resync()).toEqual(['direct'])
-    await ways.apply(new Map([[NEAR.key, undefined]]))
+    expect([carriers.pathMtu(NEAR), carriers.pathMtu(FAR)]).toEqual([undefined, 1400])
+    expect(await carriers.resync()).toEqual(['direct'])
+    await carriers.apply(new Map([[NEAR.key, undefined]]))
     expect(calls).toEqual(['direct 2 1'])
   })
 })

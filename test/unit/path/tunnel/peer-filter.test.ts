@@ -1,4 +1,5 @@
-// peer-filter.test.ts - who is a peer, judged again where something changed or all anew: the same peers, the same lines, the same count.
+// peer-filter.test.ts - judging only the changes gives the same peers, the same log lines and the same count as judging
+// all leases.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -33,7 +34,7 @@ function create(hasIdentity: boolean): { filter: PeerFilter; lines: string[] } {
   return { filter: createPeerFilter(options), lines }
 }
 
-/** Who is a peer, said as simply as it can be: by the leases alone. */
+/** The rules of the filter in their simplest form, for all leases at once. */
 function peersOf(leases: ReadonlyMap<string, Lease>, ownKey: string, hasIdentity: boolean): string[] {
   const isNewer = (a: Lease, b: Lease): boolean => {
     const [x, y] = [a.revision ?? -1n, b.revision ?? -1n]
@@ -62,7 +63,10 @@ function peersOf(leases: ReadonlyMap<string, Lease>, ownKey: string, hasIdentity
     .toSorted()
 }
 
-/** Few of each, so that they clash: two keys for a subnet, two lengths, foreign ones; hosts that have several, and none. */
+/**
+ * There are few values of each kind, so that leases conflict: two keys for a subnet, two lengths, foreign subnets;
+ * hosts with several leases, and with none.
+ */
 const leaseOf = fc
   .record({
     third: fc.integer({ min: 0, max: 4 }),
@@ -85,9 +89,9 @@ const leaseOf = fc
 const steps = fc.array(
   fc.record({
     puts: fc.array(leaseOf, { maxLength: 6 }),
-    /** By their place among the leases. */
+    /** Positions in the list of leases. */
     removals: fc.array(fc.nat(), { maxLength: 3 }),
-    /** Keys that are said to be touched and are not. */
+    /** Keys that are named as touched but did not change. */
     more: fc.array(fc.nat(), { maxLength: 2 }),
     ownKey: fc.constantFrom(own.key, own.key, own.key, '10.5.1.0-24'),
   }),
@@ -97,8 +101,8 @@ const steps = fc.array(
 describe.each([
   ['by subnet', false],
   ['by subnet and MAC', true],
-])("leases that are in each other's way %s", (_title, hasIdentity) => {
-  it('are judged by what changed as they are judged anew, whatever changes after what', () => {
+])('conflicting leases %s', (_title, hasIdentity) => {
+  it('are judged the same by their changes as all together, after any sequence of changes', () => {
     fc.assert(
       fc.property(steps, fc.integer({ min: 0, max: 3 }), (all, wholeEvery) => {
         const [some, anew] = [create(hasIdentity), create(hasIdentity)]
@@ -134,7 +138,7 @@ describe.each([
           for (const [key, lease] of peers) expect(lease).toBe(leases.get(key))
           expect(some.filter.skipped()).toBe(anew.filter.skipped())
           expect(some.lines.splice(0).toSorted()).toEqual(anew.lines.splice(0).toSorted())
-          // Whoever goes by what is said to have changed comes to the same.
+          // A caller that follows only the returned changes reaches the same peers.
           if (!changed) told = new Map(peers)
           for (const [key, was] of changed ?? []) {
             expect(was).toBe(known.get(key))
@@ -154,7 +158,7 @@ describe.each([
   })
 })
 
-it('has no peer that lacks a subnet or an address of IPv4', () => {
+it('accepts no peer without an IPv4 subnet or IPv4 address', () => {
   const { filter, lines } = create(false)
   const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: { address: 0xfc00n << 112n, prefixLength: 64 } }
   const publicIp = { ipv4: ip('192.0.2.2'), ipv6: (0xfd00n << 112n) + 2n }
@@ -172,7 +176,7 @@ it('has no peer that lacks a subnet or an address of IPv4', () => {
   expect([lines, filter.skipped()]).toEqual([
     [
       'Lease subnet of IPv6 is not used: its subnet is not within the network 10.5.0.0/16',
-      'Lease address of IPv6 is not used: 0.0.0.0 is no address of a host',
+      'Lease address of IPv6 is not used: 0.0.0.0 is not the address of a host',
     ],
     2,
   ])
@@ -180,7 +184,7 @@ it('has no peer that lacks a subnet or an address of IPv4', () => {
 
 const nets = (text: string) => netsOf(text.split(' ').map((each) => parseNet(each)!))
 
-it('says nothing of a lease of this node by another key, as of a weftd that takes over with one family more', () => {
+it('does not log a lease of this node under another key, as of a successor with one more family', () => {
   const lines: string[] = []
   const say = (line: string): void => void lines.push(line)
   const log = { info: say, warn: say, error: say, v: () => false }
@@ -197,7 +201,7 @@ it('says nothing of a lease of this node by another key, as of a weftd that take
   expect(lines).toEqual(["Lease other is not used: 192.0.2.9 is this node's own address"])
 })
 
-it('has no peer with a subnet of this node or a part of it, by either family: our own containers would be cut off', () => {
+it("accepts no peer with this node's subnet or a part of it in any family, which would cut off this node's containers", () => {
   const said: string[] = []
   const say = (line: string): void => void said.push(line)
   const both: OwnLease = { ...own, subnet: nets('10.5.0.0/24 fc00:0:0:7::/64') }
@@ -208,14 +212,14 @@ it('has no peer with a subnet of this node or a part of it, by either family: ou
   const publicIp = { ipv4: ip('192.0.2.2'), ipv6: (0xfd00n << 112n) + 2n }
   const leases = new Map(
     [
-      '10.5.0.0/24 fc00:0:0:8::/64', // as two nodes draw it that know only whole keys
+      '10.5.0.0/24 fc00:0:0:8::/64', // two nodes that know only whole keys may both lease this
       '10.5.0.128/25 fc00:0:0:7:8000::/65',
       '10.5.0.0/23 fc00:0:0:6::/63',
     ].map((text) => [text, { key: text, subnet: nets(text), attrs: { publicIp, backendType: '' } }]),
   )
   const peers = filters.map((filter) => filter.usable(leases, own.key).map(({ key }) => key))
   const [same, part, around] = [...leases.keys()]
-  // Our own routes are longer than that to more than we have.
+  // This node's own route has a longer prefix than a subnet that contains it.
   expect(peers).toEqual([[around], [same, around]])
   expect(said).toEqual([
     `Lease ${same} is not used for IPv4: its subnet is this node's 10.5.0.0/24, or a part of it`,
@@ -227,7 +231,7 @@ it('has no peer with a subnet of this node or a part of it, by either family: ou
 const lines: string[] = []
 const say = (line: string): void => void lines.push(line)
 const log = { info: say, warn: say, error: say, v: () => false }
-/** Of a network of both families: filters of each. */
+/** Returns a filter for each family of a dual-stack network. */
 function createBoth(alsoUnusable?: () => string | undefined) {
   lines.length = 0
   const parts = { isOneOfTwo: true, lease: own, log, ...(alsoUnusable ? { alsoUnusable } : {}) }
@@ -246,7 +250,7 @@ const ofBoth = (key: string, third: number, host: number, revision = 1n): Lease 
   attrs: { publicIp: { ipv4: ip('192.0.0.0') + host, ipv6: (0xfd00n << 112n) + BigInt(host) }, backendType: 'x' },
 })
 
-it("does not warn of a host's old key beside its new one, which has another family too", () => {
+it("does not warn about a host's old lease if its new one has another family too", () => {
   const [filter] = createBoth()
   const [old, now] = [ofBoth('10.5.1.0-24', 1, 9), ofBoth('10.5.1.0-24&fc00:0:0:1::-64', 1, 9, 2n)]
   const leases = new Map([old, now].map((each) => [each.key, each]))
@@ -261,7 +265,7 @@ it("does not warn of a host's old key beside its new one, which has another fami
   expect(filter!.skipped()).toBe(1)
 })
 
-it('names the family for which a lease is not used where the network has two', () => {
+it('names the family for which a lease is not used in a dual-stack network', () => {
   const filters = createBoth(() => 'it publishes no MAC')
   const lease = ofBoth('10.5.1.0-24&fc00:0:0:1::-64', 1, 9)
   for (const filter of filters) filter.take(new Map([[lease.key, lease]]), own.key)
@@ -271,7 +275,7 @@ it('names the family for which a lease is not used where the network has two', (
   ])
 })
 
-it('takes thousands of subnets of IPv6 in a time that grows with their number, and not with its square', () => {
+it('processes thousands of IPv6 subnets in linear time', () => {
   const leases = new Map(
     Array.from({ length: 20_000 }, (_, at) =>
       ofBoth(`10.5.${at}.0-24&fc00:0:0:${at.toString(16)}::-64`, at, at + 1_000),
@@ -283,12 +287,12 @@ it('takes thousands of subnets of IPv6 in a time that grows with their number, a
     filter.take(leases, own.key)
     return process.cpuUsage({ user, system: 0 }).user / 1_000
   }
-  // It takes 40 ms, and 20 s if all of them fall into one place of a map.
+  // It takes 40 ms, and would take 20 s if all subnets had the same hash.
   expect(Math.min(took(), took())).toBeLessThan(1_000)
   expect(filter.peers().size).toBe(20_000)
 })
 
-it('says what changed and of no other', () => {
+it('returns exactly the peers that changed', () => {
   const { filter } = create(false)
   const lease = (key: string, address: string, revision: bigint): Lease => ({
     key,
@@ -299,7 +303,7 @@ it('says what changed and of no other', () => {
   const leases = new Map(
     [lease('10.5.1.0-24', '192.0.2.2', 1n), lease('10.5.2.0-24', '192.0.2.3', 2n)].map((each) => [each.key, each]),
   )
-  expect(filter.take(leases, own.key, ['10.5.1.0-24'])).toBeUndefined() // nothing was taken before
+  expect(filter.take(leases, own.key, ['10.5.1.0-24'])).toBeUndefined() // undefined, because nothing was taken before
   expect([...filter.take(leases, own.key, ['10.5.1.0-24'])!]).toEqual([])
   const renewed = lease('10.5.1.0-24', '192.0.2.2', 3n)
   leases.set(renewed.key, renewed)
@@ -311,7 +315,7 @@ it('says what changed and of no other', () => {
     ['10.5.2.0-24&fc00::-64', undefined],
     ['10.5.2.0-24', '10.5.2.0-24'],
   ])
-  // Of two that nobody wrote last every node takes the same, in whatever order it heard of them.
+  // If two leases have no revision, every node chooses the same one, regardless of their order.
   for (const order of [0, 1]) {
     const two = [lease('10.5.7.0-24', '192.0.2.2', 5n), lease('10.5.7.0-24&fc00::-64', '192.0.2.3', 5n)]
     const fresh = create(false).filter

@@ -1020,7 +1020,7 @@ describe('the limits of findings', () => {
     expect(said({ ...kernel('wireguard'), ...wide, routes }).filter((line) => line.startsWith('no-route'))).toEqual([
       'no-route: 10.5.0.0/16',
     ])
-    // For such a backend another route to the whole network is no fault.
+    // For such a backend another route to the whole network is right.
     expect(
       found({
         ...kernel('vxlan'),
@@ -1058,7 +1058,7 @@ describe('the limits of findings', () => {
     const heard =
       '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 3 s ago; packets from it arrive, but packets to it are lost'
     expect(said(facts)).toEqual([`peer-silent: ${heard}: check the firewall on its host first`])
-    // A packet from before the peer fell silent proves nothing.
+    // An earlier packet does not prove that the peer sends now.
     const before = { state: 'programmed', heardSecondsAgo: 30, unansweredSeconds: 60 } as const
     const where = '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 30 s ago'
     expect(said({ ...withPeers(before), ...silent })).toEqual([`peer-silent: ${where}`])
@@ -1251,7 +1251,7 @@ describe('a status without some of its parts', () => {
     expect(look('routes', { ...vxlan, routes: [route('10.5.2.0/24', 'flannel0')] })).toEqual(['no-route: 10.5.0.0/16'])
   })
 
-  it('reports a route around its own subnet, or through a gateway that is no peer, as foreign', () => {
+  it('reports a route around its own subnet, or through a gateway that is not a peer, as foreign', () => {
     const first = { node: { ...status.node!, subnet: '10.5.0.0/24' } }
     const routes = [
       route('10.5.0.0/16', 'flannel0'),

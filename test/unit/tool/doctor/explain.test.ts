@@ -132,7 +132,7 @@ it('looks for an address on this host first, then in the longest subnet, then in
     'here',
     '192.0.2.2',
     '192.0.2.3',
-    'nobody',
+    'unassigned',
     'outside',
     'host',
   ])

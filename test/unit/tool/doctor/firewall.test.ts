@@ -169,7 +169,7 @@ describe('a dual-stack network', () => {
     expect(of(dualPeer({ state: 'stored' }))).toEqual(['forward-dropped: ip6tables: -P FORWARD DROP'])
   })
 
-  it('with only IPv6 is checked by IPv6', () => {
+  it('with only IPv6 is checked with the IPv6 rules', () => {
     const [subnet, network] = ['fd00:5:0:1::/64', 'fd00:5::/48']
     const node = { ...soundDual.status.node, subnet, publicIp: '2001:db8::1' }
     const config = { ...soundDual.status.config, network }
@@ -352,7 +352,7 @@ const firewalld = (hook: string, ...rules: readonly string[]): string =>
 const silently = (): Partial<Facts> => ({
   answers: new Map([['10.5.2.0-24', { ipv4: { small: false, large: false } }]]),
 })
-/** The rules of Oracle Cloud, and of many administrators: the last rule drops everything that is no answer. */
+/** The rules of Oracle Cloud, and of many administrators: the last rule drops all packets but answers. */
 const STATEFUL = [
   '-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT',
   '-A INPUT -i lo -j ACCEPT',

@@ -30,7 +30,7 @@ it('looks up a packet of a container, of this host, of a peer, and one with each
     'fd00:5:0:2::2',
     'fd00:5:0:1::2',
   ])
-  // Without a bridge of containers only packets of this host are looked up.
+  // Without a bridge of containers there are only queries for packets of this host.
   expect(routeQueries(sound.status!, [], ['0x1']).map(({ direction }) => direction)).toEqual(['host'])
   const none = { ...sound.status!, dataPath: { ...sound.status!.dataPath!, engine: 'none' } }
   expect(routeQueries(none, sound.links, [])).toEqual([])

@@ -115,7 +115,7 @@ describe('a result', () => {
       udp: { outside: [], inside: [{ ...udp(0, { sent: 0 }), seconds: 0 }] },
     })
     expect(some.roundTripMs).toEqual({ outside: null, inside: 1, ratio: null })
-    // No datagram was sent, so none was lost, which is no sign of a firewall.
+    // No datagram was sent, so none was lost, and no firewall is blamed.
     for (const path of ['outside', 'inside'] as const)
       expect(some.udp[path]).toMatchObject({ sent: 0, lost: 0, lossPercent: 0, sentBitsPerSecond: 0 })
     expect([some.isBroken, some.notes]).toEqual([false, []])

@@ -1,4 +1,4 @@
-// etcd-choice.test.ts - which endpoint of an etcd cluster is asked, with endpoints that answer as they are told.
+// etcd-choice.test.ts - which endpoint of an etcd cluster weftd uses, with mock endpoints.
 
 import { status } from '@grpc/grpc-js'
 import { afterEach, expect, it, vi } from 'vitest'
@@ -13,12 +13,12 @@ vi.mock('../../../../../src/control/store/etcd/etcd-endpoint.ts', () => ({
 afterEach(() => void endpoints.splice(0))
 
 const { signal } = new AbortController()
-/** Endpoints are tried in any order: so often, both orders of two come up, but for one time in a million. */
+/** Endpoints are tried in random order. In 20 tries both orders of two endpoints occur, except with a chance of one in a million. */
 const TIMES = 20
 
 const refusal = (code: status, text: string): Error => Object.assign(new Error(text), { code })
 
-/** An endpoint that gives a sign of life, or is refused one. */
+/** Adds an endpoint; `signOfLife` answers or refuses its health check. */
 function add(address: string, signOfLife: () => Promise<unknown>): void {
   const client = (): never => {
     throw new Error('nobody streams here')
@@ -26,7 +26,7 @@ function add(address: string, signOfLife: () => Promise<unknown>): void {
   endpoints.push({ address, call: signOfLife, client, isPingedSeldom: false, pingLess: () => {}, close: () => {} })
 }
 
-/** The endpoints that a call was made at, each time with a new choice. */
+/** Returns the endpoints that `ask` was called with, over `TIMES` new choices. */
 async function asked(ask: (endpoint: Endpoint) => Promise<string>): Promise<Set<string>> {
   const all = new Set<string>()
   for (let times = 0; times < TIMES; times++) {
@@ -38,13 +38,13 @@ async function asked(ask: (endpoint: Endpoint) => Promise<string>): Promise<Set<
   return all
 }
 
-it('asks no member that has lost its leader, though it answers', async () => {
+it('skips a member that has lost its leader, although it answers', async () => {
   add('without-leader', () => Promise.reject(refusal(status.UNAVAILABLE, '14 UNAVAILABLE: etcdserver: no leader')))
   add('well', () => Promise.resolve({}))
   expect(await asked(async ({ address }) => address)).toEqual(new Set(['well']))
 })
 
-it('asks one whose answer is that this user may not ask for signs of life', async () => {
+it('uses a member that refuses the health check because this user lacks the permission', async () => {
   add('strict', () => Promise.reject(refusal(status.PERMISSION_DENIED, '7: etcdserver: permission denied')))
   add('gone', () => Promise.reject(refusal(status.UNAVAILABLE, '14 UNAVAILABLE: connection refused')))
   expect(await asked(async ({ address }) => address)).toEqual(new Set(['strict']))
@@ -55,7 +55,7 @@ it.each([
   ['was ended by the other end', status.CANCELLED],
   ['is unavailable', status.UNAVAILABLE],
   ['broke inside', status.INTERNAL],
-])('takes a call that %s to the other member', async (_what, code) => {
+])('repeats a call that %s at the other member', async (_what, code) => {
   for (const address of ['bad', 'well']) add(address, () => Promise.resolve({}))
   const ask = async ({ address }: Endpoint): Promise<string> => {
     if (address === 'bad') throw refusal(code, 'it cannot')
@@ -64,7 +64,7 @@ it.each([
   expect(await asked(ask)).toEqual(new Set(['well']))
 })
 
-it('takes what etcd has decided to nobody else', async () => {
+it('does not repeat a call that etcd itself refused', async () => {
   for (const address of ['first', 'second']) add(address, () => Promise.resolve({}))
   let calls = 0
   const choice = createEndpointChoice(new Map(), { endpoints: [], certFile: '', keyFile: '', caFile: '' }, () => {})

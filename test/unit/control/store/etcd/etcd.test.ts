@@ -1,4 +1,4 @@
-// etcd.test.ts - the store in etcd against members that refuse by themselves, leave fields out or end connections, and its messages.
+// etcd.test.ts - the etcd store with members that refuse calls, omit fields or end connections, and its error messages.
 
 import { setMaxListeners } from 'node:events'
 import { status } from '@grpc/grpc-js'
@@ -19,7 +19,7 @@ import {
   type MockEtcd,
 } from '../../../../support/mock-etcd.ts'
 
-/** Endpoints are tried in random order: in this number of stores each order of two comes up, but for one time in a million. */
+/** Endpoints are tried in random order. In 20 stores both orders of two endpoints occur, except with a chance of one in a million. */
 const STORES = 20
 
 let over: AbortController
@@ -57,10 +57,10 @@ function open(members: readonly MockEtcd[], more: Partial<Parameters<typeof crea
 const WELL = header({ cluster: 1, revision: 5, term: 2 })
 const NOTHING = Buffer.alloc(0)
 
-/** A member that serves. */
+/** A member that serves all calls. */
 const well = ({ method }: Call): Answer => (method === 'KV/Range' ? WELL : NOTHING)
 
-describe('an endpoint that refuses by itself', () => {
+describe('an endpoint that refuses calls', () => {
   it.each([
     ['a learner of etcd 3.6', status.FAILED_PRECONDITION, 'etcdserver: rpc not supported for learner'],
     ['a learner of etcd 3.5', status.UNAVAILABLE, 'etcdserver: rpc not supported for learner'],
@@ -74,19 +74,19 @@ describe('an endpoint that refuses by itself', () => {
     ['a proxy that takes no such request', status.INVALID_ARGUMENT, 'bad request'],
     ['a proxy that has no backend', status.NOT_FOUND, 'no healthy upstream'],
     ['a member that ends calls', status.ABORTED, 'aborted'],
-  ])('is left for another: %s', async (_what, code, message) => {
+  ])('is replaced by another endpoint: %s', async (_what, code, message) => {
     const other = await member(well)
     const refusing = await member(({ method }) => (method === 'KV/Range' ? { status: code, message } : NOTHING))
     for (let times = 0; times < STORES; times++) {
       const store = open([refusing, other], { username: 'node', password: new Secret('open') })
       for (let call = 0; call < 2; call++) expect(await store.list(over.signal)).toMatchObject({ revision: 5n })
     }
-    // Each store asks it once at most: then it stays with the other.
+    // Each store calls it once at most, and then stays with the other endpoint.
     expect(refusing.calls.filter((each) => each === 'KV/Range').length).toBeLessThanOrEqual(STORES)
     expect(refusing.calls).toContain('KV/Range')
   })
 
-  it('is left by a watch', async () => {
+  it('is left by a watch too', async () => {
     const other = await member((call) => {
       if (call.method === 'Watch/Watch') call.send(Buffer.concat([WELL, field(3, 1)]))
       return call.method === 'Watch/Watch' ? undefined : well(call)
@@ -100,13 +100,13 @@ describe('an endpoint that refuses by itself', () => {
     expect(refusing.calls).toContain('Watch/Watch')
   })
 
-  it('is not asked where its status says that it is a learner', async () => {
+  it('is not used if its status says that it is a learner', async () => {
     const [voter, learner] = [await member(well), await member(() => field(10, 1))]
     for (let times = 0; times < STORES; times++) await open([learner, voter]).list(over.signal)
     expect(new Set(learner.calls)).toEqual(new Set(['Maintenance/Status']))
   })
 
-  it('is named as a learner if there is no other', async () => {
+  it('is named as a learner if there is no other endpoint', async () => {
     const refusal = { status: status.FAILED_PRECONDITION, message: 'etcdserver: rpc not supported for learner' }
     const learner = await member(({ method }) => (method === 'KV/Range' ? refusal : field(10, 1)))
     const dead = { ...(await member(well)), endpoint: 'http://127.0.0.1:1' } as MockEtcd
@@ -118,8 +118,8 @@ describe('an endpoint that refuses by itself', () => {
   })
 })
 
-describe('a field that a server leaves out', () => {
-  /** What a watch brings until it has told of this revision; rejects with what ends it. */
+describe('a field that the server omits', () => {
+  /** Returns the batches of a watch until its revision is `until`; rejects with the error that ends the watch. */
   async function watched(store: Store, until: bigint): Promise<StoreBatch[]> {
     const { revision } = await store.list(over.signal)
     const batches: StoreBatch[] = []
@@ -141,14 +141,14 @@ describe('a field that a server leaves out', () => {
     return Buffer.concat([head, field(11, field(2, Buffer.concat(pair)))])
   }
 
-  it('says nothing of the cluster: the watch goes on', async () => {
+  it('does not look like another cluster, so the watch continues', async () => {
     const proxy = await member((call) => {
       if (call.method !== 'Watch/Watch') return well(call)
-      // As `etcd grpc-proxy` answers a watch that joins another one (watch_broadcast.go), and other headers beside it.
+      // `etcd grpc-proxy` answers a watch that joins another one like this (watch_broadcast.go). Other headers follow.
       call.send(Buffer.concat([header({ revision: 6 }), field(3, 1)]))
       call.send(put(WELL, 7))
       call.send(header({})) // a progress notification without any value
-      call.send(NOTHING) // and one without a header
+      call.send(NOTHING) // a progress notification without a header
       call.send(put(header({ cluster: 1, revision: 8 }), 8))
       call.send(put(header({ revision: 9, term: 2 }), 9))
       return undefined
@@ -170,7 +170,7 @@ describe('a field that a server leaves out', () => {
     await expect(watched(open([proxy]), 9n)).rejects.toMatchObject({ code: 'GAP' })
   })
 
-  it('makes no empty listing of an answer without content', async () => {
+  it('does not make an answer without content an empty listing', async () => {
     const junk = await member(() => NOTHING)
     await expect(open([junk]).list(over.signal)).rejects.toMatchObject({
       code: 'STORE_UNAVAILABLE',
@@ -179,11 +179,11 @@ describe('a field that a server leaves out', () => {
   })
 })
 
-describe('a server that counts pings', () => {
-  it('ends a connection, and neither the watch nor a call fails', async () => {
+describe('a server that limits pings', () => {
+  it('can end a connection without a failure of the watch or a call', async () => {
     let ended = 0
     const proxy = await member((call) => {
-      // The first call, and the first watch.
+      // True for the first call and the first watch.
       const isFirst = proxy.calls.filter((each) => each === call.method).length === 1
       if (isFirst && ended < 2) {
         ended++
@@ -203,7 +203,7 @@ describe('a server that counts pings', () => {
     expect(ended).toBe(2)
   })
 
-  it('ends a watch that runs: it is opened again from where it was, and pinged less', async () => {
+  it('can end a running watch, which weftd reopens at the same revision and pings less often', async () => {
     const errors = vi.spyOn(console, 'error').mockReturnValue()
     cleanups.push(() => errors.mockRestore())
     const proxy = await member((call) => {
@@ -211,7 +211,7 @@ describe('a server that counts pings', () => {
       call.send(Buffer.concat([WELL, field(3, 1)]))
       return undefined
     })
-    // gRPC's timers are ours from here; sockets are not.
+    // The timers of gRPC are fake from here; sockets are real.
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
     cleanups.push(() => vi.useRealTimers())
     const store = open([proxy])
@@ -230,7 +230,7 @@ describe('a server that counts pings', () => {
     for (const session of proxy.sessions) endForPings(session)
     await until(() => batches.length === 2)
     await vi.advanceTimersByTimeAsync(290_000)
-    await store.list(over.signal) // a ping from before would have arrived before this
+    await store.list(over.signal) // an earlier ping would have arrived before this answer
     expect(proxy.pings).toBe(1)
     await vi.advanceTimersByTimeAsync(20_500) // less than the 2 s after which a ping without an answer ends the connection
     await until(() => proxy.pings === 2)
@@ -273,11 +273,11 @@ describe('a message about etcd', () => {
     ['12 UNIMPLEMENTED: Received HTTP status code 404', 'an HTTP server that is not etcd answered with status 404'],
     ['2 UNKNOWN: etcdserver: mvcc: database closed', 'etcdserver: mvcc: database closed'],
     ['Error: read ECONNRESET (2026-11-26T10:00:00.000Z)', 'read ECONNRESET'],
-  ])('has none of the words of gRPC: %s', (raw, plain) => {
+  ])('does not use the words of gRPC: %s', (raw, plain) => {
     expect(plainly(raw)).toBe(plain)
   })
 
-  it('says what is wrong with each of several endpoints, in plain words', async () => {
+  it('says for each of several endpoints what is wrong, in plain words', async () => {
     const endpoints = ['http://127.0.0.1:1', 'http://127.0.0.1:2']
     const { message } = (await open([], { endpoints })
       .list(over.signal)
@@ -287,7 +287,7 @@ describe('a message about etcd', () => {
     )
   })
 
-  it('does not explain an etcd that has died as one that speaks TLS', async () => {
+  it('does not blame TLS if an etcd that has answered dies', async () => {
     const dying = await member((call) => {
       if (call.method !== 'Watch/Watch') return well(call)
       call.send(Buffer.concat([WELL, field(3, 1)]))

@@ -28,7 +28,7 @@ import { FakeSwitch } from '../../../../support/fake-switch.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'weft-http-'))
 const credentialFile = join(folder, 'secret')
-writeFileSync(credentialFile, 'secret-of-switch\n')
+const bind = (url: string): void => writeFileSync(credentialFile, `${url} secret-of-switch\n`)
 afterAll(() => rmSync(folder, { recursive: true }))
 
 const never = new AbortController().signal
@@ -143,6 +143,7 @@ describe('a request', () => {
       response.end()
     })
     const url = await serve((_request, response) => response.writeHead(307, { location: elsewhere }).end())
+    bind(url)
     const settings = settingsOf({ PutURL: `${url}/r`, Headers: { a: '{credential}' }, CredentialFile: credentialFile })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
     await expect(table?.put(never)).rejects.toMatchObject({
@@ -156,6 +157,7 @@ describe('a request', () => {
     const url = await serve((request, response) =>
       response.writeHead(500).end(`${String(request.headers['x-name'])} and secret-of-switch`),
     )
+    bind(url)
     const headers = { a: '{credential}', 'X-Name': 'plain-text-secret' }
     const settings = settingsOf({ PutURL: `${url}/r?q={node}`, Headers: headers, CredentialFile: credentialFile })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
@@ -194,6 +196,34 @@ describe('a request', () => {
     now = 41_000
     await ask()
     expect(count).toBe(2)
+  })
+
+  it('sends a credential only to the origin that its file names', async () => {
+    let count = 0
+    const url = await serve((_request, response) => {
+      count++
+      response.end()
+    })
+    bind('http://127.0.0.1:1')
+    const settings = settingsOf({ PutURL: `${url}/r`, Headers: { a: '{credential}' }, CredentialFile: credentialFile })
+    const [table] = await new HttpPublisher(settings, placeOf().place).find()
+    await expect(table?.put(never)).rejects.toMatchObject({
+      message: `the file of Backend.CredentialFile has no line for ${url}`,
+      remedy: `write a line of ${url}, a space and the credential`,
+    })
+    expect(count).toBe(0)
+  })
+
+  it.each([
+    ['/dev/zero', 'it is no regular file'],
+    ['/proc/self/environ', 'has no line for'],
+  ])('sends nothing of the file %s', async (path, why) => {
+    const settings = settingsOf({ PutURL: PUT, Headers: { a: '{credential}' }, CredentialFile: path })
+    const sent = async (): Promise<unknown> => {
+      const [table] = await new HttpPublisher(settings, placeOf().place).find()
+      return table?.put(never)
+    }
+    await expect(sent()).rejects.toThrow(why)
   })
 
   it('names a file that cannot be read', async () => {

@@ -1,6 +1,6 @@
 // publishers.test.ts - one contract for all publishers: how a route is put, kept and withdrawn by an API that fails as its documents say.
 
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, describe, expect, it } from 'vitest'
@@ -16,7 +16,6 @@ import { FakeTencent } from '../../../../support/fake-tencent.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'weft-publishers-'))
 const credentialFile = join(folder, 'secret')
-writeFileSync(credentialFile, 'secret-of-switch\n')
 afterAll(() => rmSync(folder, { recursive: true }))
 
 const FAKES: readonly (readonly [name: string, make: () => FakeFabric])[] = [

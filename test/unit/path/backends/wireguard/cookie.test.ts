@@ -1,4 +1,4 @@
-// cookie.test.ts - the MACs of a message, and the cookie by which a sender shows that it receives where it sends from.
+// cookie.test.ts - the MACs of a message, and the cookie that proves that a sender receives at its address.
 
 import { describe, expect, it } from 'vitest'
 import {
@@ -17,7 +17,7 @@ const from = { address: 0x0a00_0001, port: 51_820 }
 const message = (): Buffer => Buffer.from(Array.from({ length: 148 }, (_, at) => (at < 116 ? at : 0)))
 
 describe('mac1', () => {
-  it('is over all that comes before it, by the key of who receives', () => {
+  it('covers everything before it, with the key of the receiver', () => {
     const sent = message()
     const mac1 = writeMacs(sent, own, undefined)
     expect(sent.subarray(116, 132)).toEqual(Buffer.from(mac1))
@@ -34,7 +34,7 @@ describe('mac1', () => {
 })
 
 describe('a cookie', () => {
-  const asked = () => {
+  const requested = () => {
     const sent = message()
     const mac1 = writeMacs(sent, own, undefined)
     const cookies = createCookies(own, systemRandomness)
@@ -42,8 +42,8 @@ describe('a cookie', () => {
     return { sent, mac1, cookies, cookieAt }
   }
 
-  it('is sent to who asked, sealed for the message that it answers', () => {
-    const { sent, mac1, cookies } = asked()
+  it('is sent to the sender, encrypted for the message that it answers', () => {
+    const { sent, mac1, cookies } = requested()
     const reply = cookies.reply(sent, from, 0)
     expect(reply).toHaveLength(COOKIE_REPLY_BYTES)
     expect(COOKIE_REPLY_BYTES).toBe(64)
@@ -54,8 +54,8 @@ describe('a cookie', () => {
     expect(cookies.reply(sent, from, 0).subarray(8, 32)).not.toEqual(reply.subarray(8, 32))
   })
 
-  it('proves its sender, from that address and port alone, until the secret is another', () => {
-    const { sent, cookies, cookieAt } = asked()
+  it('proves its sender only from that address and port, until the secret changes', () => {
+    const { sent, cookies, cookieAt } = requested()
     expect(cookies.isProved(sent, from, 0)).toBe(false)
     const cookie = cookieAt(0)
     writeMacs(sent, own, cookie)
@@ -72,8 +72,8 @@ describe('a cookie', () => {
     expect(cookieAt(120_000)).not.toEqual(cookie)
   })
 
-  it('is the same for a sender as long as the secret is, and another for another', () => {
-    const { sent, mac1, cookies, cookieAt } = asked()
+  it('is constant for a sender while the secret is, and different for other senders', () => {
+    const { sent, mac1, cookies, cookieAt } = requested()
     expect(cookieAt(0)).toEqual(cookieAt(60_000))
     expect(openCookieReply(cookies.reply(sent, { ...from, port: 1 }, 0), own, mac1)).not.toEqual(cookieAt(0))
   })

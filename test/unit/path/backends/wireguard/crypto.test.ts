@@ -1,4 +1,4 @@
-// crypto.test.ts - the primitives, by the vectors of those who specified them.
+// crypto.test.ts - the primitives against the test vectors of their specifications.
 
 import { describe, expect, it } from 'vitest'
 import {
@@ -23,7 +23,7 @@ describe('BLAKE2s', () => {
     expect(hexOf(hash('a', Buffer.from('bc'), ''))).toBe(abc)
   })
 
-  // By hashlib of Python 3, which has BLAKE2's reference code.
+  // The values are from hashlib of Python 3, which contains the reference code of BLAKE2.
   it.each([
     [32, 0, '9536f9b267655743dee97b8a670f9f53'],
     [32, 116, '072e94ffbfc684bd8ab2a1b9dade2fd5'],
@@ -32,20 +32,20 @@ describe('BLAKE2s', () => {
     expect(hexOf(mac(counting(key), counting(message)))).toBe(expected)
   })
 
-  it('makes an HMAC of its parts', () => {
+  it('gives the HMAC of the concatenated parts', () => {
     expect(hmac(counting(32), counting(40))).toEqual(hmac(counting(32), counting(30), counting(10, 30)))
     expect(hmac(counting(32), counting(40))).not.toEqual(hash(counting(32), counting(40)))
   })
 })
 
-it('compares what may be of different lengths', () => {
+it('compares values of different lengths', () => {
   expect(isEqual(counting(16), counting(16))).toBe(true)
   expect(isEqual(counting(16), counting(16, 1))).toBe(false)
   expect(isEqual(counting(16), counting(15))).toBe(false)
 })
 
 describe('ChaCha20-Poly1305', () => {
-  it('opens what was sealed, and nothing else', () => {
+  it('decrypts only what was encrypted with the same key and data', () => {
     const sealed = seal(counting(32), counting(12), counting(32))
     expect(sealed).toHaveLength(28)
     expect(open(counting(32), sealed, counting(32))).toEqual(Buffer.from(counting(12)))
@@ -68,7 +68,7 @@ describe('XChaCha20-Poly1305', () => {
     "Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would be it.",
   )
 
-  it('seals as draft-irtf-cfrg-xchacha-03, appendix A.3.1', () => {
+  it('encrypts the vector of draft-irtf-cfrg-xchacha-03, appendix A.3.1', () => {
     expect(hexOf(sealX(key, nonce, text, associated))).toBe(
       'bd6d179d3e83d43b9576579493c0e939572a1700252bfaccbed2902c21396cbb731c7f1b0b4aa6440bf3a82f4eda7e39' +
         'ae64c6708c54c216cb96b72e1213b4522f8c9ba40db5d945b11b69b982c1bb9e3f3fac2bc369488f76b2383565d3fff9' +
@@ -76,7 +76,7 @@ describe('XChaCha20-Poly1305', () => {
     )
   })
 
-  it('opens that, and nothing else', () => {
+  it('decrypts the vector, and refuses changed input', () => {
     const sealed = sealX(key, nonce, text, associated)
     expect(openX(key, nonce, sealed, associated)).toEqual(new Uint8Array(text))
     expect(openX(key, nonce, sealed, bytes('00'))).toBeUndefined()

@@ -1,16 +1,16 @@
-// deadlines.test.ts - deadlines by slots: none is early, and none is lost.
+// deadlines.test.ts - deadlines in slots: none is early, and none is lost.
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
 import { createDeadlines } from '../../../../../src/path/backends/wireguard/deadlines.ts'
 
-it('has nothing due where there is nothing', () => {
+it('returns nothing if there are no deadlines', () => {
   const deadlines = createDeadlines<string>()
   expect(deadlines.next()).toBe(Infinity)
   expect(deadlines.take(1e12)).toEqual([])
 })
 
-it('gives each once, not before its time and at most a slot after, in order of slots', () => {
+it('returns each item once, never early and at most a slot late, in order of slots', () => {
   fc.assert(
     fc.property(fc.array(fc.integer({ min: 0, max: 6_000 }), { minLength: 1 }), (times) => {
       const deadlines = createDeadlines<number>()
@@ -32,7 +32,7 @@ it('gives each once, not before its time and at most a slot after, in order of s
   )
 })
 
-it('gives all that is overdue, the earliest first', () => {
+it('returns all overdue items, the earliest first', () => {
   const deadlines = createDeadlines<string>()
   deadlines.add('later', 5_000)
   deadlines.add('sooner', 100)

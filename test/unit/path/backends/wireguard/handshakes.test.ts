@@ -1,4 +1,5 @@
-// handshakes.test.ts - whom is asked, answered and refused, and what each came to; of two nodes in virtual time, and of anybody's junk.
+// handshakes.test.ts - handshakes of two nodes in virtual time: requests, responses, refusals and results, and invalid
+// messages.
 
 import { inspect } from 'node:util'
 import fc from 'fast-check'
@@ -29,7 +30,7 @@ const ELSEWHERE: Endpoint = { address: 0x0a00_0099, port: 4_242 }
 interface Side {
   readonly handshakes: Handshakes
   readonly sent: { readonly to: Endpoint; readonly datagram: Buffer }[]
-  /** As they were given, with copies of the keys; `given` are the buffers themselves. */
+  /** Recorded calls with copies of the keys; `given` are the buffers themselves. */
   readonly keys: (SessionKeys & { readonly peer: number })[]
   readonly given: SessionKeys[]
   readonly roamed: unknown[]
@@ -80,7 +81,7 @@ const peerOf = (of: Side, endpoint: Endpoint | undefined, more: Partial<Handshak
   endpoint,
   ...more,
 })
-/** Two that know each other, as 3 and as 9. */
+/** Two nodes that know each other as peers 3 and 9. */
 function pair(more: { readonly a?: Partial<HandshakePeer>; readonly b?: Partial<HandshakePeer> } = {}) {
   const [a, b] = [sideOf(), sideOf()]
   a.handshakes.setPeers([peerOf(b, B, more.a)])
@@ -89,20 +90,20 @@ function pair(more: { readonly a?: Partial<HandshakePeer>; readonly b?: Partial<
 }
 const base64 = ({ handshakes }: Side): string => Buffer.from(handshakes.publicKey).toString('base64')
 const psk = (fill: number): SecretBytes => new SecretBytes(Buffer.alloc(32, fill))
-/** Of the one that answered, when the first packet came. */
+/** Confirms the keys of the responder, as after its first received packet. */
 function handshake({ a, b }: { a: Side; b: Side }, now: number): void {
   a.handshakes.wanted(3, now)
   b.handshakes.message(A, take(a), now)
   a.handshakes.message(B, take(b), now)
   b.handshakes.confirmed(9, now)
 }
-/** Calls tick whenever it is asked for, until then. */
+/** Calls `tick` whenever it is due, until the given time. */
 function runTo({ handshakes }: Side, end: number): void {
   for (let at = handshakes.nextAt(); at <= end; at = handshakes.nextAt()) handshakes.tick(at)
 }
 
 describe('a handshake', () => {
-  it('gives both the same keys, once, by two messages', () => {
+  it('gives both nodes the same keys once, with two messages', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     const first = take(a)
@@ -127,7 +128,7 @@ describe('a handshake', () => {
     expect(ours.receiveKey).toEqual(theirs.sendKey)
     expect(ours.sendKey).not.toEqual(ours.receiveKey)
 
-    // The same messages again, and nothing is wanted any more.
+    // Repeated messages have no effect, and no further keys are wanted.
     b.handshakes.message(A, first, 1_000)
     a.handshakes.message(B, second, 1_000)
     runTo(a, 1e6)
@@ -135,7 +136,7 @@ describe('a handshake', () => {
     expect(a.handshakes.nextAt()).toBe(Infinity)
   })
 
-  it('leaves no key where the engine had it from', () => {
+  it('wipes the keys after giving them to the engine', () => {
     const { a, b } = pair()
     handshake({ a, b }, 0)
     for (const { sendKey, receiveKey } of [...a.given, ...b.given]) {
@@ -144,7 +145,7 @@ describe('a handshake', () => {
     }
   })
 
-  it('tells when it was, and what it took', () => {
+  it('reports its time and the number of attempts', () => {
     const { a, b } = pair()
     expect(a.handshakes.stateOf(3)).toEqual({
       at: undefined,
@@ -165,7 +166,7 @@ describe('a handshake', () => {
     expect(b.handshakes.stateOf(9)).toMatchObject({ at: WALL, unconfirmed: 0 })
   })
 
-  it('has an index that finds its peer, and comes again only after 4096', () => {
+  it('has an index that contains the peer and repeats only after 4096 handshakes', () => {
     const { a, b } = pair({ a: { number: MOST_PEERS - 1 } })
     const indices = new Set<number>()
     for (let round = 0; round < 300; round += 1) {
@@ -182,13 +183,13 @@ describe('a handshake', () => {
     expect(new Set([...indices].map((index) => Math.floor(index / 4096))).size).toBe(1)
   })
 
-  it('is the same with a psk that both have', () => {
+  it('also works with a common psk', () => {
     const pairs = pair({ a: { psk: psk(5) }, b: { psk: psk(5) } })
     handshake(pairs, 0)
     expect(pairs.a.keys[0]!.sendKey).toEqual(pairs.b.keys[0]!.receiveKey)
   })
 
-  it('that both begin at once gives both the same two sessions', () => {
+  it('that both nodes begin simultaneously gives both the same two sessions', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     b.handshakes.wanted(9, 0)
@@ -205,8 +206,8 @@ describe('a handshake', () => {
   })
 })
 
-describe('an initiation without an answer', () => {
-  it('is sent again every five seconds and a little, another each time, for a minute and a half; then it is given up', () => {
+describe('an initiation without a response', () => {
+  it('is repeated every five seconds with a jitter, different each time, for 90 seconds, and then given up', () => {
     const { a } = pair()
     const times: number[] = []
     a.handshakes.wanted(3, 0)
@@ -226,19 +227,19 @@ describe('an initiation without an answer', () => {
       expect(time - times[at]!).toBeGreaterThanOrEqual(5_000)
       expect(time - times[at]!).toBeLessThanOrEqual(5_333 + 32)
     }
-    expect(new Set(times.slice(1).map((time, at) => time - times[at]!)).size).toBeGreaterThan(3) // a jitter
+    expect(new Set(times.slice(1).map((time, at) => time - times[at]!)).size).toBeGreaterThan(3) // the intervals differ by the jitter
     expect(times.at(-1)).toBeLessThan(90_000)
     expect(times.length).toBeGreaterThanOrEqual(17)
     expect(seen.size).toBe(times.length)
     expect(a.gaveUp).toEqual([3])
     expect(a.handshakes.stateOf(3)).toMatchObject({ failure: 'no-answer', attempts: times.length })
     expect(a.handshakes.nextAt()).toBe(Infinity)
-    // And begins again, at once, when it is wanted.
+    // It begins again immediately when keys are wanted.
     a.handshakes.wanted(3, 200_000)
     expect(a.sent).toHaveLength(1)
   })
 
-  it('may be answered late, until the next one is sent', () => {
+  it('accepts a late response until the next initiation is sent', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     const first = take(a)
@@ -254,7 +255,7 @@ describe('an initiation without an answer', () => {
     expect(a.keys).toHaveLength(1)
   })
 
-  it('is none for who has no endpoint, or is not there', () => {
+  it('is not sent to a peer without an endpoint, or to an unknown peer', () => {
     const { a, b } = pair({ a: { endpoint: undefined } })
     a.handshakes.wanted(3, 0)
     a.handshakes.wanted(77, 0)
@@ -267,34 +268,34 @@ describe('an initiation without an answer', () => {
     expect(b.keys).toHaveLength(1)
   })
 
-  it('is never closer than five seconds to the one before', () => {
+  it('follows the previous one after at least five seconds', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     take(a)
-    // The peer's own gives keys; those are lost at once.
+    // The peer's own initiation gives keys, which are lost immediately.
     b.handshakes.wanted(9, 100)
     a.handshakes.message(B, take(b), 100)
     take(a)
     a.handshakes.confirmed(3, 100)
     a.handshakes.wanted(3, 200)
-    expect(a.sent).toEqual([]) // said before the keys were there
+    expect(a.sent).toEqual([]) // the request was older than the keys
     runTo(a, 5_300)
     expect(a.sent).toEqual([])
     a.handshakes.wanted(3, 5_400)
     expect(a.sent).toHaveLength(1)
   })
 
-  it('that is wanted before the last one’s time is over waits for that', () => {
+  it('that is wanted too early waits until the last one has timed out', () => {
     const { a, b } = pair()
     handshake({ a, b }, 0)
-    a.handshakes.wanted(3, 5_000) // a jitter later than the timeout at least
+    a.handshakes.wanted(3, 5_000) // the timeout plus at least the jitter
     const at = a.sent.length
     runTo(a, 5_400)
     expect(a.sent).toHaveLength(1)
     expect(at).toBeLessThanOrEqual(1)
   })
 
-  it('is no more tried when the peer’s own handshake gave keys', () => {
+  it('is not repeated when the peer’s own handshake gave keys', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     take(a)
@@ -308,7 +309,7 @@ describe('an initiation without an answer', () => {
     expect(a.handshakes.stateOf(3)).toMatchObject({ attempts: 0, failure: undefined })
   })
 
-  it('waits for others’ where there are thousands, and comes to each', () => {
+  it('waits its turn among thousands of peers, and every peer gets one', () => {
     const a = sideOf()
     const others = Array.from({ length: 400 }, (_, number) => ({
       number,
@@ -325,7 +326,7 @@ describe('an initiation without an answer', () => {
     expect(a.sent).toHaveLength(400)
   })
 
-  it('of a peer whose key is of small order is not sent, and that is said', () => {
+  it('to a peer whose key is of small order is not sent, and the reason is reported', () => {
     const a = sideOf()
     a.handshakes.setPeers([{ number: 3, publicKey: new Uint8Array(32), endpoint: B }])
     a.handshakes.wanted(3, 0)
@@ -336,8 +337,8 @@ describe('an initiation without an answer', () => {
   })
 })
 
-describe('an initiation by a key of nobody', () => {
-  it('is remembered with the last place that it came from, until somebody has it', () => {
+describe('an initiation with an unknown key', () => {
+  it('is remembered with its last sender until a peer has the key', () => {
     const [a, b] = [sideOf(), sideOf()]
     a.handshakes.setPeers([peerOf(b, B)])
     a.handshakes.wanted(3, 0)
@@ -348,7 +349,7 @@ describe('an initiation by a key of nobody', () => {
     expect(b.handshakes.unknownKeys()).toEqual([{ publicKey: base64(a), from: B, at: 20 }])
     b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
     expect(b.handshakes.unknownKeys()).toEqual([])
-    // What a peer sends that cannot be read is of nobody.
+    // An initiation that cannot be decrypted has no known key.
     const broken = Buffer.from(first)
     broken[100]! ^= 1
     writeMacs(broken, macKeysOf(b.handshakes.publicKey), undefined)
@@ -356,7 +357,7 @@ describe('an initiation by a key of nobody', () => {
     expect([b.handshakes.unknownKeys(), b.handshakes.counters.junk]).toEqual([[], 3])
   })
 
-  it('takes no more memory than a few', () => {
+  it('is remembered for a limited number of keys', () => {
     const b = sideOf()
     const others = Array.from({ length: MOST_UNKNOWN + 4 }, () => sideOf())
     others.forEach((other, at) => {
@@ -369,8 +370,8 @@ describe('an initiation by a key of nobody', () => {
   })
 })
 
-describe('an answer', () => {
-  it('with another psk gives no keys, and that is said until one fits', () => {
+describe('a response', () => {
+  it('with another psk gives no keys, and the reason is reported until a valid one comes', () => {
     const { a, b } = pair({ a: { psk: psk(5) }, b: { psk: psk(6) } })
     a.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(a), 0)
@@ -386,7 +387,7 @@ describe('an answer', () => {
     expect(a.handshakes.stateOf(3)).toMatchObject({ failure: undefined })
   })
 
-  it('that is forged does not keep the true one out', () => {
+  it('that is forged does not prevent the real one', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(a), 0)
@@ -404,7 +405,7 @@ describe('an answer', () => {
 })
 
 describe('an initiation of a peer', () => {
-  it('is answered where it came from, but only keys in use move the peer there', () => {
+  it('is answered at its source, but moves the peer there only when its keys are used', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     const first = take(a)
@@ -417,14 +418,14 @@ describe('an initiation of a peer', () => {
     expect(b.roamed).toEqual([[9, ELSEWHERE]])
     b.handshakes.wanted(9, 10_000)
     expect(b.sent[0]!.to).toEqual(ELSEWHERE)
-    // A lease says where it is from now on.
+    // From now on the lease gives its endpoint.
     b.sent.length = 0
     b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
     runTo(b, 15_400)
     expect(b.sent[0]!.to).toEqual(A)
   })
 
-  it('that is older than one before is refused, and counted; the same one again is no fault', () => {
+  it('that is older than an earlier one is refused and counted, and a duplicate is not counted', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     const older = take(a)
@@ -439,7 +440,7 @@ describe('an initiation of a peer', () => {
     expect(b.keys).toHaveLength(1)
   })
 
-  it('of a process whose clock went back is accepted, since it begins behind what was kept', () => {
+  it('of a process whose clock was set back is accepted, because its timestamps follow the stored one', () => {
     const key = systemRandomness.bytes(32)
     const b = sideOf()
     const a = sideOf({ key })
@@ -453,7 +454,7 @@ describe('an initiation of a peer', () => {
     again.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(again), 100)
     expect(b.keys).toHaveLength(2)
-    // Without what was kept it is refused.
+    // Without the stored timestamp it is refused.
     const lost = sideOf({ key })
     lost.wall = WALL - 1e9
     lost.handshakes.setPeers([peerOf(b, B)])
@@ -463,7 +464,7 @@ describe('an initiation of a peer', () => {
     expect(b.handshakes.stateOf(9)).toMatchObject({ stale: 1 })
   })
 
-  it('is accepted once in 20 ms', () => {
+  it('is accepted at most once in 20 ms', () => {
     const key = systemRandomness.bytes(32)
     const b = sideOf()
     const initiations = [0, 1, 2].map((second) => {
@@ -482,12 +483,12 @@ describe('an initiation of a peer', () => {
     expect(b.keys).toHaveLength(2)
   })
 
-  it('of nobody that is known, or of ourselves, is not answered', () => {
+  it('of an unknown peer, or of this node itself, is not answered', () => {
     const { a, b } = pair()
-    const stranger = sideOf()
-    stranger.handshakes.setPeers([peerOf(b, B)])
-    stranger.handshakes.wanted(3, 0)
-    b.handshakes.message(A, take(stranger), 0)
+    const unknownNode = sideOf()
+    unknownNode.handshakes.setPeers([peerOf(b, B)])
+    unknownNode.handshakes.wanted(3, 0)
+    b.handshakes.message(A, take(unknownNode), 0)
     a.handshakes.setPeers([peerOf(a, A)])
     expect(a.handshakes.stateOf(3)).toBeUndefined()
     expect(b.sent).toEqual([])
@@ -496,7 +497,7 @@ describe('an initiation of a peer', () => {
 })
 
 describe('peers', () => {
-  it('that go are forgotten, and what they sent before is junk; those that stay keep what they have', () => {
+  it('that go are forgotten with their messages, and the others keep their state', () => {
     const { a, b } = pair()
     const c = sideOf()
     a.handshakes.wanted(3, 0)
@@ -511,14 +512,14 @@ describe('peers', () => {
     expect(a.handshakes.stateOf(3)).toBeUndefined()
     runTo(a, 2e5)
     expect(a.sent).toEqual([])
-    // Back again, under another number: its timestamps go on, though the clock stands.
+    // After the peer returns under another number, its timestamps still increase, although the clock stands still.
     a.handshakes.setPeers([peerOf(b, B, { number: 5 })])
     a.handshakes.wanted(5, 2e5)
     b.handshakes.message(A, take(a), 2e5)
     expect(b.keys).toHaveLength(2)
   })
 
-  it('with another key under a number are others', () => {
+  it('with another key under the same number are different peers', () => {
     const { a, b } = pair()
     const c = sideOf()
     handshake({ a, b }, 0)
@@ -526,7 +527,7 @@ describe('peers', () => {
     expect(a.handshakes.stateOf(3)).toMatchObject({ at: undefined })
   })
 
-  it('that take one another’s numbers are all there', () => {
+  it('that exchange their numbers all exist', () => {
     const [a, b, c] = [sideOf(), sideOf(), sideOf()]
     a.handshakes.setPeers([peerOf(b, B, { number: 1 }), peerOf(c, ELSEWHERE, { number: 2 })])
     a.handshakes.setPeers([peerOf(b, B, { number: 2 }), peerOf(c, ELSEWHERE, { number: 1 })])
@@ -550,7 +551,7 @@ describe('peers', () => {
 })
 
 describe('under load', () => {
-  /** Messages of someone who knows the public key, and nothing else. */
+  /** Returns messages of a sender that knows only the public key. */
   const flood = (to: Side, count: number, now: number): void => {
     const keys = macKeysOf(to.handshakes.publicKey)
     for (let at = 0; at < count; at += 1) {
@@ -561,7 +562,7 @@ describe('under load', () => {
     }
   }
 
-  it('a sender is asked to prove its address, does so with its next message, and is let in', () => {
+  it('a sender gets a cookie, proves its address with its next message, and is accepted', () => {
     const { a, b } = pair()
     flood(b, RATES.free.burst, 0)
     expect(b.sent).toEqual([])
@@ -571,8 +572,8 @@ describe('under load', () => {
     expect(reply).toHaveLength(64)
     expect(b.handshakes.counters.cookiesSent).toBe(1)
     a.handshakes.message(B, reply, 0)
-    a.handshakes.message(B, reply, 0) // once is enough
-    expect(a.sent).toEqual([]) // it does not make it send sooner
+    a.handshakes.message(B, reply, 0) // a second one has no effect
+    expect(a.sent).toEqual([]) // the cookie does not cause an earlier initiation
     runTo(a, 5_400)
     flood(b, RATES.free.burst, 5_400)
     b.sent.length = 0
@@ -581,10 +582,10 @@ describe('under load', () => {
     expect(a.keys[0]!.sendKey).toEqual(b.keys[0]!.receiveKey)
   })
 
-  it('whom it does not look at it names, of initiations alone', () => {
+  it('senders of dropped initiations are reported, and no others', () => {
     const { a, b } = pair()
     flood(b, RATES.free.burst, 0)
-    expect(b.overlooked).toHaveLength(RATES.free.burst) // a peer's own may have found no place beside one that is nobody's
+    expect(b.overlooked).toHaveLength(RATES.free.burst) // the peer's own initiation may have been lost beside an unknown one
     b.overlooked.length = 0
     a.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(a), 0)
@@ -593,11 +594,11 @@ describe('under load', () => {
     junk.writeUInt32LE(1, 0)
     b.handshakes.message(ELSEWHERE, junk, 0)
     expect(b.overlooked).toEqual([A])
-    flood(b, RATES.heard.burst, 0)
-    expect(b.overlooked.length).toBeGreaterThan(RATES.heard.burst - RATES.free.burst)
+    flood(b, RATES.received.burst, 0)
+    expect(b.overlooked.length).toBeGreaterThan(RATES.received.burst - RATES.free.burst)
   })
 
-  it('whoever sends an initiation again it names, unless that was answered just now', () => {
+  it('the sender of a repeated initiation is reported, unless it was answered a moment ago', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     const initiation = take(a)
@@ -607,12 +608,12 @@ describe('under load', () => {
     expect([b.overlooked, b.keys.length]).toEqual([[ELSEWHERE], 1])
   })
 
-  it('an answer may be asked for a cookie too', () => {
+  it('a response may need a cookie too', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(a), 0)
     const answer = take(b)
-    for (let at = 0; at < RATES.asked.burst; at += 1) {
+    for (let at = 0; at < RATES.requested.burst; at += 1) {
       const forged = Buffer.from(answer)
       forged[20]! ^= at + 1
       writeMacs(forged, macKeysOf(a.handshakes.publicKey), undefined)
@@ -622,13 +623,13 @@ describe('under load', () => {
     expect(a.keys).toEqual([])
     b.handshakes.message(A, take(a), 0)
     expect(b.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
-    // Its next message has mac2.
+    // The next message has mac2.
     runTo(a, 5_400)
     b.handshakes.message(A, take(a), 5_400)
     expect(take(b).subarray(-16)).not.toEqual(Buffer.alloc(16))
   })
 
-  it('a node that begins with thousands of peers gets keys of all as fast as it asks', () => {
+  it('a node with thousands of peers gets all keys as fast as it sends initiations', () => {
     const many = 2 * (INITIATIONS.perSecond + INITIATIONS.burst)
     const a = sideOf()
     const others = Array.from({ length: many }, () => sideOf())
@@ -651,7 +652,7 @@ describe('under load', () => {
     expect(a.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
   })
 
-  it('a flood of initiations leaves the answers that were asked for alone', () => {
+  it('a flood of initiations does not affect requested responses', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     b.handshakes.message(A, take(a), 0)
@@ -661,7 +662,7 @@ describe('under load', () => {
     expect(a.keys).toHaveLength(1)
   })
 
-  it('a cookie that nobody asked for, or that is not the peer’s, is not used', () => {
+  it('a cookie that was not requested, or is not from the peer, is not used', () => {
     const { a, b } = pair()
     const reply = Buffer.alloc(64)
     reply[0] = 3
@@ -695,8 +696,8 @@ describe('under load', () => {
   })
 })
 
-describe('what arrives', () => {
-  it('never throws, and brings nothing about that it may not', () => {
+describe('a received message', () => {
+  it('never throws, and has no effect if it is invalid', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
     const first = take(a)
@@ -726,7 +727,7 @@ describe('what arrives', () => {
           } else if ('cut' in how) message = Buffer.from(known[how.of]!.subarray(0, -how.cut))
           else {
             message = Buffer.from(known[how.of]!)
-            // mac2 says nothing to who is not under load; the sender's index is what anybody may say, as in every WireGuard.
+            // mac2 has no meaning without load, and the sender's index is not authenticated, as in every WireGuard.
             const room = message.length - (how.macs ? 32 : 16)
             const at = how.at % room
             message[how.macs && at >= 4 && at < 8 ? 8 : at]! ^= how.bits
@@ -740,7 +741,7 @@ describe('what arrives', () => {
       ),
       { numRuns: 3_000 },
     )
-    // Still there.
+    // The sessions still exist.
     a.handshakes.message(B, answer, now)
     expect(a.keys).toHaveLength(1)
   })
@@ -754,7 +755,7 @@ describe('what arrives', () => {
   })
 })
 
-it('shows nothing that is secret, and nothing is left of it when all is over', () => {
+it('never prints a secret, and wipes all secrets in the end', () => {
   const key = Buffer.from(systemRandomness.bytes(32))
   const side = sideOf({ key })
   const other = sideOf()

@@ -1,4 +1,4 @@
-// indices.test.ts - what an index tells of the peer that it is for: to whoever has the key its number, to all others nothing.
+// indices.test.ts - an index reveals the peer's number only with the key.
 
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
@@ -14,7 +14,7 @@ const peers = fc.integer({ min: 0, max: 2 ** (32 - LOW_BITS) - 1 })
 const lows = fc.integer({ min: 0, max: LOW_MASK })
 const keys = fc.uint8Array({ minLength: INDEX_KEY_BYTES, maxLength: INDEX_KEY_BYTES })
 
-it('has the number of the peer in it, whatever the key', () => {
+it('contains the number of the peer, with any key', () => {
   fc.assert(
     fc.property(bits, keys, peers, lows, (secret, key, peer, low) => {
       const { of, peerOf } = createIndices(secret, key)
@@ -36,20 +36,21 @@ it('differs for each peer and each handshake', () => {
   )
 })
 
-it('says nothing of the indices of other peers to a member who has one', () => {
+it('reveals nothing about the indices of other peers to a peer that knows one index', () => {
   const key = Uint8Array.from({ length: INDEX_KEY_BYTES }, (_, at) => (at * 73 + 41) & 0xff)
   const { of } = createIndices(0x1234_5678, key)
-  // By a secret that is only mixed in, the difference of two peers' indices is that of their numbers, but for the 12 lowest bits.
+  // If the secret were only mixed in, the difference of two peers' indices would be that of their numbers, except in
+  // the 12 lowest bits.
   const differences = Array.from({ length: 1_000 }, (_, low) => ((of(1, low) ^ of(2, low)) >>> LOW_BITS) >>> 0)
   expect(new Set(differences).size).toBeGreaterThan(990)
   const sameUpper = differences.filter((difference) => difference === (1 ^ 2))
   expect(sameUpper.length).toBeLessThan(3)
-  // Nor do those of one peer begin alike.
+  // The indices of one peer also begin differently.
   const beginnings = Array.from({ length: 1_000 }, (_, low) => of(1, low) >>> LOW_BITS)
   expect(new Set(beginnings).size).toBeGreaterThan(990)
 })
 
-it('is the same as in C++, where test_index_code of core_test.cc has these values', () => {
+it('equals the values of test_index_code in core_test.cc', () => {
   const key = Uint8Array.from({ length: INDEX_KEY_BYTES }, (_, at) => (at * 73 + 41) & 0xff)
   const { of } = createIndices(0x89ab_cdef, key)
   const found = [of(0, 0), of(1, 1), of(7, 0xabc), of(0xf_ffff, 0xfff)]

@@ -1,4 +1,4 @@
-// keeper-trouble.test.ts - what is forged, comes late or too often, and what is lost: of whom it asks for handshakes, and whom it moves.
+// keeper-trouble.test.ts - forged, late, frequent and lost messages: which peers get a handshake, and which are moved.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -20,7 +20,7 @@ import { createKeeper, type Keeper, type KeeperPeer } from '../../../../../src/p
 import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
 import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
 
-const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
+const NO_MAIL: Mail = { controlMessages: [], wanted: [], confirmed: [], moved: [] }
 const OURS: UdpEndpoint = { address: 0x0a00_0001, port: 51_820 }
 const SILENT: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const THEIRS: UdpEndpoint = { address: 0x0a00_0002, port: 51_820 }
@@ -31,7 +31,7 @@ interface FakeEngine extends EngineSessions {
   readonly forgotten: number[]
   mail: Mail
   taken: number
-  /** For how long mail keeps the thread busy. */
+  /** How long taking the messages keeps the thread busy, in ms. */
   slowMs: number
 }
 function engineOf(): FakeEngine {
@@ -67,7 +67,7 @@ let folder: string
 let keeper: Keeper
 let engine: FakeEngine
 let ownPublic: Uint8Array
-/** What the keeper says of a lease, in place of what a backend reads in it. */
+/** Replaces the function of a backend that reads the peer from a lease. */
 const ends = new WeakMap<Lease, KeeperPeer>()
 function leaseOf(publicKey: Uint8Array, place: UdpEndpoint = THEIRS): Lease {
   const lease = {} as Lease
@@ -102,10 +102,10 @@ function tell(mail: Partial<Mail>): void {
   engine.mail = { ...NO_MAIL, ...mail }
   keeper.onMail()
 }
-/** The first bytes of a packet that names no session. */
+/** The first bytes of a data message for an unknown session. */
 const unknown = (from: UdpEndpoint) => ({ ...from, bytes: Buffer.from([4, ...Buffer.alloc(15)]) })
 
-/** A peer that answers, with the lease that the keeper has of it. */
+/** A peer that answers, with its lease. */
 function peer(): { readonly lease: Lease; readonly answer: () => void } {
   const sent: Uint8Array[] = []
   const handshakes: Handshakes = createHandshakes({
@@ -127,12 +127,12 @@ function peer(): { readonly lease: Lease; readonly answer: () => void } {
       expect(datagram).toHaveLength(INITIATION_BYTES)
       handshakes.setPeers([{ number: 5, publicKey: ownPublic, endpoint: OURS }])
       handshakes.message(OURS, datagram, performance.now())
-      tell({ letters: [{ ...THEIRS, bytes: Buffer.from(sent.pop()!) }] })
+      tell({ controlMessages: [{ ...THEIRS, bytes: Buffer.from(sent.pop()!) }] })
     },
   }
 }
 describe('the numbers of sessions', () => {
-  it('stay while a key is known, and are nobody else’s for a while after', () => {
+  it('stay while a key is known, and are unused for a while afterwards', () => {
     const [a, b, c] = [leaseOf(keyOf()), leaseOf(keyOf()), leaseOf(keyOf())]
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', a]]))
@@ -146,7 +146,7 @@ describe('the numbers of sessions', () => {
     expect(numberOf(a)).toBe(1)
     keeper.setPeers(new Map())
     expect(engine.forgotten).toEqual([1])
-    // What the mail says of the one that went is said of nobody.
+    // Reports about the removed peer affect no other peer.
     keeper.setPeers(new Map([['b', b]]))
     expect(numberOf(b)).toBe(2)
     const elsewhere = { address: 0x0a00_0063, port: 9 }
@@ -163,8 +163,8 @@ describe('the numbers of sessions', () => {
   })
 })
 
-describe('mail', () => {
-  it('that a flood of moves brings is taken with pauses', () => {
+describe('messages of the engine', () => {
+  it('about a flood of moves are taken with pauses', () => {
     const lease = leaseOf(keyOf())
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', lease]]))
@@ -178,18 +178,18 @@ describe('mail', () => {
   })
 
   it.each([
-    { slowMs: 0.2, letters: 1, pauseMs: 3 },
-    { slowMs: 3, letters: 1, pauseMs: 10 },
-    { slowMs: 3, letters: 4, pauseMs: 40 },
-    { slowMs: 3, letters: 10, pauseMs: 45 },
-    { slowMs: 3, letters: 0, pauseMs: 0 },
-    { slowMs: 100, letters: 200, pauseMs: 500 },
+    { slowMs: 0.2, messages: 1, pauseMs: 3 },
+    { slowMs: 3, messages: 1, pauseMs: 10 },
+    { slowMs: 3, messages: 4, pauseMs: 40 },
+    { slowMs: 3, messages: 10, pauseMs: 45 },
+    { slowMs: 3, messages: 0, pauseMs: 0 },
+    { slowMs: 100, messages: 200, pauseMs: 500 },
   ])(
-    'is followed by a longer pause the longer it took: $letters letters in $slowMs ms',
-    ({ slowMs, letters, pauseMs }) => {
+    'is followed by a longer pause the longer it took: $messages messages in $slowMs ms',
+    ({ slowMs, messages, pauseMs }) => {
       keeper.begin(engine)
       engine.slowMs = slowMs
-      tell({ letters: Array.from({ length: letters }, () => unknown(THEIRS)) })
+      tell({ controlMessages: Array.from({ length: messages }, () => unknown(THEIRS)) })
       const before = engine.taken
       engine.slowMs = 0
       vi.advanceTimersByTime(Math.max(0, pauseMs - 1))
@@ -200,43 +200,43 @@ describe('mail', () => {
     },
   )
 
-  it('of packets for no session asks for keys of a peer at that place, and of none that has keys', () => {
+  it('about an unknown session lead to a handshake with the peer at that address, unless it has keys', () => {
     const { lease, answer } = peer()
     keeper.begin(engine)
     keeper.setPeers(new Map([['a', lease]]))
-    tell({ letters: [unknown({ ...THEIRS, port: 1 }), unknown({ ...THEIRS, address: 1 })] })
+    tell({ controlMessages: [unknown({ ...THEIRS, port: 1 }), unknown({ ...THEIRS, address: 1 })] })
     vi.advanceTimersByTime(10)
     expect(engine.sent).toHaveLength(0)
-    tell({ letters: [unknown(THEIRS)] })
+    tell({ controlMessages: [unknown(THEIRS)] })
     vi.advanceTimersByTime(10)
     expect(engine.sent).toHaveLength(1)
     answer()
     vi.advanceTimersByTime(10)
     expect(engine.keyed).toEqual([{ session: 1, isInitiator: true }])
-    // Whoever forges its address gets no handshake out of this.
+    // A forged address does not lead to handshakes.
     for (let at = 0; at < 170; at += 10) {
       vi.advanceTimersByTime(10_000)
-      tell({ letters: [unknown(THEIRS)] })
+      tell({ controlMessages: [unknown(THEIRS)] })
     }
     expect(engine.sent).toHaveLength(0)
     vi.advanceTimersByTime(20_000)
-    tell({ letters: [unknown(THEIRS)] })
+    tell({ controlMessages: [unknown(THEIRS)] })
     expect(engine.sent).toHaveLength(1)
   })
 })
 
-it('asks a peer itself that is not heard in a flood by its address, unless it has keys', () => {
+it('sends its own initiation to a peer that is lost in a flood from its address, unless it has keys', () => {
   const { lease, answer } = peer()
   keeper.begin(engine)
   keeper.setPeers(new Map([['a', lease]]))
   const flood = (address: number): void => {
-    const letters = Array.from({ length: RATES.free.burst + 1 }, (_, at) => {
+    const controlMessages = Array.from({ length: RATES.free.burst + 1 }, (_, at) => {
       const bytes = Buffer.alloc(INITIATION_BYTES, at)
       bytes.writeUInt32LE(1, 0)
       writeMacs(bytes, macKeysOf(ownPublic), undefined)
       return { address, port: at, bytes }
     })
-    tell({ letters })
+    tell({ controlMessages })
     vi.advanceTimersByTime(500)
   }
   const initiations = () => engine.sent.filter(({ datagram }) => datagram.length === INITIATION_BYTES)
@@ -252,30 +252,30 @@ it('asks a peer itself that is not heard in a flood by its address, unless it ha
   expect(initiations()).toEqual([])
 })
 
-it('asks a peer itself that finds no place beside forged initiations, few as those are that are looked at', () => {
+it('sends its own initiation to a peer that is crowded out by forged initiations, even if few of them are processed', () => {
   const { lease } = peer()
   keeper.begin(engine)
   keeper.setPeers(new Map([['a', lease]]))
-  engine.slowMs = 1 // the gate lets 100 a second through, of which a slow machine looks at fewer
+  engine.slowMs = 1 // the limiter accepts 100 per second, of which a slow machine processes fewer
   const forged = Buffer.alloc(INITIATION_BYTES, 7)
   forged.writeUInt32LE(1, 0)
   writeMacs(forged, macKeysOf(ownPublic), undefined)
-  // Of an address one initiation has a place until it is taken (native/core/mailbox.h).
+  // The engine keeps one initiation per address until it is taken (native/core/mailbox.h).
   for (let ms = 0; ms < 1_000; ms += 1) {
     vi.advanceTimersByTime(1)
-    tell({ letters: [{ ...THEIRS, bytes: forged }] })
+    tell({ controlMessages: [{ ...THEIRS, bytes: forged }] })
   }
   expect(engine.sent.map(({ to, datagram }) => [to, datagram.length])).toEqual([[THEIRS, INITIATION_BYTES]])
 })
 
-it('gives an engine that takes the place of another keys at once, however new those were', () => {
+it('gives a new engine keys immediately, however recent the last handshake was', () => {
   const { lease, answer } = peer()
   keeper.begin(engine)
   keeper.setPeers(new Map([['a', lease]]))
   tell({ wanted: [1] })
   vi.advanceTimersByTime(10)
   answer()
-  vi.advanceTimersByTime(5_400) // the distance of two initiations
+  vi.advanceTimersByTime(5_400) // the interval between two initiations
   tell({ wanted: [1] })
   vi.advanceTimersByTime(10)
   answer()
@@ -283,7 +283,7 @@ it('gives an engine that takes the place of another keys at once, however new th
   expect(engine.keyed).toHaveLength(2)
   engine = engineOf()
   keeper.begin(engine)
-  tell({ letters: [unknown(THEIRS)] })
+  tell({ controlMessages: [unknown(THEIRS)] })
   vi.advanceTimersByTime(5_400)
   expect(engine.sent).toHaveLength(1)
 })

@@ -1,4 +1,5 @@
-// keeper.test.ts - two keepers, each with an engine that only remembers: numbers, handshakes by mail, and what a peer's moves come to.
+// keeper.test.ts - two keepers, each with an engine that only records: numbers, handshakes, moves of peers, and the
+// hand-over.
 
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -21,7 +22,7 @@ const PLACES: UdpEndpoint[] = [
   { address: 0xc000_0201, port: 51_820 },
   { address: 0xc000_0202, port: 51_820 },
 ]
-const NO_MAIL: Mail = { letters: [], wanted: [], confirmed: [], moved: [] }
+const NO_MAIL: Mail = { controlMessages: [], wanted: [], confirmed: [], moved: [] }
 
 let folder: string
 let nodes: Node[]
@@ -49,7 +50,7 @@ class Node {
   mail: Mail = NO_MAIL
   isCut = false
   readonly me: number
-  /** What leases say of their nodes. */
+  /** The members that leases publish about their nodes. */
   anyPort = false
   hasLanes = true
   constructor(me: number, psk = '', keepalive = 25) {
@@ -91,7 +92,7 @@ class Node {
     })
   }
   hears(from: UdpEndpoint, bytes: Buffer): void {
-    this.says({ letters: [...this.mail.letters, { ...from, bytes }] })
+    this.says({ controlMessages: [...this.mail.controlMessages, { ...from, bytes }] })
   }
   says(mail: Partial<Mail>): void {
     this.mail = { ...this.mail, ...mail }
@@ -111,7 +112,7 @@ function both(psk: readonly [string, string] = ['', '']): [Node, Node] {
   return [a, b]
 }
 
-it('yields the same keys on both sides when the engine wants some', async () => {
+it('gives both sides the same keys when an engine wants some', async () => {
   const [a, b] = both()
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
@@ -121,7 +122,7 @@ it('yields the same keys on both sides when the engine wants some', async () => 
   expect(Buffer.from(ours.sendKey)).toEqual(Buffer.from(theirs.receiveKey))
   expect(Buffer.from(ours.receiveKey)).toEqual(Buffer.from(theirs.sendKey))
   expect([ours.ownIndex, ours.peerIndex]).toEqual([theirs.peerIndex, theirs.ownIndex])
-  // The engine finds the session by the index.
+  // The engine finds the session by its index.
   const ownEnd = Buffer.from(a.keeper.ownEnd)
   const indices = createIndices(ownEnd.readUInt32LE(), ownEnd.subarray(40))
   expect(ownEnd).toHaveLength(40 + INDEX_KEY_BYTES)
@@ -131,7 +132,7 @@ it('yields the same keys on both sides when the engine wants some', async () => 
   expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ attempts: 0, failure: undefined })
 })
 
-it('tells how old the keys are, until they are of no use, and when the handshake was', async () => {
+it('reports the time of the handshake, and the age of the keys while they are valid', async () => {
   const [a, b] = both()
   const publicKey = publicKeyTo(KEYS[1]!)
   const none = { publicKey, handshakeAt: undefined, ageMs: undefined, attempts: 0, failure: undefined }
@@ -140,7 +141,7 @@ it('tells how old the keys are, until they are of no use, and when the handshake
   await vi.advanceTimersByTimeAsync(200)
   const handshakeAt = a.keeper.stateOf(lease('b', 1))!.handshakeAt!
   expect(Date.now() - handshakeAt).toBeLessThanOrEqual(200)
-  // Who answered knows of keys when the other one has sent by them.
+  // The responder knows that the keys are in use when the initiator has used them.
   expect(b.keeper.stateOf(lease('a', 0))).toMatchObject({ ageMs: undefined, unconfirmed: 1 })
   b.says({ confirmed: [b.number()] })
   await vi.advanceTimersByTimeAsync(90_000)
@@ -148,9 +149,9 @@ it('tells how old the keys are, until they are of no use, and when the handshake
     expect(state!.ageMs! / 1_000).toBeCloseTo(90, 0)
   await vi.advanceTimersByTimeAsync(90_000)
   expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ handshakeAt, ageMs: undefined })
-  expect(a.keeper.stateOf(lease('c', 1))).toBeDefined() // another lease of the same key
+  expect(a.keeper.stateOf(lease('c', 1))).toBeDefined() // another lease with the same key
   expect(a.keeper.unknownKeys()).toEqual([])
-  // Another engine has none of them.
+  // Another engine has no keys.
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
   expect(a.keeper.stateOf(lease('b', 1))!.ageMs).toBeLessThanOrEqual(200)
@@ -158,12 +159,12 @@ it('tells how old the keys are, until they are of no use, and when the handshake
   expect(a.keeper.stateOf(lease('b', 1))!.ageMs).toBeUndefined()
 })
 
-it('gives new keys to a peer that sends by some of before a restart', async () => {
+it('gives new keys to a peer that still uses the keys of an earlier run', async () => {
   const [a] = both()
   a.hears(PLACES[1]!, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
   await vi.advanceTimersByTimeAsync(200)
   expect(a.given).toHaveLength(1)
-  // And to nobody else.
+  // Other senders get none.
   const other = new Node(0)
   other.begin()
   other.hears({ address: 0x0a00_0001, port: 51_820 }, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
@@ -171,7 +172,7 @@ it('gives new keys to a peer that sends by some of before a restart', async () =
   expect(other.given).toEqual([])
 })
 
-it('tries again until it is answered', async () => {
+it('repeats an initiation until it is answered', async () => {
   const [a, b] = both()
   a.isCut = true
   a.says({ wanted: [a.number()] })
@@ -182,7 +183,7 @@ it('tries again until it is answered', async () => {
   expect([a.given.length, b.given.length]).toEqual([1, 1])
 })
 
-it('has no keys with who has another pre-shared one, and says so', async () => {
+it('has no keys with a peer that has another psk, and reports that', async () => {
   const [a] = both([Buffer.alloc(32, 1).toString('base64'), Buffer.alloc(32, 2).toString('base64')])
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(6_000)
@@ -190,7 +191,7 @@ it('has no keys with who has another pre-shared one, and says so', async () => {
   expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ failure: 'not-authentic' })
 })
 
-it('has one session of a key, whatever leases it has, and forgets it with the last', () => {
+it('has one session per key, regardless of its leases, and forgets it with the last lease', () => {
   const [a] = both()
   const number = a.number()
   a.keeper.setPeers(
@@ -207,14 +208,14 @@ it('has one session of a key, whatever leases it has, and forgets it with the la
   expect(a.number()).toBeGreaterThan(0)
 })
 
-it('sends where a peer has proved to be, until its lease says another place', async () => {
+it('sends to the endpoint that a peer has proved, until its lease names another', async () => {
   const [a] = both()
-  const told: string[] = []
-  a.keeper.listen((key) => told.push(key))
+  const movedKeys: string[] = []
+  a.keeper.listen((key) => movedKeys.push(key))
   const elsewhere = { address: 0xc000_0299, port: 4_000 }
   a.says({ moved: [{ session: a.number(), ...elsewhere }] })
   await vi.advanceTimersByTimeAsync(10)
-  expect([told, a.keeper.endpointOf(lease('b', 1))]).toEqual([['b'], elsewhere])
+  expect([movedKeys, a.keeper.endpointOf(lease('b', 1))]).toEqual([['b'], elsewhere])
   a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
   expect(a.keeper.endpointOf(lease('b', 1))).toEqual(elsewhere)
   PLACES[1] = { address: 0xc000_0203, port: 51_820 }
@@ -225,36 +226,36 @@ it('sends where a peer has proved to be, until its lease says another place', as
 
 describe('a peer that sends from any port', () => {
   const peers = new Map([['b', lease('b', 1)]])
-  const saysSo = ({ keeper }: Node): number => Buffer.from(keeper.endOf(lease('b', 1)))[4]!
+  const anyPortFlag = ({ keeper }: Node): number => Buffer.from(keeper.endOf(lease('b', 1)))[4]!
 
-  it('is sent to from any while it is where its lease says, by a host that has lanes', async () => {
+  it('gets datagrams from any port of a host with lanes while it is at the address in its lease', async () => {
     const [a, b] = [new Node(0, '', 0), new Node(1)]
     b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
     a.keeper.setPeers(peers)
     for (const node of [a, b]) node.begin()
-    expect([saysSo(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([0, true])
+    expect([anyPortFlag(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([0, true])
     a.anyPort = true
     a.keeper.setPeers(peers)
-    expect([saysSo(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
-    // What it sends by its lanes moves it nowhere; behind a translation of addresses its handshakes come from elsewhere.
+    expect([anyPortFlag(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
+    // Packets from its lanes do not move the peer. Behind NAT its handshakes come from another port.
     a.says({ moved: [{ session: a.number(), ...PLACES[1]!, port: 52_063 }] })
     await vi.advanceTimersByTimeAsync(20)
     expect([a.keeper.endpointOf(lease('b', 1)), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([PLACES[1], false])
-    // The one that goes on in its place knows it by the lease.
-    const { heir } = heirOf(a, '', 0)
-    heir.anyPort = true
-    heir.keeper.setPeers(peers)
-    expect(heir.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
-    expect([saysSo(heir), heir.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
-    heir.hasLanes = false // it is behind a translation of addresses itself
-    expect(heir.keeper.isFromKnownPort(lease('b', 1))).toBe(true)
-    heir.anyPort = false
-    heir.keeper.setPeers(peers)
-    expect(saysSo(heir)).toBe(0)
+    // The successor uses the port in the lease.
+    const { successor } = successorOf(a, '', 0)
+    successor.anyPort = true
+    successor.keeper.setPeers(peers)
+    expect(successor.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
+    expect([anyPortFlag(successor), successor.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
+    successor.hasLanes = false // the successor is behind NAT itself
+    expect(successor.keeper.isFromKnownPort(lease('b', 1))).toBe(true)
+    successor.anyPort = false
+    successor.keeper.setPeers(peers)
+    expect(anyPortFlag(successor)).toBe(0)
     expect(a.keeper.isFromKnownPort(lease('c', 0))).toBe(true)
   })
 
-  it('is where its handshakes come from, whatever port its packets come by', async () => {
+  it('is at the source of its handshakes, regardless of the ports of its packets', async () => {
     const [a, b] = [new Node(0, '', 0), new Node(1)]
     a.anyPort = true
     a.keeper.setPeers(peers)
@@ -263,7 +264,7 @@ describe('a peer that sends from any port', () => {
     b.begin()
     const mapped = { address: 0xc000_0277, port: 40_000 }
     const own = PLACES[1]!
-    PLACES[1] = mapped // where b is heard from
+    PLACES[1] = mapped // the source of b's messages
     b.says({ wanted: [b.number()] })
     await vi.advanceTimersByTimeAsync(200)
     PLACES[1] = own
@@ -271,15 +272,15 @@ describe('a peer that sends from any port', () => {
     a.says({ confirmed: [a.number()], moved: [{ session: a.number(), ...mapped, port: 52_063 }] })
     await vi.advanceTimersByTimeAsync(200)
     expect([a.keeper.endpointOf(lease('b', 1)), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([mapped, true])
-    // Told again what is known, also to the one that goes on in its place, it stays there.
+    // A repeated lease does not move the peer, also in the successor.
     a.keeper.setPeers(peers)
-    const { heir } = heirOf(a, '', 0)
-    heir.anyPort = true
-    heir.keeper.setPeers(peers)
-    expect(heir.keeper.endpointOf(lease('b', 1))).toEqual(mapped)
+    const { successor } = successorOf(a, '', 0)
+    successor.anyPort = true
+    successor.keeper.setPeers(peers)
+    expect(successor.keeper.endpointOf(lease('b', 1))).toEqual(mapped)
   })
 
-  it('is sent to at its own port as soon as its lease says so, whatever port was followed until then', async () => {
+  it('is reached at its own port as soon as its lease allows any port, regardless of an earlier move', async () => {
     const [a] = both()
     a.says({ moved: [{ session: a.number(), ...PLACES[1]!, port: 52_061 }] })
     await vi.advanceTimersByTimeAsync(20)
@@ -289,7 +290,7 @@ describe('a peer that sends from any port', () => {
     expect(a.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
   })
 
-  it('is given new keys when it seals by some of before, whatever port that comes from', async () => {
+  it('gets new keys when it uses old ones, from any port', async () => {
     const [a] = both()
     const stale = Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0])
     a.hears({ ...PLACES[1]!, port: 52_063 }, stale)
@@ -303,7 +304,7 @@ describe('a peer that sends from any port', () => {
   })
 })
 
-it('goes on behind the time that was kept, though the clock went back, and through junk in its place', async () => {
+it('continues after the stored timestamp if the clock was set back, and also if the file is invalid', async () => {
   const [a] = both()
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
@@ -324,13 +325,16 @@ it('goes on behind the time that was kept, though the clock went back, and throu
   for (const each of stamps.slice(1)) expect(Number(each)).toBeGreaterThan((Date.now() / 1_000) * 60)
 })
 
-it('rests after a flood of messages, and hears them then', async () => {
+it('pauses after a flood of messages, and then processes further ones', async () => {
   const [a] = both()
   let taken = 0
   a.begin()
   const flood = (): void => {
     taken++
-    a.mail = { ...NO_MAIL, letters: Array.from({ length: 64 }, () => ({ ...PLACES[1]!, bytes: Buffer.alloc(148, 9) })) }
+    a.mail = {
+      ...NO_MAIL,
+      controlMessages: Array.from({ length: 64 }, () => ({ ...PLACES[1]!, bytes: Buffer.alloc(148, 9) })),
+    }
     a.keeper.onMail()
   }
   flood()
@@ -342,16 +346,16 @@ it('rests after a flood of messages, and hears them then', async () => {
   expect(a.given).toHaveLength(1)
 })
 
-/** A keeper that takes the place of another, of the host with these keys. */
-function heirOf(node: Node, psk = '', me = node.me): { readonly heir: Node; readonly isHeir: boolean } {
+/** Returns a keeper that replaces another one, on the host with these keys. */
+function successorOf(node: Node, psk = '', me = node.me): { readonly successor: Node; readonly hasInherited: boolean } {
   const head = node.keeper.pause()
   node.keeper.stop()
-  const heir = new Node(me, psk)
-  return { heir, isHeir: heir.keeper.inherit(head) }
+  const successor = new Node(me, psk)
+  return { successor, hasInherited: successor.keeper.inherit(head) }
 }
 const numberOf = ({ keeper }: Node, of: number): number => Buffer.from(keeper.endOf(lease('peer', of))).readUInt32LE()
 
-it('goes on as the one before did: numbers, indices, places, and what it knows of the keys', async () => {
+it('continues as the previous keeper: numbers, indices, endpoints and the state of keys', async () => {
   const [a, b] = both()
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
@@ -360,65 +364,65 @@ it('goes on as the one before did: numbers, indices, places, and what it knows o
   await vi.advanceTimersByTimeAsync(1_000)
   const state = a.keeper.stateOf(lease('b', 1))
   const before = [Buffer.from(a.keeper.ownEnd), a.number()]
-  const { heir, isHeir } = heirOf(a)
-  heir.keeper.setPeers(new Map([['b', lease('b', 1)]]))
-  expect(isHeir).toBe(true)
-  expect([Buffer.from(heir.keeper.ownEnd), heir.number()]).toEqual(before)
-  expect(heir.keeper.endpointOf(lease('b', 1))).toEqual(elsewhere)
-  heir.begin(true)
-  expect(heir.keeper.stateOf(lease('b', 1))).toEqual(state)
-  // Keys are there: what says that there are none is forged.
-  heir.hears(elsewhere, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
+  const { successor, hasInherited } = successorOf(a)
+  successor.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  expect(hasInherited).toBe(true)
+  expect([Buffer.from(successor.keeper.ownEnd), successor.number()]).toEqual(before)
+  expect(successor.keeper.endpointOf(lease('b', 1))).toEqual(elsewhere)
+  successor.begin(true)
+  expect(successor.keeper.stateOf(lease('b', 1))).toEqual(state)
+  // There are keys, so a report that there are none is forged.
+  successor.hears(elsewhere, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
   await vi.advanceTimersByTimeAsync(1_000)
-  expect(heir.given).toEqual([])
-  // New ones are made in their time, by an index that no pair has.
+  expect(successor.given).toEqual([])
+  // New keys are negotiated in time, with an index that no other pair of keys has.
   b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
   await vi.advanceTimersByTimeAsync(10_000)
-  heir.says({ wanted: [heir.number()], moved: [{ session: heir.number(), ...PLACES[1]! }] })
+  successor.says({ wanted: [successor.number()], moved: [{ session: successor.number(), ...PLACES[1]! }] })
   await vi.advanceTimersByTimeAsync(200)
-  heir.says({ wanted: [heir.number()] })
+  successor.says({ wanted: [successor.number()] })
   await vi.advanceTimersByTimeAsync(6_000)
-  expect(heir.given.length).toBeGreaterThan(0)
-  expect(heir.given[0]!.keys.ownIndex).not.toBe(a.given[0]!.keys.ownIndex)
+  expect(successor.given.length).toBeGreaterThan(0)
+  expect(successor.given[0]!.keys.ownIndex).not.toBe(a.given[0]!.keys.ownIndex)
 })
 
-it('takes keys that are gone for gone, and the place all the same', async () => {
+it('continues without keys that are lost, but with the known endpoint', async () => {
   const [a, b] = both()
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
-  const { heir } = heirOf(a)
-  heir.keeper.setPeers(new Map([['b', lease('b', 1)]]))
-  heir.begin(false)
+  const { successor } = successorOf(a)
+  successor.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  successor.begin(false)
   await vi.advanceTimersByTimeAsync(100)
-  heir.hears(PLACES[1]!, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
+  successor.hears(PLACES[1]!, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
   await vi.advanceTimersByTimeAsync(200)
-  expect([heir.given.length, b.given.length]).toEqual([1, 2])
+  expect([successor.given.length, b.given.length]).toEqual([1, 2])
 })
 
-it('takes no number of before for a peer that it did not have', () => {
+it('gives no earlier number to a peer that the previous keeper did not have', () => {
   const [a] = both()
   const number = a.number()
-  const { heir } = heirOf(a)
-  heir.keeper.setPeers(new Map([['a', lease('a', 0)]]))
-  expect([numberOf(heir, 1), numberOf(heir, 0) > number]).toEqual([0, true])
+  const { successor } = successorOf(a)
+  successor.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+  expect([numberOf(successor, 1), numberOf(successor, 0) > number]).toEqual([0, true])
 })
 
-it('asks again soon what was asked and not answered, but not before it is heard', async () => {
+it('repeats an unanswered initiation soon, but not before the peer would accept it', async () => {
   const [a, b] = both()
   a.isCut = true
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(1)
-  const { heir } = heirOf(a)
-  heir.keeper.setPeers(new Map([['b', lease('b', 1)]]))
-  heir.begin(true)
-  heir.says({ wanted: [heir.number()] })
+  const { successor } = successorOf(a)
+  successor.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  successor.begin(true)
+  successor.says({ wanted: [successor.number()] })
   await vi.advanceTimersByTimeAsync(20)
-  expect(heir.keeper.stateOf(lease('b', 1))?.attempts).toBe(0)
+  expect(successor.keeper.stateOf(lease('b', 1))?.attempts).toBe(0)
   await vi.advanceTimersByTimeAsync(200)
-  expect([heir.given.length, b.given.length]).toEqual([1, 1])
+  expect([successor.given.length, b.given.length]).toEqual([1, 1])
 })
 
-it('does nothing between the end of one engine and the begin of the next', async () => {
+it('does nothing between the end of one engine and the start of the next', async () => {
   const [a] = both()
   a.isCut = true
   a.says({ wanted: [a.number()] })
@@ -427,7 +431,7 @@ it('does nothing between the end of one engine and the begin of the next', async
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(20_000)
   expect(a.keeper.stateOf(lease('b', 1))?.attempts).toBe(1)
-  // Another process had the path meanwhile, and left the time of its last handshakes.
+  // Another process had the path in the meantime, and stored a later timestamp.
   const left = Math.ceil(Date.now() / 1_000) * 60 + 100_000
   writeFileSync(join(folder, 'stamp-0'), String(left))
   a.isCut = false
@@ -437,7 +441,7 @@ it('does nothing between the end of one engine and the begin of the next', async
   expect(Number(readFileSync(join(folder, 'stamp-0'), 'utf8'))).toBeGreaterThan(left)
 })
 
-it('goes on by nothing of other keys, and by no junk', () => {
+it('does not continue from the state of other keys, or from invalid state', () => {
   const head = both()[0].keeper.pause()
   const changed = (at: number): Uint8Array => head.map((byte, index) => (index === at ? byte ^ 1 : byte))
   const heads = [changed(0), changed(31), changed(32), changed(head.length - 1), head.subarray(1), head.subarray(0, 32)]
@@ -447,6 +451,6 @@ it('goes on by nothing of other keys, and by no junk', () => {
   expect(new Node(0, Buffer.alloc(32, 1).toString('base64')).keeper.inherit(head)).toBe(false)
   const same = new Node(0)
   expect(same.keeper.inherit(head)).toBe(true)
-  // Nothing in it is secret but what it proves itself by.
+  // The state contains no secret; the proof does not reveal its key.
   expect(Buffer.from(head).toString()).not.toContain(KEYS[0]!.reveal())
 })

@@ -1,4 +1,4 @@
-// key-file.test.ts - the private key's file: made once, for nobody else to read, and as others read and write it.
+// key-file.test.ts - the file of the private key: it is created once, readable only for root, in the usual format.
 
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -13,7 +13,7 @@ beforeEach(() => {
 })
 afterEach(() => rmSync(folder, { recursive: true, force: true }))
 
-it('makes a key that no one else may read, and takes it the next time', async () => {
+it('creates a key that only this user can read, and reads it the next time', async () => {
   const file = join(folder, 'deep', 'wgkey')
   const key = await privateKeyOf(file)
   expect(statSync(file).mode & 0o777).toBe(0o400)
@@ -25,15 +25,15 @@ it('makes a key that no one else may read, and takes it the next time', async ()
   expect((await privateKeyOf(join(folder, 'other'))).reveal()).not.toBe(key.reveal())
 })
 
-// RFC 7748 section 6.1.
+// The vectors are from RFC 7748, section 6.1.
 it.each([
   ['dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=', 'hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo='],
   ['XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os=', '3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08='],
-])('knows the public key to a private one: case %#', (privateKey, publicKey) => {
+])('computes the public key of a private key: case %#', (privateKey, publicKey) => {
   expect(publicKeyTo(new Secret(privateKey))).toBe(publicKey)
 })
 
-it('refuses a file that holds no key, and one that cannot be read or made, and says what to do', async () => {
+it('refuses a file without a key, and one that cannot be read or created, with a remedy', async () => {
   const file = join(folder, 'wgkey')
   writeFileSync(file, 'no key\n')
   await expect(privateKeyOf(file)).rejects.toMatchObject({
@@ -48,7 +48,7 @@ it('refuses a file that holds no key, and one that cannot be read or made, and s
   expect((await privateKeyOf(file)).reveal()).toBe(`${'A'.repeat(42)}A=`)
 })
 
-it('tells what became of the file of a key, and makes none', async () => {
+it('reports how the file of a key has changed, and creates none', async () => {
   const file = join(folder, 'wgkey')
   const key = await privateKeyOf(file)
   expect(await changeOf(file, key)).toBeUndefined()

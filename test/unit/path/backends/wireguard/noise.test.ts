@@ -1,4 +1,4 @@
-// noise.test.ts - the two messages, by a recorded vector of another implementation, and with all that may be wrong with them.
+// noise.test.ts - the two messages, against a recorded vector of another implementation, and with all kinds of errors.
 
 import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'
@@ -36,7 +36,7 @@ describe('the vector of cacophony (vectors/cacophony.txt, Noise_IKpsk2_25519_Cha
     '07af0c9c86e1b4e80f36b04ff7688d51141af3debd0332f0a705ef',
   ]
 
-  it('is written and read byte by byte, and gives its keys', () => {
+  it('is written and read exactly, and gives its keys', () => {
     const to = new Remote(initiator, responder.publicKey)
     const first = writeFirst(initiator, to, ephemerals[0], Buffer.from('Ludwig von Mises'), start)!
     expect(first.message.toString('hex')).toBe(MESSAGES[0])
@@ -70,7 +70,7 @@ describe('two nodes', () => {
   const begin = () => writeFirst(a, toB, systemRandomness.keyPair(), payload)!
   const psk = () => new SecretBytes(Buffer.alloc(32, 7))
 
-  it('have messages of known lengths, and none twice', () => {
+  it('send messages of fixed lengths that never repeat', () => {
     const { message } = begin()
     expect(message).toHaveLength(firstMessageBytes(12))
     expect(begin().message).not.toEqual(message)
@@ -78,7 +78,7 @@ describe('two nodes', () => {
     expect(writeSecond(received, systemRandomness.keyPair(), undefined)!.message).toHaveLength(secondMessageBytes(0))
   })
 
-  it('take no psk for one of zeros', () => {
+  it('treat a missing psk as one of zeros', () => {
     const { message, sent } = begin()
     const second = writeSecond(
       readFirst(b, message, () => toA)!,
@@ -90,7 +90,7 @@ describe('two nodes', () => {
     )
   })
 
-  it('do not agree with another psk, another key, or another message', () => {
+  it('get no keys with different psks, keys or messages', () => {
     const { message, sent } = begin()
     const second = writeSecond(
       readFirst(b, message, () => toA)!,
@@ -105,11 +105,11 @@ describe('two nodes', () => {
       other[at]! ^= 1
       expect(readSecond(a, sent, other, psk())).toBeUndefined()
     }
-    // None of these changed anything.
+    // None of these attempts changed the state.
     expect(readSecond(a, sent, second.message, psk())?.keys.sendKey).toEqual(second.keys.receiveKey)
   })
 
-  it('read no first message that is another node’s, of nobody, or changed', () => {
+  it('refuse a first message for another node, from an unknown node, or changed', () => {
     const { message } = begin()
     expect(readFirst(systemRandomness.keyPair(), message, () => toA)).toBeUndefined()
     expect(readFirst(b, message, () => undefined)).toBeUndefined()
@@ -121,7 +121,7 @@ describe('two nodes', () => {
     }
   })
 
-  it('have no secret with a key of small order, wherever it stands', () => {
+  it('get no keys with a public key of small order in any position', () => {
     const zeros = new Uint8Array(32)
     expect(writeFirst(a, new Remote(a, zeros), systemRandomness.keyPair(), payload)).toBeUndefined()
     const { message, sent } = begin()
@@ -130,7 +130,7 @@ describe('two nodes', () => {
     expect(readSecond(a, sent, Buffer.alloc(48), undefined)).toBeUndefined()
   })
 
-  it('forget what is wiped, and show nothing of it', () => {
+  it('wipe and never print their secrets', () => {
     const { message, sent } = begin()
     expect(inspect([sent.transcript, toB.shared], { depth: 9, showHidden: true })).toBe(
       '[ Transcript {}, <hidden>, [length]: 2 ]',

@@ -1,7 +1,9 @@
-// schedules.test.ts - two nodes over a network that loses, doubles, delays and reorders, with restarts and clocks that jump: thousands of
-// seeded schedules, after each of which the two talk again, soon and by keys that fit. `WEFT_SEED=...` repeats one.
+// schedules.test.ts - two nodes over a network that loses, duplicates, delays and reorders messages, with restarts and
+// clocks that jump. After each of thousands of random schedules the two nodes must soon exchange packets again, with
+// matching keys. `WEFT_SEED=...` repeats one schedule.
 //
-// Most have something else in place of X25519, which takes most of the time: both sides get the same secret, and nobody else does.
+// Most schedules replace X25519, which takes most of the time, by a function that gives both sides, and only them, the
+// same secret.
 
 import { randomBytes } from 'node:crypto'
 import { describe, expect, it, vi } from 'vitest'
@@ -24,7 +26,7 @@ const LONG_MS = 7_200_000
 const primitive = vi.hoisted(() => ({ isFake: false }))
 vi.mock(import('../../../../../src/path/backends/wireguard/x25519.ts'), async (original) => {
   const real = await original()
-  /** In place of a KeyObject: the public key, of either half. */
+  /** Replaces a KeyObject: the public key of a pair, for both halves. */
   class Fake {
     readonly bytes: Uint8Array
     constructor(bytes: Uint8Array) {
@@ -47,9 +49,9 @@ vi.mock(import('../../../../../src/path/backends/wireguard/x25519.ts'), async (o
     },
   }
 })
-/** The trouble, and how long after it both have to be talking. */
+/** The duration of the trouble, and the time after it within which both nodes must exchange packets. */
 const MOST_TROUBLE_MS = 300_000
-/** Silence is noticed after 15 s; an initiation may have been sent just before the trouble ended. */
+/** Silence is noticed after 15 s, and an initiation may have been sent just before the trouble ended. */
 const RECOVERY_MS = 15_000 + 5_333 + 2_000
 const WALL = 1_795_575_600_000
 
@@ -80,14 +82,17 @@ interface Node {
   isTalking: boolean
 }
 
-/** Returns how often keys were given; throws where the two do not talk again, or anything is used twice. */
+/**
+ * Returns how many keys were given. Throws if the nodes do not exchange packets again, or if any key or index is used
+ * twice.
+ */
 function run(seed: number): number {
   const random: Random = randomFrom(seed)
   const everUsed = new Set<string>()
   const publicKeys = KEYS.map((key) => idle(key).publicKey)
   let now = 1_000_000
   let handshakes = 0
-  /** In order. */
+  /** Sorted by time. */
   const events: { at: number; what: () => void }[] = []
   function later(ms: number, what: () => void): void {
     const at = now + ms
@@ -157,7 +162,7 @@ function run(seed: number): number {
   }
   begin(0)
   begin(1)
-  // Both sides, one, or both at one moment begin to talk.
+  // One node or both begin to send, in some schedules simultaneously.
   nodes.forEach((node, who) =>
     later(random.of([0, 0, 500, 60_000]) * (random.chance(0.5) ? who : 1), () => (node.isTalking = true)),
   )
@@ -200,7 +205,7 @@ function run(seed: number): number {
       })
     else nodes.forEach((node, who) => (before[who] = node.sessions.delivered()))
   }
-  // What was sent in the last seconds arrived on both sides.
+  // Packets of the last seconds have arrived on both sides.
   const delivered = nodes.map((node) => node.sessions.delivered())
   for (let count = 0; count < 4; count += 1) {
     now += 500
@@ -221,7 +226,7 @@ describe('two nodes', () => {
     { by: 'X25519', isFake: false, seeds: seedsOf(LONG ? 2_000 : 100) },
     { by: 'what stands for it', isFake: true, seeds: seedsOf(LONG ? 100_000 : 600) },
   ])(
-    'talk again after each of $seeds.length schedules of trouble, by $by',
+    'exchange packets again after each of $seeds.length schedules of trouble, with $by',
     async ({ isFake, seeds }) => {
       primitive.isFake = isFake
       const failures: string[] = []
@@ -232,11 +237,11 @@ describe('two nodes', () => {
         } catch (error) {
           failures.push(`WEFT_SEED=${seed}: ${(error as Error).stack?.split('\n').slice(0, 3).join(' ')}`)
         }
-        // Whoever runs the tests is told that this one is alive.
+        // Reports progress to whoever runs the tests.
         if (seed % 500 === 0) await new Promise(setImmediate)
       }
       expect(failures.slice(0, 5)).toEqual([])
-      // There was something to see.
+      // The schedules did give keys.
       expect(handshakes).toBeGreaterThan(4 * seeds.length)
     },
     LONG_MS,

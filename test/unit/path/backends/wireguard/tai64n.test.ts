@@ -1,4 +1,4 @@
-// tai64n.test.ts - timestamps: as others write them, and never going back.
+// tai64n.test.ts - timestamps in the format of other implementations, which never decrease.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -12,10 +12,10 @@ import {
 
 const hexOf = (tick: number): string => Buffer.from(stampOf(tick)).toString('hex')
 
-describe('a stamp', () => {
-  it('is of TAI64N, with the lower 24 bits of its nanoseconds zero', () => {
+describe('a timestamp', () => {
+  it('has the TAI64N format, with the lower 24 bits of the nanoseconds zero', () => {
     expect(hexOf(tickOf(0))).toBe('400000000000000a00000000')
-    // 2026-11-25T03:00:00.500Z; 500,000,000 ns are 0x1dcd6500.
+    // The time is 2026-11-25T03:00:00.500Z; 500,000,000 ns are 0x1dcd6500.
     expect(hexOf(tickOf(1_795_575_600_500))).toBe(
       `4000000${(1_795_575_600 + 10).toString(16).padStart(9, '0')}1d000000`,
     )
@@ -32,7 +32,7 @@ describe('a stamp', () => {
     )
   })
 
-  it('is no later than the clock, and by less than a tick earlier', () => {
+  it('is never later than the clock, and less than a tick earlier', () => {
     fc.assert(
       fc.property(fc.integer({ min: 0, max: 4e12 }), (ms) => {
         const stamp = Buffer.from(stampOf(tickOf(ms)))
@@ -43,7 +43,7 @@ describe('a stamp', () => {
     )
   })
 
-  it('is ordered by seconds before nanoseconds, whoever wrote it', () => {
+  it('is ordered by seconds, then by nanoseconds, for every implementation', () => {
     const of = (seconds: bigint, nanoseconds: number): bigint => {
       const stamp = Buffer.alloc(12)
       stamp.writeBigUInt64BE(seconds)
@@ -52,15 +52,15 @@ describe('a stamp', () => {
     }
     expect(of(2n, 0)).toBeGreaterThan(of(1n, 0xffff_ffff))
     expect(of(1n, 2)).toBeGreaterThan(of(1n, 1))
-    // As part of a larger buffer.
+    // The timestamp may be part of a larger buffer.
     expect(orderOf(Buffer.concat([Buffer.alloc(3), stampOf(77)]).subarray(3))).toBe(orderOf(stampOf(77)))
   })
 })
 
-describe('stamps', () => {
+describe('timestamps', () => {
   const hour = tickOf(3_600_000)
 
-  it('follow the clock, and wait for nothing while it stands or goes back', () => {
+  it('follow the clock, and increase while it stands still or goes back', () => {
     const stamps = createStamps(-1, () => {})
     expect(stamps.next(-1, 3_600_000)).toBe(hour)
     expect(stamps.next(-1, 3_600_000)).toBe(hour) // of another peer
@@ -69,7 +69,7 @@ describe('stamps', () => {
     expect(stamps.next(hour + 2, 7_200_000)).toBe(2 * hour)
   })
 
-  it('write the end of a stretch down before one of it is used, and seldom', () => {
+  it('store the end of a reserved period before its first use, and rarely', () => {
     const kept: number[] = []
     const stamps = createStamps(-1, (tick) => kept.push(tick))
     let last = -1
@@ -81,7 +81,7 @@ describe('stamps', () => {
     expect(kept[0]).toBe(hour + STRETCH_TICKS)
   })
 
-  it('go on behind what was kept when the process is another, whatever the clock says then', () => {
+  it('continue after the stored timestamp in another process, regardless of the clock', () => {
     fc.assert(
       fc.property(
         fc.array(

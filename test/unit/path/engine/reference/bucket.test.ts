@@ -1,17 +1,17 @@
-// bucket.test.ts - a burst at once, then one in so long, and the burst again only after as long as that takes.
+// bucket.test.ts - a burst, then one event per interval, and a full burst again after enough time.
 
 import { expect, it } from 'vitest'
 import { createBucket } from '../../../../../src/path/engine/reference/bucket.ts'
 
-it('gives its burst, then one each time, and is full again after a rest', () => {
+it('allows a burst, then one event per interval, and a full burst after a pause', () => {
   const may = createBucket(10, 3)
   const often = (now: number): number => [1, 2, 3, 4, 5].filter(() => may(now)).length
   expect([0, 9, 10, 19, 20].map(often)).toEqual([3, 0, 1, 0, 1])
-  // 20 rests give two; 30 the whole, and more give no more.
+  // After 20 intervals two events are allowed; after 30 the whole burst, and later never more.
   expect([40, 1_000].map(often)).toEqual([2, 3])
 })
 
-it('of a burst of one gives one each time', () => {
+it('with a burst of one allows one event per interval', () => {
   const may = createBucket(10, 1)
   expect([0, 0, 9, 10, 10, 20].map(may)).toEqual([true, false, false, true, false, true])
 })

@@ -1,9 +1,9 @@
-// drops.test.ts - what the dgram engine keeps of dropped packets: the last, each way, and the later ones for who asks again.
+// drops.test.ts - the dropped packets that the dgram engine keeps for each direction.
 
 import { expect, it } from 'vitest'
 import { createDropLog } from '../../../../../src/path/engine/reference/drops.ts'
 
-it('keeps the last of each direction, their headers, and tells each once to who asks for later ones', () => {
+it('keeps the headers of the last drops of each direction, and returns only later ones on request', () => {
   let now = 1_000
   const log = createDropLog(() => now, 5)
   expect(log.read()).toEqual({ next: [5, 5], packets: [] })
@@ -11,7 +11,7 @@ it('keeps the last of each direction, their headers, and tells each once to who 
   log.add('rx_drop_ttl', bytes, { peer: 9 })
   now = 2_000
   log.add('tx_drop_malformed', bytes.subarray(0, 3))
-  bytes.fill(1) // which its owner may
+  bytes.fill(1) // the owner of the bytes may change them
   const first = log.read()
   const [sent, received] = [
     { atUs: 2_000, reason: 'tx_drop_malformed', packets: 1, length: 3, peer: 0, encapBytes: 0 },
@@ -37,14 +37,14 @@ it('keeps the last of each direction, their headers, and tells each once to who 
   expect(log.read().packets).toHaveLength(257)
 })
 
-it('keeps of a flood what comes at once, and then one in a millisecond', () => {
+it('keeps the first burst of a flood, and then one packet per millisecond', () => {
   let now = 1_000
   const log = createDropLog(() => now, 0)
   for (; now < 11_000; now++) log.add('rx_drop_ttl', Buffer.alloc(1))
   expect(log.read().next).toEqual([0, 256 + 9])
 })
 
-it('keeps what is of a direction, and says of the bytes before a packet no more than it kept', () => {
+it('keeps only reasons with a direction, and reports no more header bytes than it kept', () => {
   const log = createDropLog(() => 0, 0)
   log.add('other_drop', Buffer.alloc(8))
   log.add('rx_drop_ttl', Buffer.alloc(200), { encapBytes: 22 })

@@ -1,4 +1,4 @@
-// packet.test.ts - the dgram engine's packet functions: TTL, checksum, ICMP; peer records.
+// packet.test.ts - the packet functions of the dgram engine: TTL, checksums, fragments, MSS and ICMP; peer records.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -24,7 +24,7 @@ import {
 } from '../../../../../src/path/engine/reference/packet.ts'
 import { ipv4Packet } from '../../../../support/packets.ts'
 
-describe('what a TCP connection begins with', () => {
+describe('the MSS of a TCP connection', () => {
   const [source, destination] = [0x0a050102, 0x0a050203]
   function segment(options: readonly number[], flags: number): Buffer {
     const tcp = Buffer.alloc(20 + Math.ceil(options.length / 4) * 4)
@@ -34,7 +34,7 @@ describe('what a TCP connection begins with', () => {
     tcp.writeUInt16BE(checksumOf(tcp), 16)
     return ipv4Packet({ source, destination, protocol: 6, payload: tcp })
   }
-  /** The sum of a segment with its pseudo-header; 0 when it is right. */
+  /** Returns the checksum of a segment with its pseudo-header; 0 if it is right. */
   function checksumOf(tcp: Buffer): number {
     const pseudo = Buffer.alloc(12)
     pseudo.writeUInt32BE(source, 0)
@@ -45,7 +45,7 @@ describe('what a TCP connection begins with', () => {
   }
   const SYN = 2
 
-  it('is lowered to what fits, wherever it stands, and the checksum is right', () => {
+  it('is lowered to what fits, at any offset, and the checksum is right', () => {
     const others = fc.constantFrom([1], [1, 1], [3, 3, 7], [4, 2], [8, 10, 0, 1, 2, 3, 4, 5, 6, 7])
     fc.assert(
       fc.property(fc.array(others, { maxLength: 3 }), fc.integer({ min: 0, max: 65_535 }), (before, mss) => {
@@ -72,14 +72,14 @@ describe('what a TCP connection begins with', () => {
     [[0, 2, 4, 255, 255]],
     [[2, 3, 255]],
     [[0, 4, 0, 0, 2, 4, 255, 255]],
-  ])('is left alone with options %j', (options) => {
+  ])('does not change with options %j', (options) => {
     const packet = segment(options, SYN)
     const before = Buffer.from(packet)
     clampMss(packet, 1472)
     expect(packet).toEqual(before)
   })
 
-  it('is a SYN, from either side', () => {
+  it('is in a SYN, from either side', () => {
     expect([SYN, SYN | 16, 16, 4].map((flags) => isTcpSyn(segment([], flags)))).toEqual([true, true, false, false])
     expect(isTcpSyn(ipv4Packet({ source, destination, protocol: 17, payload: Buffer.alloc(20, 0xff) }))).toBe(false)
     expect(isTcpSyn(ipv4Packet({ source, destination, protocol: 6, payload: Buffer.alloc(19, 0xff) }))).toBe(false)
@@ -87,7 +87,7 @@ describe('what a TCP connection begins with', () => {
 })
 
 describe('packet', () => {
-  it('keeps the header checksum right while the TTL falls', () => {
+  it('has a right header checksum after each decrement of the TTL', () => {
     fc.assert(
       fc.property(
         fc.integer({ min: 2, max: 255 }),
@@ -103,11 +103,11 @@ describe('packet', () => {
     )
   })
 
-  it.each([0, 1])('stops at TTL %d', (ttl) => {
+  it.each([0, 1])('is not forwarded at TTL %d', (ttl) => {
     expect(decrementTtl(ipv4Packet({ source: 1, destination: 2, ttl }))).toBe(false)
   })
 
-  it('refuses what is no packet', () => {
+  it('is refused if it is not valid', () => {
     const packet = ipv4Packet({ source: 1, destination: 2 })
     expect(ipv4PacketBytes(packet)).toBe(20)
     expect(ipv4PacketBytes(Buffer.concat([packet, Buffer.alloc(9)]))).toBe(20)
@@ -127,7 +127,7 @@ describe('packet', () => {
     expect(ipv4PacketBytes(long)).toBeUndefined()
   })
 
-  it('answers each sender 50 times at once and once more each 10 ms; all but our own 500 times and once more each millisecond', () => {
+  it('leads to at most 50 ICMP errors to one sender and then one each 10 ms; to foreign senders at most 500 and then one each millisecond', () => {
     const OURS = 99
     const allows = icmpLimit()
     const count = (nowMs: number, sender: number): number =>
@@ -139,7 +139,7 @@ describe('packet', () => {
     expect(count(4_000_050, OURS)).toBe(50)
   })
 
-  it('answers as upstream does: TTL 8, no identification; and quotes the whole packet', () => {
+  it('leads to an ICMP error like that of flanneld: TTL 8, no identification; it quotes the whole packet', () => {
     const packet = ipv4Packet({
       source: parseIpv4('10.5.1.2')!,
       destination: parseIpv4('10.5.9.9')!,
@@ -156,14 +156,14 @@ describe('packet', () => {
     expect(internetChecksum(error.subarray(20))).toBe(0)
   })
 
-  it('says what the next hop takes', () => {
+  it('leads to an ICMP error with the MTU of the next hop', () => {
     const packet = ipv4Packet({ source: parseIpv4('10.5.1.2')!, destination: parseIpv4('10.5.9.9')! })
     const error = icmpError(fragmentationNeeded(1252), 1, packet)!
     expect([error.readUInt8(20), error.readUInt8(21), error.readUInt16BE(26)]).toEqual([3, 4, 1252])
     expect(internetChecksum(error.subarray(20))).toBe(0)
   })
 
-  it('cuts what may be cut into fragments that are the packet again', () => {
+  it('is fragmented if allowed, and the fragments give the packet again', () => {
     const copied = '940400000107070400000000018804010200000000000000'
     const fields = fc.record({
       payload: fc.uint8Array({ minLength: 256, maxLength: 4_000 }).map((bytes) => Buffer.from(bytes)),
@@ -195,7 +195,7 @@ describe('packet', () => {
     expect([0, 0x4000, 0x2000].map(may)).toEqual([true, false, true])
   })
 
-  it('does not answer ICMP errors, later fragments, or what comes from no host', () => {
+  it('leads to no ICMP error if it is an ICMP error, a later fragment, or from an address without a host', () => {
     const base = {
       source: parseIpv4('10.5.1.2')!,
       destination: parseIpv4('10.5.9.9')!,
@@ -222,7 +222,7 @@ it.each([
   ['240.0.0.1', false] as const,
   ['255.255.255.255', true] as const,
   ['255.255.255.254', false] as const,
-])('is for the link alone: %s: %s', (destination, is) => {
+])('IPv4 destination %s is only on the link: %s', (destination, is) => {
   const payload = Buffer.alloc(8)
   expect(isForLink(ipv4Packet({ source: 0x0a050102, destination: parseIpv4(destination)!, payload }))).toBe(is)
 })
@@ -234,7 +234,7 @@ it.each([
   [0xfe7f, false] as const,
   [0xfec0, false] as const,
   [0x2001, false] as const,
-])('of IPv6 is for the link alone, by its first bits: %i: %s', (first, is) => {
+])('IPv6 destination with the first bits %i is only on the link: %s', (first, is) => {
   const packet = Buffer.alloc(40)
   packet.writeUInt8(0x60, 0)
   packet.writeUInt16BE(first, 24)
@@ -242,7 +242,7 @@ it.each([
 })
 
 describe('peer records', () => {
-  it('read back as they were', () => {
+  it('have the same values after encoding and decoding', () => {
     const ip = fc.integer({ min: 0, max: 0xffffffff })
     const peer = fc.record({
       subnet: fc.tuple(ip, fc.integer({ min: 0, max: 32 })).map(([address, length]) => ipv4Net(address, length)),
@@ -264,12 +264,12 @@ describe('peer records', () => {
   })
 })
 
-describe("a peer's packet that must not go on", () => {
+describe("a peer's packet is refused", () => {
   const between = { source: parseIpv4('10.5.2.2')!, destination: parseIpv4('10.5.1.2')! }
   const reason = (fields: object): string | undefined => reasonMalformed(ipv4Packet({ ...between, ...fields }))
   const [FRAGMENT, OPTIONS] = ['rx_drop_fragment', 'rx_drop_options']
 
-  it('is one whose header does not sum up', () => {
+  it('if its header checksum is wrong', () => {
     const packet = ipv4Packet({ ...between, options: Buffer.alloc(4, 1) })
     expect(reasonMalformed(packet)).toBeUndefined()
     for (const at of [1, 8, 12, 19, 22]) {
@@ -278,16 +278,16 @@ describe("a peer's packet that must not go on", () => {
       expect(reasonMalformed(broken), `byte ${at}`).toBe('rx_drop_checksum')
     }
     const payload = ipv4Packet({ ...between, payload: Buffer.alloc(8) })
-    payload.writeUInt8(7, 25) // not the header's
+    payload.writeUInt8(7, 25) // a byte of the payload, not of the header
     expect(reasonMalformed(payload)).toBeUndefined()
   })
 
   it.each([
-    // A packet that is whole may be of any size.
+    // A packet that is not a fragment may have any size.
     [0, 17, 0, undefined],
     [0, 6, 0, undefined],
     [0x4000, 6, 3, undefined],
-    // A fragment has data, in eights where more follow.
+    // A fragment has data, in multiples of eight bytes if more fragments follow.
     [0x2000, 17, 0, FRAGMENT],
     [0x2000, 17, 8, undefined],
     [0x2000, 17, 7, FRAGMENT],
@@ -296,16 +296,16 @@ describe("a peer's packet that must not go on", () => {
     [0x0001, 17, 0, FRAGMENT],
     [0x0001, 17, 1, undefined],
     [0x2001, 17, 12, FRAGMENT],
-    // The first of TCP has its ports and flags, and the second does not write over them.
+    // The first fragment of TCP contains the ports and flags, and the second must not overwrite them.
     [0x2000, 6, 8, FRAGMENT],
     [0x2000, 6, 16, undefined],
     [0x0001, 6, 64, FRAGMENT],
     [0x0002, 6, 64, undefined],
     [0x0001, 17, 64, undefined],
-    // None ends behind what 16 bits count: 8,189 eights, 20 bytes of header, and 3 of data.
+    // No fragment may end beyond 65,535 bytes: 8,189 blocks of eight, 20 bytes of header, and 3 of data.
     [0x1ffd, 17, 3, undefined],
     [0x1ffd, 17, 4, FRAGMENT],
-  ])('is by its fragment word %i, protocol %i and %i bytes of data: %s', (fragment, protocol, size, expected) => {
+  ])('by its fragment word %i, protocol %i and %i bytes of data: %s', (fragment, protocol, size, expected) => {
     expect(reason({ fragment, protocol, payload: Buffer.alloc(size) })).toBe(expected)
   })
 
@@ -323,28 +323,28 @@ describe("a peer's packet that must not go on", () => {
     [[137, 4, 4, 0], OPTIONS],
     [[1, 137, 3, 4], OPTIONS],
     [[7, 3, 4, 131], OPTIONS],
-    // Behind the end nothing is read; a source route within another option is none.
+    // Bytes after the end option are not read, and data of another option that looks like a source route is not one.
     [[0, 131, 3, 4], undefined],
     [[7, 4, 131, 137], undefined],
-  ])('is by its options %j: %s', (options, expected) => {
+  ])('by its options %j: %s', (options, expected) => {
     expect(reason({ options: Buffer.from(options) })).toBe(expected)
   })
 })
 
-describe('at the limits of a packet', () => {
+describe('a packet at its limits', () => {
   const between = { source: parseIpv4('10.5.2.2')!, destination: parseIpv4('10.5.1.2')! }
 
-  it('has a length that holds its header and lies within what came', () => {
+  it('has a length that includes its header and does not exceed the received bytes', () => {
     const packet = ipv4Packet({ ...between, options: Buffer.alloc(4, 1), payload: Buffer.alloc(2) })
-    const told = (length: number): number | undefined => {
+    const lengthOf = (length: number): number | undefined => {
       const other = Buffer.from(packet)
       other.writeUInt16BE(length, 2)
       return ipv4PacketBytes(other)
     }
-    expect([23, 24, 25, 26, 27].map(told)).toEqual([undefined, 24, 25, 26, undefined])
+    expect([23, 24, 25, 26, 27].map(lengthOf)).toEqual([undefined, 24, 25, 26, undefined])
   })
 
-  it('is an echo request from an address', () => {
+  it('is recognised as an echo request from an address', () => {
     const echo = { ...between, protocol: 1, payload: Buffer.from([8, 0, 0, 0]) }
     const is = (fields: object, source = between.source): boolean =>
       isEchoRequestFrom(source, ipv4Packet({ ...echo, ...fields }))
@@ -354,7 +354,7 @@ describe('at the limits of a packet', () => {
     expect([is({ payload: Buffer.alloc(0) }), is({}, between.destination)]).toEqual([false, false])
   })
 
-  it('is of IPv6 where as much came as it says', () => {
+  it('is a complete IPv6 packet if as much was received as its header says', () => {
     const packet = Buffer.alloc(50)
     packet.writeUInt8(0x60, 0)
     packet.writeUInt16BE(9, 4)
@@ -366,7 +366,7 @@ describe('at the limits of a packet', () => {
     expect(isIpv6Packet(packet)).toBe(false)
   })
 
-  it('sums as RFC 1071 says, odd lengths and carries too', () => {
+  it('has the checksum of RFC 1071, also with odd lengths and carries', () => {
     expect(internetChecksum(Buffer.alloc(0))).toBe(0xffff)
     expect(internetChecksum(Buffer.from([0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]))).toBe(0x220d)
     expect(internetChecksum(Buffer.from([0x01]))).toBe(0xfeff)
@@ -374,7 +374,7 @@ describe('at the limits of a packet', () => {
     expect(internetChecksum(Buffer.alloc(65_534, 0xff))).toBe(0)
   })
 
-  it('is told that its time is over, by the first bytes that it has', () => {
+  it('is quoted from its first bytes in a time-exceeded error', () => {
     const packet = ipv4Packet({ ...between, payload: Buffer.from('abc') })
     const error = icmpError(TIME_EXCEEDED, 1, packet)!
     expect([error.readUInt8(0), error.readUInt16BE(2), error.length]).toEqual([0x45, 51, 51])
@@ -384,8 +384,8 @@ describe('at the limits of a packet', () => {
     expect(icmpError(TIME_EXCEEDED, 1, withOptions)!.subarray(28)).toEqual(withOptions)
   })
 
-  // RFC 1812 section 4.3.2.3.
-  it.each([0, 4, 40])('quotes as much as 576 bytes have room for, with %i bytes of options', (options) => {
+  // The limit is from RFC 1812, section 4.3.2.3.
+  it.each([0, 4, 40])('is quoted as far as 576 bytes allow, with %i bytes of options', (options) => {
     for (const payload of [0, 1, 8, 527 - options, 528 - options, 529 - options, 1_400, 60_000]) {
       const packet = ipv4Packet({ ...between, options: Buffer.alloc(options, 1), payload: Buffer.alloc(payload, 7) })
       const error = icmpError(fragmentationNeeded(1_400), 1, packet)!
@@ -395,7 +395,7 @@ describe('at the limits of a packet', () => {
     }
   })
 
-  it('begins no connection as a later fragment, and a TCP header is enough', () => {
+  it('opens no connection as a later fragment, and needs only a TCP header', () => {
     const tcp = Buffer.alloc(20)
     tcp.writeUInt8(0x50, 12)
     tcp.writeUInt8(2, 13)
@@ -409,7 +409,7 @@ describe('at the limits of a packet', () => {
   })
 
   it.each([
-    // The segment size may be the last option, and stand before the end; what says more than there is stays.
+    // The MSS may be the last option, or be before the end option. An option that exceeds the header is not changed.
     [[2, 4, 255, 255], 24, 1_432],
     [[1, 2, 4, 255, 255, 0, 0, 0], 28, 1_432],
     [[2, 4, 5, 152], 24, 1_432],
@@ -419,7 +419,7 @@ describe('at the limits of a packet', () => {
     [[2, 4, 255, 255], 20, 65_535],
     [[1, 1, 2, 4, 255, 255], 24, 65_535],
     [[1, 2, 4, 255, 255], 24, 65_535],
-  ])('announces by options %j in a header of %i bytes then %i', (options, headerBytes, expected) => {
+  ])('with options %j in a header of %i bytes announces the MSS %i', (options, headerBytes, expected) => {
     const tcp = Buffer.alloc(20 + options.length)
     tcp.writeUInt8((headerBytes / 4) << 4, 12)
     Buffer.from(options).copy(tcp, 20)
@@ -428,7 +428,7 @@ describe('at the limits of a packet', () => {
     expect(packet.readUInt16BE(40 + options.indexOf(2) + 2)).toBe(expected)
   })
 
-  it('is cut at eights, and not where it fits', () => {
+  it('is fragmented at multiples of eight bytes', () => {
     const packet = ipv4Packet({ ...between, payload: Buffer.alloc(64) })
     const sizes = (mtu: number): number[] => fragmentsOf(packet, mtu).map(({ length }) => length)
     expect([84, 83, 60, 59].map(sizes)).toEqual([[84], [76, 28], [60, 44], [52, 52]])
@@ -436,7 +436,7 @@ describe('at the limits of a packet', () => {
   })
 
   it.each([
-    // Of the options that only the first has, each is nothing in the others; junk stays where it was.
+    // Options that only the first fragment may have become no-operations in the others. Invalid options do not change.
     ['07030400', '01010100'],
     ['87030400', '87030400'],
     ['07040404', '01010101'],
@@ -445,20 +445,20 @@ describe('at the limits of a packet', () => {
     ['01070304', '01010101'],
     ['00070304', '00070304'],
     ['00020304', '00020304'],
-  ])('has in later fragments of the options %s these: %s', (options, expected) => {
+  ])('with options %s has in later fragments the options %s', (options, expected) => {
     const packet = ipv4Packet({ ...between, options: Buffer.from(options, 'hex'), payload: Buffer.alloc(16) })
     const [first, second] = fragmentsOf(packet, 32)
     expect([first!, second!].map((each) => each.toString('hex', 20, 24))).toEqual([options, expected])
   })
 })
 
-it('mends a checksum whose carry makes another carry', () => {
+it('updates a checksum whose carry causes another carry', () => {
   const tcp = Buffer.alloc(28)
   tcp.writeUInt8(0x70, 12)
   Buffer.from([1, 2, 4, 0x06, 0x00]).copy(tcp, 20)
   tcp.writeUInt16BE(0x97fe, 16)
   const packet = ipv4Packet({ source: 1, destination: 2, protocol: 6, payload: tcp })
   clampMss(packet, 1_472)
-  // ~0x97fe + ~0x0006 + 0x9805 = 0x1ffff, of which the carry makes 0x10000, of which it makes 1.
+  // ~0x97fe + ~0x0006 + 0x9805 = 0x1ffff. Its carry gives 0x10000, whose carry gives 1.
   expect([packet.readUInt16BE(43), packet.readUInt16BE(36)]).toEqual([1_432, 0xfffe])
 })

@@ -1,7 +1,7 @@
-// kube-gate.ts - lets hosts of a lab reach an API server that serves this process's own loopback.
+// kube-relay.ts - connects hosts of a lab to an API server that listens on this process's own loopback.
 //
-// A Unix socket joins network namespaces: a small program in the switch's listens where hosts reach it and hands on to the
-// socket, and this process hands on to the server.
+// A Unix socket crosses network namespaces. A small program in the switch's namespace listens for the hosts and forwards to the socket, and
+// this process forwards from the socket to the server.
 
 import { spawn } from 'node:child_process'
 import { writeFileSync } from 'node:fs'
@@ -25,16 +25,16 @@ createServer((inner) => {
 }).listen(${PORT}, '${ADDRESS}', () => console.log('listens'))
 `
 
-export interface KubeGate {
+export interface KubeRelay {
   /** A kubeconfig for hosts of the lab. */
   readonly kubeconfig: string
-  /** Cuts every connection; while refusing, new ones end at once. */
+  /** Cuts every connection. While it refuses, new connections end immediately. */
   cut(): void
   refuse(refusing: boolean): void
   close(): Promise<void>
 }
 
-export async function openKubeGate(lab: Lab, api: KubeApi): Promise<KubeGate> {
+export async function openKubeRelay(lab: Lab, api: KubeApi): Promise<KubeRelay> {
   const path = join(lab.folder, 'kube.sock')
   const open = new Set<Socket>()
   let refusing = false
@@ -64,7 +64,7 @@ export async function openKubeGate(lab: Lab, api: KubeApi): Promise<KubeGate> {
   const kubeconfig = join(lab.folder, 'kubeconfig')
   const place = `https://${ADDRESS}:${PORT}`
   writeFileSync(kubeconfig, kubeconfigText(place, api.caFile, WEFT_TOKEN, ', tls-server-name: kubernetes'))
-  const gate: KubeGate = {
+  const relay: KubeRelay = {
     kubeconfig,
     cut() {
       for (const socket of open) socket.destroy()
@@ -73,11 +73,11 @@ export async function openKubeGate(lab: Lab, api: KubeApi): Promise<KubeGate> {
       refusing = value
     },
     async close() {
-      gate.cut()
+      relay.cut()
       outpost.kill()
       await ended(outpost)
       await new Promise((resolve) => server.close(resolve))
     },
   }
-  return gate
+  return relay
 }

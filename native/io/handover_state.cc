@@ -1,5 +1,5 @@
-// bequest.cc - a memfd: its form, its head, its body.
-#include "bequest.h"
+// handover_state.cc - writes and reads the memfd: its format, its head, its body.
+#include "handover_state.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -9,17 +9,17 @@
 #include <array>
 
 #ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; asked for, since vm.memfd_noexec=2 refuses all others
+#define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; required if vm.memfd_noexec is 2
 #endif
 
 namespace weft {
 
 namespace {
 
-/// What stands first: this mark, then the number of bytes of the head, each of 64 bits.
+/// The memory begins with this mark and the length of the head, each of 64 bits.
 constexpr uint64_t kMark = 0x31'74'73'75'71'65'62'77;
 constexpr size_t kStartBytes = 16;
-/// Nobody has so many sessions.
+/// A limit that no set of sessions reaches.
 constexpr size_t kMostBytes = size_t{1} << 30;
 
 bool write_all(int fd, std::span<const uint8_t> bytes) {
@@ -45,7 +45,7 @@ struct Form {
   size_t size, head_bytes;
 };
 
-/// Nothing of what has another form, or is no memory that can be sealed.
+/// Returns nothing if the memory has another format, or is not a memfd that can be sealed.
 std::optional<Form> form_of(int fd) {
   struct stat about;
   std::array<uint8_t, kStartBytes> start;
@@ -69,8 +69,8 @@ void wipe(int fd, size_t size) {
 
 }  // namespace
 
-Fd leave_bequest(std::span<const uint8_t> head, std::span<const uint8_t> body) {
-  constexpr const char* kName = "weft-bequest";
+Fd write_handover_state(std::span<const uint8_t> head, std::span<const uint8_t> body) {
+  constexpr const char* kName = "weft-handover";
   if (head.size() > kMostBytes / 2 || body.size() > kMostBytes / 2 - kStartBytes) return Fd();
   Fd fd(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));
   if (!fd) fd = Fd(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -81,7 +81,7 @@ Fd leave_bequest(std::span<const uint8_t> head, std::span<const uint8_t> body) {
   return fd;
 }
 
-std::optional<std::vector<uint8_t>> read_bequest_head(int fd) {
+std::optional<std::vector<uint8_t>> read_handover_head(int fd) {
   const std::optional<Form> form = form_of(fd);
   if (!form) return {};
   std::vector<uint8_t> head(form->head_bytes);
@@ -89,7 +89,7 @@ std::optional<std::vector<uint8_t>> read_bequest_head(int fd) {
   return head;
 }
 
-std::optional<SecretBytes> take_bequest(int fd) {
+std::optional<SecretBytes> take_handover_state(int fd) {
   const std::optional<Form> form = form_of(fd);
   if (!form || fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL) < 0) return {};
   const size_t from = kStartBytes + form->head_bytes;

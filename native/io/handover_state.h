@@ -1,0 +1,25 @@
+// handover_state.h - the state that an engine hands over to its successor: sealed memory with a descriptor, which can
+// be sent to another process or kept by a service manager. Exactly one process gets the body.
+//
+// A process that takes the body first seals the memory against further seals (memfd_create(2), F_SEAL_SEAL). The kernel
+// allows that only once, so two processes never both get the body, regardless of when one of them dies. The body is
+// wiped as soon as it was read. Any process may read the head before; it tells whether the body is of use.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "../core/secret_bytes.h"
+#include "system.h"
+
+namespace weft {
+
+/// Returns no descriptor if the kernel has no memory. In that case nothing is handed over.
+Fd write_handover_state(std::span<const uint8_t> head, std::span<const uint8_t> body);
+/// Returns nothing if the memory has another format, or was taken already.
+std::optional<std::vector<uint8_t>> read_handover_head(int fd);
+/// Returns nothing if the memory has another format, or was taken already. The bytes are untrusted input.
+std::optional<SecretBytes> take_handover_state(int fd);
+
+}  // namespace weft

@@ -1,0 +1,101 @@
+// udp-ports.ts - checks whether a UDP port of this host is free, and finds the process that holds it.
+
+import { createSocket } from 'node:dgram'
+import { readdir, readFile, readlink } from 'node:fs/promises'
+import { parseAddress, type Family } from '../net/address.ts'
+
+/** A socket of this network namespace. */
+interface UdpSocket {
+  /** The local address as text, `*` for any address. */
+  readonly address: string
+  /** The inode of the socket. A socket of the kernel itself, such as that of a vxlan device, is open in no process, so no process is found for it. */
+  readonly inode: number
+}
+
+/**
+ * Binds the port once, without SO_REUSEADDR and SO_REUSEPORT, and closes the socket again. Resolves with the system's error code, such as
+ * EADDRINUSE; undefined if the port is free.
+ */
+export function tryUdpPort(family: Family, address: string, port: number): Promise<string | undefined> {
+  return new Promise((resolve) => {
+    const socket = createSocket(family === 'ipv4' ? { type: 'udp4' } : { type: 'udp6', ipv6Only: true })
+    socket.once('error', (error: NodeJS.ErrnoException) => {
+      socket.close()
+      resolve(error.code ?? error.message)
+    })
+    socket.bind({ address, port, exclusive: true }, () => socket.close(() => resolve(undefined)))
+  })
+}
+
+/** Lists the sockets that keep another one from binding this address and port. Without procfs it lists none. */
+export async function socketsAt(family: Family, address: string, port: number): Promise<readonly UdpSocket[]> {
+  const tables = family === 'ipv4' ? (['udp', 'udp6'] as const) : (['udp6'] as const)
+  const texts = await Promise.all(tables.map((table) => readFile(`/proc/self/net/${table}`, 'utf8').catch(() => '')))
+  return texts
+    .flatMap((text, at) => socketsIn(text, tables[at] === 'udp' ? 'ipv4' : 'ipv6', port))
+    .filter((socket) => {
+      if (isAny(address) || socket.address === '*') return true
+      return socket.address === plain(address)
+    })
+}
+
+const ANY: ReadonlySet<string> = new Set(['0.0.0.0', '::'])
+const isAny = (address: string): boolean => ANY.has(address)
+/** Returns one spelling of an address, whichever way it was written. */
+const plain = (address: string): string => String(parseAddress(address))
+
+/** Reads a table of the kernel's (/proc/net/udp): the address is in hexadecimal digits, in words of the host's byte order. */
+export function socketsIn(table: string, family: Family, port: number): UdpSocket[] {
+  const digits = port.toString(16).toUpperCase().padStart(4, '0')
+  return table.split('\n').flatMap((line) => {
+    const [, local = '', , , , , , , , inode = ''] = line.trim().split(/\s+/)
+    const [address = '', at] = local.split(':')
+    if (at !== digits) return []
+    const bytes = (address.match(/.{8}/g) ?? []).flatMap((word) => (word.match(/../g) ?? []).toReversed())
+    const isZero = bytes.every((byte) => byte === '00')
+    const value = family === 'ipv4' ? Number(`0x${bytes.join('')}`) : BigInt(`0x${bytes.join('')}`)
+    return [{ address: isZero ? '*' : String(value), inode: Number(inode) }]
+  })
+}
+
+/**
+ * Lists the inodes of the sockets that a process and its children have open; undefined if this process may
+ * not see them.
+ */
+export async function socketsOf(pid: number): Promise<ReadonlySet<number> | undefined> {
+  const own = await openSockets(pid)
+  if (!own) return undefined
+  const children = await Promise.all(
+    (await processes()).map(async (each) => ((await parentOf(each)) === pid ? await openSockets(each) : undefined)),
+  )
+  return new Set([...own, ...children.flatMap((inodes) => [...(inodes ?? [])])])
+}
+
+/** Names the first process that has one of these sockets open, such as `socat (pid 12)`; undefined if this process sees none. */
+export async function ownerOfSockets(inodes: ReadonlySet<number>): Promise<string | undefined> {
+  for (const pid of await processes()) {
+    const open = await openSockets(pid)
+    if (!open || ![...inodes].some((inode) => open.has(inode))) continue
+    const name = await readFile(`/proc/${pid}/comm`, 'utf8').catch(() => '')
+    return `${name.trim() || 'a process'} (pid ${pid})`
+  }
+  return undefined
+}
+
+const processes = async (): Promise<readonly number[]> =>
+  (await readdir('/proc').catch(() => [])).filter((name) => /^\d+$/.test(name)).map(Number)
+
+/** Reads the parent's number from /proc/PID/stat, in which the name may contain spaces and parentheses. */
+async function parentOf(pid: number): Promise<number | undefined> {
+  const text = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '')
+  const [, parent] = text.slice(text.lastIndexOf(')') + 2).split(' ')
+  return parent === undefined ? undefined : Number(parent)
+}
+
+async function openSockets(pid: number): Promise<ReadonlySet<number> | undefined> {
+  const folder = `/proc/${pid}/fd`
+  const fds = await readdir(folder).catch(() => undefined)
+  if (!fds) return undefined
+  const links = await Promise.all(fds.map((fd) => readlink(`${folder}/${fd}`).catch(() => '')))
+  return new Set(links.flatMap((link) => /^socket:\[(\d+)\]$/.exec(link)?.[1] ?? []).map(Number))
+}

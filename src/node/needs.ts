@@ -1,0 +1,236 @@
+// needs.ts - checks before the lease is written that the data path can have its ports, its devices and its routes. Other nodes send
+// packets to every node with a lease, so a node that cannot forward must not have one.
+
+import { isWeftError, WeftError } from '../base/errors.ts'
+import { notInstalled, type Run } from '../host/command.ts'
+import { ipJson, isNamedBy, isTunOpen } from '../host/links.ts'
+import { ownerOfSockets, socketsAt, socketsOf, tryUdpPort } from '../host/udp-ports.ts'
+import type { Backend, NeededDevice, NeededPart, NeededPort, NeededSide } from '../path/contract.ts'
+import { checkForeignRoute, checkMtu } from '../path/device/tun-device.ts'
+import { engineStartError } from '../path/engine/start-error.ts'
+
+/** The facts about other processes of this node. */
+export interface NeedsHost {
+  readonly run: Run
+  /** The running predecessor; 0 if its number is not known here; undefined if none runs. */
+  readonly predecessor?: number | undefined
+  /** True if this process or its predecessor forwards, so that devices and routes in use are this node's. */
+  readonly isForwarding: boolean
+  /** The TUN devices of the earlier run, which the descriptors that the service manager kept hold open. */
+  readonly tunNames: readonly string[]
+}
+
+interface JsonDevice {
+  readonly ifname?: string
+  readonly ifindex?: number
+  readonly flags?: readonly string[]
+  readonly linkinfo?: {
+    readonly info_kind?: string
+    readonly info_data?: {
+      readonly id?: number
+      readonly port?: number
+      readonly gbp?: boolean
+      readonly external?: boolean
+      readonly udp_zero_csum6_rx?: boolean
+      readonly type?: string
+      readonly local?: string
+      readonly local6?: string
+      readonly remote?: string
+      readonly link?: string
+    }
+  }
+}
+
+/** Throws WeftError if `open` of a prepared backend would fail because of other programs, devices or routes of this host. Changes nothing. */
+export async function requireNeeds({ needs }: Pick<Backend, 'needs'>, host: NeedsHost): Promise<void> {
+  const parts = needs?.() ?? []
+  const failures = await failuresOf(parts, (part) => requirePart(part, host))
+  if (parts.length > 0 && failures.length === parts.length) throw failures[0]
+}
+
+async function failuresOf<T>(all: readonly T[], check: (each: T) => Promise<void>): Promise<readonly WeftError[]> {
+  const failures: WeftError[] = []
+  for (const each of all)
+    try {
+      await check(each)
+    } catch (error) {
+      if (!isWeftError(error)) throw error
+      failures.push(error)
+    }
+  return failures
+}
+
+async function requirePart(
+  { ports = [], device, sides = [], programs = [] }: NeededPart,
+  host: NeedsHost,
+): Promise<void> {
+  for (const program of programs) await requireProgram(program, host)
+  const devices = await ipJson<JsonDevice>(host.run, ['-d', 'link', 'show'])
+  if (device) await requireDevice(device, devices, host)
+  for (const port of ports) {
+    requireVni(port, device, devices)
+    await requirePort(port, device, devices, host)
+  }
+  const failures = await failuresOf(sides, (side) => requireSide(side, device, host))
+  if (sides.length > 0 && failures.length === sides.length) throw failures[0]
+}
+
+/** A program that runs, but refuses the option, is there. */
+async function requireProgram(program: string, { run }: NeedsHost): Promise<void> {
+  await run(program, ['--version']).catch((error: unknown) => {
+    if (notInstalled(error) !== undefined) throw error
+  })
+}
+
+async function requireSide(
+  { family, network, mtu, external }: NeededSide,
+  device: NeededDevice | undefined,
+  { run, isForwarding }: NeedsHost,
+): Promise<void> {
+  checkMtu(family, mtu, external)
+  if (network && !isForwarding)
+    await checkForeignRoute(
+      run,
+      network,
+      (name) => device !== undefined && !device.name.includes('%d') && name === device.name,
+    )
+}
+
+const kindOf = ({ linkinfo }: JsonDevice): string => linkinfo?.info_kind ?? 'none'
+
+/** Checks that the name of the device is free, or that the existing device is one that this backend uses or deletes. */
+async function requireDevice(
+  { name, type, replaces, local, refusal }: NeededDevice,
+  devices: readonly JsonDevice[],
+  { isForwarding, tunNames }: NeedsHost,
+): Promise<void> {
+  const twin = devices.find((each) => each.ifname !== name && local !== undefined && isSameIpip(each, local))
+  const found = devices.find(({ ifname }) => ifname === name)
+  if (twin && !found)
+    throw new WeftError(
+      'DEVICE',
+      `${name} cannot be made, since the device ${twin.ifname} is of the same kind and addresses`,
+      {
+        remedy: `remove that device if nothing needs it (\`ip link del ${twin.ifname}\`), or take another backend`,
+      },
+    )
+  if (!found || replaces === 'any') return
+  const kind = kindOf(found)
+  if (replaces.includes(kind)) return
+  if (kind !== type || (type === 'tun' && found.linkinfo?.info_data?.type !== 'tun'))
+    throw new WeftError(
+      'DEVICE',
+      refusal ??
+        `${name} is a device of another program, of the type ${kind}: this backend needs the name for one of the type ${type}`,
+      { remedy: `it is of type ${kind}: remove it with \`ip link del ${name}\`` },
+    )
+  if (type !== 'tun' || isForwarding || tunNames.includes(name)) return
+  if (await isTunOpen(name, found.ifindex ?? 0, found.flags ?? []))
+    throw new WeftError('DEVICE', `another process forwards through ${name}`, {
+      remedy:
+        'stop it; if it is the weftd of another network on this host, give one of the two a backend of another type',
+    })
+}
+
+/** True for an ipip device that takes packets of any remote address for this local one. */
+function isSameIpip(device: JsonDevice, address: string): boolean {
+  const { local = 'any', remote = 'any', link } = device.linkinfo?.info_data ?? {}
+  return kindOf(device) === 'ipip' && local === address && remote === 'any' && link === undefined
+}
+
+/** Checks that no other vxlan device has the same VNI and port, which the kernel does not allow. */
+function requireVni(
+  { family, port, vxlan }: NeededPort,
+  device: NeededDevice | undefined,
+  devices: readonly JsonDevice[],
+): void {
+  if (!vxlan) return
+  const other = devices.find(
+    (each) =>
+      each.ifname !== device?.name &&
+      isOnPort(each, family, port) &&
+      each.linkinfo?.info_data?.id === vxlan.vni &&
+      isShared(each, vxlan),
+  )
+  if (other)
+    throw new WeftError(
+      'DEVICE',
+      `${device?.name} cannot be made, since the device ${other.ifname} has its VNI ${vxlan.vni} and its UDP port ${port}`,
+      {
+        remedy: `remove that device if nothing needs it (\`ip link del ${other.ifname}\`), or set another "VNI" in Backend for all nodes`,
+      },
+    )
+}
+
+/** True for a vxlan device that has this port of this family. */
+function isOnPort(device: JsonDevice, family: 'ipv4' | 'ipv6', port: number): boolean {
+  const data = device.linkinfo?.info_data
+  return kindOf(device) === 'vxlan' && data?.port === port && (data.local6 === undefined ? 'ipv4' : 'ipv6') === family
+}
+
+/** Checks that the UDP port is free, or in the hands of this process, its predecessor, or a device that this backend uses or deletes. */
+async function requirePort(
+  needed: NeededPort,
+  device: NeededDevice | undefined,
+  devices: readonly JsonDevice[],
+  { run, predecessor }: NeedsHost,
+): Promise<void> {
+  const { family, address, port, vxlan } = needed
+  const code = await tryUdpPort(family, address, port)
+  if (code === 'EACCES')
+    throw engineStartError({ code, message: `UDP port ${port}: ${code}` }, portConfig(needed, device))
+  // Every other error is left to the kernel's answer when the port is opened: the address may be about to come.
+  if (code !== 'EADDRINUSE') return
+  const sockets = await socketsAt(family, address, port)
+  const own = await socketsOf(process.pid)
+  const before = predecessor === undefined ? new Set<number>() : await socketsOf(predecessor)
+  const foreign = new Set(
+    sockets.map(({ inode }) => inode).filter((inode) => own?.has(inode) !== true && before?.has(inode) !== true),
+  )
+  if (foreign.size === 0) return
+  const owner = await ownerOfSockets(foreign)
+  if (owner !== undefined) throw portError(needed, owner)
+  // The socket is the kernel's, or that of a process that this one does not see.
+  const holders = devices.filter((each) => isOnPort(each, family, port) && each.flags?.includes('UP'))
+  const other = holders.find((each) => !isReplaced(each, device) && !(vxlan && isShared(each, vxlan)))
+  if (other) throw portError(needed, `the device ${other.ifname} (${kindOf(other)})`, `ip link del ${other.ifname}`)
+  if (holders.length > 0) return
+  const wireguard = devices.find((each) => kindOf(each) === 'wireguard' && isReplaced(each, device))
+  const listens = wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => ''))
+  // A predecessor in another container may hold the port, and cannot be seen from here.
+  if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
+}
+
+/** True if the kernel lets a new device share the socket of this vxlan device (drivers/net/vxlan, VXLAN_F_RCV_FLAGS). */
+function isShared({ linkinfo }: JsonDevice, { gbp }: { readonly gbp: boolean }): boolean {
+  const { gbp: has = false, external = false, udp_zero_csum6_rx: noSum = false } = linkinfo?.info_data ?? {}
+  return has === gbp && !external && !noSum
+}
+
+const portConfig = ({ address, port }: NeededPort, device: NeededDevice | undefined) => ({
+  bindAddress: address,
+  port,
+  tunName: device?.name ?? '',
+})
+
+/** True for a device that `open` goes on with or deletes. */
+const isReplaced = (each: JsonDevice, device: NeededDevice | undefined): boolean =>
+  device !== undefined &&
+  isNamedBy(device.name, each.ifname ?? '') &&
+  (device.replaces === 'any' || kindOf(each) === device.type || device.replaces.includes(kindOf(each)))
+
+function portError(
+  { family, address, port, option }: NeededPort,
+  holder: string | undefined,
+  removal?: string,
+): WeftError {
+  const where = family === 'ipv6' ? `[${address}]:${port}` : `${address}:${port}`
+  const by = holder === undefined ? '' : ` by ${holder}`
+  const way =
+    removal === undefined
+      ? `stop what holds it (\`ss -ulnp sport = :${port}\`; a device: \`ip -d link\`)`
+      : `remove that device if nothing needs it (\`${removal}\`)`
+  return new WeftError('PORT_IN_USE', `UDP port ${where} is taken${by}`, {
+    remedy: `${way}, or set another "${option}" in Backend for all nodes`,
+  })
+}

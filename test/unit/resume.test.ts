@@ -1,0 +1,113 @@
+// resume.test.ts - what a daemon that goes on as last known gives to the backend, and what is left of that once a node has the data path.
+
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterEach, expect, it, vi } from 'vitest'
+import { runDaemon } from '../../src/begin.ts'
+import type { OwnLease } from '../../src/control/lease/lease.ts'
+import type { startManager } from '../../src/daemon.ts'
+import { familiesOf } from '../../src/net/address.ts'
+import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { parseIpv6, parseIpv6Net } from '../../src/net/ipv6.ts'
+import { wishesText } from '../../src/node/loops/last-known.ts'
+import { lastKnownFile, storeNameOf, writeLastKnown } from '../../src/node/restart/last-known.ts'
+import type { DaemonOptions } from '../../src/options.ts'
+import type { DataPath } from '../../src/path/contract.ts'
+import { openFamilies } from '../../src/path/tunnel/both-families.ts'
+
+const lines: string[] = []
+const log = { info: () => {}, warn: () => {}, error: (line: string) => void lines.push(line), v: () => false }
+const publicIp = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('2001:db8::1')! }
+const lease: OwnLease = {
+  key: '10.5.1.0-24&fd00:5:0:1::-64',
+  subnet: { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:0:1::/64')! },
+  attrs: { publicIp, backendType: '' },
+  expiresAt: undefined,
+  revision: 0n,
+}
+const external = {
+  name: 'eth0',
+  index: 2,
+  mtu: 1500,
+  address: publicIp,
+  publicIp,
+  pattern: undefined,
+  families: familiesOf(publicIp),
+  named: { address: {}, publicIp: {} },
+}
+
+/** Ends the data path of IPv6. */
+let lose: (reason: Error) => void
+vi.mock('../../src/node/choose.ts', () => ({
+  createBackend: async () => ({
+    name: 'fake',
+    prepare: async () => lease.attrs,
+    open: (own: OwnLease, signal: AbortSignal) =>
+      openFamilies({
+        of: lease.subnet,
+        lease: own,
+        mtu: 1400,
+        external: () => external as never,
+        signal,
+        run: async () => '[]',
+        log,
+        open: async (family) =>
+          ({
+            fault: new Promise<Error>((resolve) => family === 'ipv6' && (lose = resolve)),
+            apply: async () => {},
+            resync: async () => [],
+            close: async () => {},
+          }) as unknown as DataPath,
+      }),
+  }),
+}))
+vi.mock('../../src/host/external-interface.ts', async (load) => ({
+  ...(await load<object>()),
+  resumeExternal: async () => external,
+}))
+const begun = vi.hoisted(() => ({
+  with: undefined as unknown as (...args: Parameters<typeof startManager>) => Promise<never>,
+}))
+vi.mock('../../src/daemon.ts', () => ({
+  startManager: (...args: Parameters<typeof startManager>) => begun.with(...args),
+}))
+
+const folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))
+afterEach(() => rmSync(folder, { recursive: true, force: true }))
+
+it('logs the loss of a family also after the node has taken over what was resumed', async () => {
+  const options = {
+    'subnet-file': join(folder, 'subnet.env'),
+    'lease-dir': folder,
+    persist: true,
+    iface: [],
+    'iface-regex': [],
+    'public-ip': '',
+    'public-ipv6': '',
+    'iface-can-reach': '',
+  } as unknown as DaemonOptions
+  const config = JSON.stringify({
+    Network: '10.5.0.0/16',
+    EnableIPv6: true,
+    IPv6Network: 'fd00:5::/48',
+    Backend: { Type: 'wireguard' },
+  })
+  const known = { store: storeNameOf(options), config, lease, expiresAt: undefined, leases: [lease] }
+  await writeLastKnown(lastKnownFile(options), {
+    ...known,
+    external: external as never,
+    wishes: wishesText(options),
+    tunNames: [],
+  })
+  const stopping = new AbortController()
+  const stop = new Error('enough')
+  begun.with = async (_start, succession) => {
+    expect(succession.resumed).toBeDefined()
+    await succession.resumed!.hand()
+    lose(new Error('flannel-wg-v6 is gone'))
+    await vi.waitFor(() => expect(lines.join('\n')).toMatch(/Cannot carry IPv6, trying again: flannel-wg-v6 is gone/))
+    throw stop
+  }
+  await expect(runDaemon(options, log, stopping)).rejects.toBe(stop)
+})
