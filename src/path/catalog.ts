@@ -147,6 +147,7 @@ export const TEMPLATE_VARIABLES = [
   'publicIp',
   'address',
   'node',
+  'instance',
   'id',
   'credential',
 ]
@@ -187,6 +188,13 @@ const HTTP_OPTIONS = {
   /** The maximum number of routes that the switch takes; 0 if it is not known. */
   limit: { name: 'Limit', kind: 'number', default: 0, most: 1_000_000 },
   headers: { name: 'Headers', kind: 'object', remedy: 'give it an object of texts' },
+  /** Signs requests by AWS Signature Version 4, which other clouds use too: the region and the service. */
+  signAws4: {
+    name: 'SignAWS4',
+    kind: 'text',
+    form: /^[\w-]+\/[\w-]+$/,
+    remedy: 'give it a region and a service, such as "cn-beijing-6/vpc"',
+  },
   /** A file with lines of an origin and its {credential}, for example of a mounted Secret. */
   credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
   /** Certificates of the authorities to trust instead of the usual ones, in PEM. */

@@ -7,6 +7,7 @@ import { formatAddress, formatNet, parseAddress, parseNet } from '../../../net/a
 import type { Settings } from '../../catalog.ts'
 import { jsonOf, refusalOf, type ApiAnswer, type ApiRequest } from './api-client.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
+import { signV4 } from './sigv4.ts'
 import { fillBody, fillHeaders, fillUrl, variablesOf, type Variables } from './template.ts'
 
 type HttpSettings = Settings<'http'>
@@ -26,10 +27,9 @@ export class HttpPublisher implements Publisher {
   #ca: string | undefined
 
   constructor(settings: HttpSettings, place: Place) {
-    const { subnet, publicIp, address, nodeName } = place
     this.#settings = settings
     this.#place = place
-    this.#variables = variablesOf(subnet, publicIp, address, nodeName)
+    this.#variables = variablesOf(place.subnet, place)
     this.#canList = settings.listUrl !== ''
   }
 
@@ -38,7 +38,7 @@ export class HttpPublisher implements Publisher {
     if (credentialFile !== '') this.#credentials = credentialsOf(await read('CredentialFile', credentialFile))
     this.#ca = caFile === '' ? undefined : await read('CAFile', caFile)
     const table: RouteTable = {
-      name: new URL(fillUrl(putUrl, this.#variables, 'PutURL')).host,
+      name: new URL(putUrl).host,
       limit: limit === 0 ? undefined : limit,
       isBlind: !this.#canList,
       list: (signal) => this.#list(signal),
@@ -59,7 +59,7 @@ export class HttpPublisher implements Publisher {
     if (answer.status === 404) return []
     this.#check(request, answer)
     const found = memberOf(jsonOf(request, answer), listRoutes) ?? []
-    const gateways = new Set([this.#variables['publicIp'], this.#variables['address']])
+    const gateways = new Set(['publicIp', 'address', 'instance'].map((name) => this.#variables[name]))
     return (Array.isArray(found) ? found : [found]).flatMap((each: unknown): FabricRoute[] => {
       const [destination, gateway] = [memberOf(each, listDestination), memberOf(each, listGateway)]
       if (typeof destination !== 'string') return []
@@ -71,7 +71,7 @@ export class HttpPublisher implements Publisher {
         {
           destination: net ? formatNet(net) : destination,
           target,
-          isOwn: host !== undefined && gateways.has(formatAddress(host)),
+          isOwn: gateways.has(host === undefined ? target : formatAddress(host)),
           state: 'active',
           ...(typeof id === 'string' || typeof id === 'number' ? { id: String(id) } : {}),
         },
@@ -94,8 +94,7 @@ export class HttpPublisher implements Publisher {
         remedy: 'remove the route by hand, or set RemoveURL in Backend',
       })
     const net = parseNet(route.destination)
-    const { publicIp, address, nodeName } = this.#place
-    const variables = net ? variablesOf(net, publicIp, address, nodeName) : this.#variables
+    const variables = net ? variablesOf(net, this.#place) : this.#variables
     const request = this.#request('remove', { ...variables, ...(route.id === undefined ? {} : { id: route.id }) })
     const answer = await this.#place.client.send(request, signal)
     if (answer.status !== 404 && answer.status !== 410) this.#check(request, answer)
@@ -108,14 +107,20 @@ export class HttpPublisher implements Publisher {
     const url = fillUrl(settings[`${action}Url` as const], open, `${NAMES[action]}URL`)
     const variables = { ...open, ...this.#credentialFor(url) }
     const filled = fillBody(settings[`${action}Body` as const], variables, `${NAMES[action]}Body`)
-    const headers = fillHeaders(settings.headers, variables)
-    return {
-      method,
-      url,
-      headers: { ...(filled && { 'content-type': filled.type }), ...headers },
-      body: filled?.body,
-      ca: this.#ca,
-    }
+    const headers = { ...(filled && { 'content-type': filled.type }), ...fillHeaders(settings.headers, variables) }
+    const request = { method, url, headers, body: filled?.body, ca: this.#ca }
+    return settings.signAws4 === '' ? request : { ...request, headers: this.#signed(request, variables) }
+  }
+
+  /** Returns the headers of a signed request. The credential is the number of the key and the key, with a space between them. */
+  #signed({ method, url, headers = {}, body = '' }: ApiRequest, variables: Variables): Record<string, string> {
+    const [region = '', service = ''] = this.#settings.signAws4.split('/')
+    const [accessKeyId, secretAccessKey] = (variables['credential'] ?? '').split(/\s+/)
+    if (!accessKeyId || !secretAccessKey)
+      throw new WeftError('CONFIG', `Backend.SignAWS4 needs a line with two keys for ${new URL(url).origin}`, {
+        remedy: 'write a line of the origin, the number of the key and the key into the file of CredentialFile',
+      })
+    return signV4({ method, url, headers, body }, { accessKeyId, secretAccessKey }, region, service, Date.now())
   }
 
   /**

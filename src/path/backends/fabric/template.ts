@@ -5,14 +5,19 @@
 
 import { WeftError } from '../../../base/errors.ts'
 import { HIDDEN, Secret } from '../../../base/secret.ts'
-import { formatAddress, formatNet, isIpv4Net, type Address, type Net } from '../../../net/address.ts'
+import { formatAddress, formatNet, isIpv4Net, type Net } from '../../../net/address.ts'
 import { TEMPLATE_VARIABLES, type Settings } from '../../catalog.ts'
+import type { Place } from './publisher.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
-/** Returns the variables of a route, without {credential} and {id}. */
-export function variablesOf(subnet: Net, publicIp: Address, address: Address, node: string): Variables {
+/** Returns the variables of a route, without {credential}. */
+export function variablesOf(
+  subnet: Net,
+  { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
+): Variables {
   const bits = subnet.prefixLength
+  const { WEFT_INSTANCE: instance } = environment
   return {
     subnet: formatNet(subnet),
     subnetAddress: formatAddress(subnet.address),
@@ -20,7 +25,9 @@ export function variablesOf(subnet: Net, publicIp: Address, address: Address, no
     netmask: isIpv4Net(subnet) ? formatAddress(bits === 0 ? 0 : (0xffff_ffff << (32 - bits)) >>> 0) : '',
     publicIp: formatAddress(publicIp),
     address: formatAddress(address),
-    node,
+    node: nodeName,
+    // The cloud's name of this instance, which only the operator knows.
+    ...(instance === undefined ? {} : { instance }),
     id: '',
   }
 }
@@ -35,6 +42,10 @@ function fill(template: string, variables: Variables, what: string, escape: (val
         remedy: `take one of ${TEMPLATE_VARIABLES.map((each) => `{${each}}`).join(', ')}`,
       })
     const value = variables[name]
+    if (value === undefined && name === 'instance')
+      throw new WeftError('CONFIG', `Backend.${what} has {instance}, and WEFT_INSTANCE is not set`, {
+        remedy: "set WEFT_INSTANCE in the environment of weftd to the cloud's name of this host",
+      })
     if (value === undefined)
       throw new WeftError('CONFIG', `Backend.${what} has {${name}}, and there is no CredentialFile`, {
         remedy: 'set Backend.CredentialFile to a file with the credential',

@@ -44,7 +44,8 @@ const PUT = 'https://switch.example:8443/api'
 describe('a template', () => {
   const subnet = parseIpv4Net('10.5.1.0/24')!
   const [host, other] = [parseAddress('203.0.113.7')!, parseAddress('192.0.2.7')!]
-  const variables = { ...variablesOf(subnet, host, other, 'a "node" / é'), credential: 's3cret' }
+  const place = { publicIp: host, address: other, nodeName: 'a "node" / é', environment: { WEFT_INSTANCE: 'i-1' } }
+  const variables = { ...variablesOf(subnet, place), credential: 's3cret' }
 
   it('has the variables of a route', () => {
     expect(variables).toMatchObject({
@@ -54,9 +55,10 @@ describe('a template', () => {
       netmask: '255.255.255.0',
       publicIp: '203.0.113.7',
       address: '192.0.2.7',
+      instance: 'i-1',
     })
-    expect(variablesOf(parseIpv6Net('fd00:5:0:1::/64')!, host, other, 'n')).toMatchObject({ netmask: '' })
-    expect(variablesOf(parseIpv4Net('0.0.0.0/0')!, host, other, 'n')).toMatchObject({ netmask: '0.0.0.0' })
+    expect(variablesOf(parseIpv6Net('fd00:5:0:1::/64')!, place)).toMatchObject({ netmask: '' })
+    expect(variablesOf(parseIpv4Net('0.0.0.0/0')!, place)).toMatchObject({ netmask: '0.0.0.0' })
   })
 
   it('escapes a value for its place', () => {
@@ -232,6 +234,51 @@ describe('a request', () => {
       code: 'CONFIG',
       message: expect.stringMatching(/^cannot read Backend\.CredentialFile: ENOENT/) as string,
     })
+  })
+
+  it('is signed as AWS does, for an API that names hosts in its own way', async () => {
+    const seen: string[] = []
+    const url = await serve((request, response) => {
+      seen.push(`${request.method} ${request.url}`)
+      const [, id, scope] =
+        /Credential=(\w+)\/\d{8}\/(\S+)\/aws4_request, /.exec(request.headers.authorization ?? '') ?? []
+      if (id !== 'AKLT1' || scope !== 'cn-beijing-6/vpc') return void response.writeHead(403).end('no signature')
+      const NextHopSet = [{ GatewayId: 'i-1' }]
+      const RouteSet = [{ RouteId: 'route-7', DestinationCidrBlock: '10.5.1.0/24', NextHopSet }]
+      response.end(JSON.stringify({ RouteSet }))
+    })
+    writeFileSync(credentialFile, `${url} AKLT1 secret-of-ksyun\n`)
+    const settings = settingsOf({
+      PutURL: `${url}/?Action=CreateRoute&InstanceId={instance}`,
+      PutMethod: 'GET',
+      RemoveURL: `${url}/?Action=DeleteRoute&RouteId={id}`,
+      RemoveMethod: 'GET',
+      ListURL: `${url}/?Action=DescribeRoutes`,
+      ListRoutes: 'RouteSet',
+      ListDestination: 'DestinationCidrBlock',
+      ListGateway: 'NextHopSet.0.GatewayId',
+      ListID: 'RouteId',
+      SignAWS4: 'cn-beijing-6/vpc',
+      CredentialFile: credentialFile,
+    })
+    const { place } = placeOf()
+    const named = { ...place, environment: { WEFT_INSTANCE: 'i-1' } }
+    const [table] = await new HttpPublisher(settings, named).find()
+    const [route] = (await table?.list(never)) ?? []
+    expect(route).toEqual({ destination: '10.5.1.0/24', target: 'i-1', isOwn: true, state: 'active', id: 'route-7' })
+    await table?.put(never)
+    await table?.remove(route!, never)
+    expect(seen.slice(1)).toEqual([
+      'GET /?Action=CreateRoute&InstanceId=i-1',
+      'GET /?Action=DeleteRoute&RouteId=route-7',
+    ])
+    const [unnamed] = await new HttpPublisher(settings, place).find()
+    await expect(unnamed?.put(never)).rejects.toThrow('Backend.PutURL has {instance}, and WEFT_INSTANCE is not set')
+    bind(url)
+    const [keyless] = await new HttpPublisher(settings, named).find()
+    await expect(keyless?.put(never)).rejects.toThrow(
+      'Backend.SignAWS4 needs a line with two keys for http://127.0.0.1:',
+    )
   })
 
   it('is put again regularly without a list', async () => {
