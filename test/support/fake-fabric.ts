@@ -51,7 +51,7 @@ export abstract class FakeFabric {
   /** The answers that are refused for too many requests, and those with an error of the server, from now on. */
   throttled = 0
   broken = 0
-  /** The lists that still show the routes of before, after each change. */
+  /** The number of lists that still show the earlier routes after each change. */
   lag = 0
   /** The routes on a page of a list. */
   pageSize = 1000

@@ -2,7 +2,7 @@
 //
 // On the host flannel's cloud backends did nothing but write subnet.env with the MTU of the external interface (v0.13,
 // backend/simple_network.go), and neither does this one. Types differ in their publisher (fabric/publisher.ts) alone. An outage of the API
-// ends no data path, because the routes that are there stay there.
+// ends no data path, because existing routes stay.
 
 import { hostname } from 'node:os'
 import { carryIpv4Alone } from '../../control/config/network-config.ts'

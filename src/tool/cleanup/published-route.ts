@@ -1,7 +1,7 @@
 // published-route.ts - finds the route that the last weftd published in a cloud or a switch, and withdraws it.
 //
 // The file of the last known state beside subnet.env names the backend, the lease and the external interface. It has no secrets, so a
-// backend whose credentials are in the network configuration alone cannot be asked.
+// backend whose credentials are only in the network configuration cannot withdraw its route.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'

@@ -12,7 +12,7 @@ type Environment = Readonly<Record<string, string | undefined>>
 
 /** How long a token of the metadata server is valid, in seconds. */
 const TOKEN_S = 300
-/** Keys are renewed this long before they expire. */
+/** The time before their expiry at which keys are renewed. */
 const EARLY_MS = 300_000
 
 export interface ExpiringKeys {

@@ -71,7 +71,7 @@ export class AwsPublisher implements Publisher {
     })
   }
 
-  /** AWS drops packets whose source or destination is no address of the interface, unless this check is off. */
+  /** Switches a check off that drops packets whose source or destination differs from the addresses of the interface. */
   async #disableCheck(api: AwsApi, { id }: Interface, signal: AbortSignal): Promise<void> {
     try {
       const parameters = { NetworkInterfaceId: id, 'SourceDestCheck.Value': 'false' }
@@ -144,7 +144,7 @@ function filterOf(filters: readonly (readonly [name: string, value: string])[]):
 }
 
 function routeOf(route: XmlElement, interfaceId: string): FabricRoute[] {
-  // A route whose destination is a prefix list or of IPv6 has no such member, and is none of this network's.
+  // Routes to prefix lists and to IPv6 networks lack this member. They never belong to this network.
   const destination = textAt(route, 'destinationCidrBlock')
   if (destination === '') return []
   const names = [

@@ -6,7 +6,7 @@ import type { ApiClient } from './api-client.ts'
 import { readMetadata, readMetadataJson } from './metadata.ts'
 import type { CloudKeys } from './tc3.ts'
 
-/** Keys are renewed this long before they expire. */
+/** The time before their expiry at which keys are renewed. */
 const EARLY_MS = 300_000
 
 type Names = readonly [id: string, secret: string, token?: string]

@@ -8,7 +8,7 @@ import { readMetadataJson } from './metadata.ts'
 
 const SCOPE = 'https://www.googleapis.com/auth/compute'
 const GRANT = 'urn:ietf:params:oauth:grant-type:jwt-bearer'
-/** A token is renewed this long before it expires. */
+/** The time before its expiry at which a token is renewed. */
 const EARLY_MS = 120_000
 /** The lifetime that a key file's token asks for; Google allows at most one hour. */
 const LIFETIME_S = 3600

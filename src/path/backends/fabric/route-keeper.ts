@@ -10,7 +10,7 @@ import { createTurn } from '../../../host/turn.ts'
 import { familyOf, formatNet, netContains, parseNet, type Net } from '../../../net/address.ts'
 import type { FabricRoute, Publisher, RouteTable } from './publisher.ts'
 
-/** The time between two checks of a route that was there. */
+/** The time between two checks after a check that found the route. */
 const CHECK_MS = 60_000
 /** The pause after the first failure, and the longest pause. Each failure doubles it. */
 const FIRST_RETRY_MS = 2_000

@@ -58,7 +58,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
       now: () => clock.now,
       wait: async (_signal, ms) => void (clock.now += ms),
     })
-    /** Lets so much time pass that a check is due. */
+    /** Moves the clock until a check is due, and checks. */
     const checkLater = async (): Promise<readonly string[]> => {
       clock.now += 200_000
       return keeper.check()
