@@ -5,7 +5,7 @@
 import { createHash, createHmac } from 'node:crypto'
 import type { CloudKeys } from './tc3.ts'
 
-export interface Acs3Request {
+interface Acs3Request {
   /** `vpc.cn-hangzhou.aliyuncs.com` */
   readonly host: string
   readonly action: string

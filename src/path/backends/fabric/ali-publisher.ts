@@ -29,7 +29,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
 }
 
 /** The addresses of the servers; `api` is made of the region if it is left out. */
-export interface AliEndpoints {
+interface AliEndpoints {
   readonly api?: string
   readonly metadata: string
 }

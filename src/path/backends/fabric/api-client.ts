@@ -33,7 +33,7 @@ export interface ApiAnswer {
   readonly text: string
 }
 
-export interface ApiClientOptions {
+interface ApiClientOptions {
   readonly answerMs?: number
   readonly answerBytes?: number
   /** A monotonic clock in ms. */

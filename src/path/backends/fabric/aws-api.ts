@@ -20,7 +20,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
   'InvalidRouteTableID.NotFound': 'correct RouteTableID in Backend; the table must be in the region of the instance',
 }
 
-export interface AwsApiOptions {
+interface AwsApiOptions {
   readonly client: ApiClient
   readonly environment: Readonly<Record<string, string | undefined>>
   readonly region: string

@@ -55,7 +55,7 @@ async function sharedKeys(environment: Environment): Promise<AwsKeys | undefined
 }
 
 /** Reads one profile of the shared file, which has the form of an INI file. */
-export function profileOf(text: string, profile: string): ReadonlyMap<string, string> {
+function profileOf(text: string, profile: string): ReadonlyMap<string, string> {
   const members = new Map<string, string>()
   let section = ''
   for (const line of text.split('\n')) {

@@ -22,7 +22,7 @@ const REMEDIES: Readonly<Record<number, string>> = {
 }
 
 /** The addresses of the servers. */
-export interface GceEndpoints {
+interface GceEndpoints {
   readonly api: string
   readonly metadata: string
 }

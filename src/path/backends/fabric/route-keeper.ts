@@ -24,7 +24,7 @@ const LONGEST_LOOK_MS = 4_000
 /** The share of a table's limit from which on the log warns. */
 const NEARLY_FULL = 0.9
 
-export interface RouteKeeperOptions {
+interface RouteKeeperOptions {
   readonly subnet: Net
   readonly network: Net
   /** Makes a publisher. Called again after each failure, so that nothing outdated is kept. */

@@ -10,7 +10,7 @@ export interface AwsKeys {
   readonly sessionToken?: string | undefined
 }
 
-export interface SigV4Request {
+interface SigV4Request {
   readonly method: string
   readonly url: string
   /** Names in lower case. `host` and `x-amz-date` are added. */

@@ -11,7 +11,7 @@ export interface CloudKeys {
   readonly token?: string | undefined
 }
 
-export interface Tc3Request {
+interface Tc3Request {
   /** `cvm.tencentcloudapi.com` */
   readonly host: string
   readonly contentType: string

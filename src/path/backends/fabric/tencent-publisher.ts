@@ -28,7 +28,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
 }
 
 /** The addresses of the servers. */
-export interface TencentEndpoints {
+interface TencentEndpoints {
   readonly api: string
   readonly metadata: string
 }
