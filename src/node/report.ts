@@ -128,7 +128,8 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
   }
 }
 
-const hostTroubles = ({ twin, unforwarded }: Node): readonly string[] => [
+const hostTroubles = ({ twin, unforwarded, possession }: Node): readonly string[] => [
+  ...(possession.dataPath && countersOf(possession)['route_missing'] ? ['no route to this node is published'] : []),
   ...(twin === undefined ? [] : [`${twin} uses the same public IP`]),
   ...unforwarded.map((family) => `the kernel does not forward ${FAMILY_NAMES[family]}`),
 ]

@@ -421,8 +421,9 @@ export function portOf(type: string, backend: Readonly<Record<string, unknown>>)
 export const publishersOf = (published: string): readonly Kind[] =>
   Object.values<Kind>(KINDS).filter((kind) => kind.published === published)
 
-/** Returns the backends that publish this type in leases, in words: `udp or alloc` for the empty type. */
+/** Returns the backends that publish this type in leases, in words: `udp, alloc or a cloud backend` for the empty type. */
 export function publishers(published: string): string {
+  if (published === '') return 'udp, alloc or a cloud backend'
   const types = Object.entries<Kind>(KINDS).filter(([, kind]) => kind.published === published)
   return types.map(([type]) => type).join(' or ') || published
 }

@@ -114,12 +114,18 @@ it.each([
 })
 
 it.each([
-  ['', 'udp or alloc or aws-vpc or gce or ali-vpc or tencent-vpc'],
+  ['', 'udp, alloc or a cloud backend'],
   ['vxlan', 'vxlan'],
   ['http', 'http'],
   ['ipsec', 'ipsec'],
 ])('a lease with type %j was published by %s', (published, type) => {
   expect(publishers(published)).toBe(type)
+})
+
+it('names no other type by "a cloud backend" than those that publish a route', () => {
+  const empty = Object.entries(KINDS).filter(([, kind]) => kind.published === '')
+  const others = empty.filter(([, kind]) => !('publishesRoute' in kind)).map(([type]) => type)
+  expect(others).toEqual(['udp', 'alloc'])
 })
 
 it.each([

@@ -41,12 +41,14 @@ export class RouteKeeper {
   #nextAt = -Infinity
   #failuresInRow = 0
   #failures = 0
-  /** True if the last check found the route in all tables. */
+  /** True if the last list of routes had the route, in all tables. An outage of the API leaves it as it was. */
   #isThere = false
   /** True if any check found the route in all tables, so that a later absence is a repair. */
   #wasThere = false
-  /** The number of routes in the fullest table as of the last check, and as of the last warning. */
+  /** The number of routes in the fullest table as of the last check; the limit of a table that is nearly full, or 0. */
   #routes = 0
+  #nearLimit = 0
+  /** The number of routes at the last warning, by table. */
   readonly #warnedAt = new Map<string, number>()
   readonly #inTurn = createTurn()
   readonly #closing = new AbortController()
@@ -65,6 +67,7 @@ export class RouteKeeper {
       route_missing: this.#isThere ? 0n : 1n,
       route_failures: BigInt(this.#failures),
       table_routes: BigInt(this.#routes),
+      table_limit: BigInt(this.#nearLimit),
     }
   }
 
@@ -124,7 +127,6 @@ export class RouteKeeper {
   #fail(error: unknown): void {
     this.#tables = undefined
     this.#failures++
-    this.#isThere = false
     const ms = Math.min(FIRST_RETRY_MS * 2 ** this.#failuresInRow++, LONGEST_RETRY_MS)
     this.#nextAt = this.#options.now() + ms * (0.5 + Math.random() / 2)
     const why = isWeftError(error) ? describeError(error) : messageOf(error)
@@ -135,6 +137,7 @@ export class RouteKeeper {
     this.#tables ??= await this.#options.make().find(signal)
     const repairs: string[] = []
     this.#routes = 0
+    this.#nearLimit = 0
     for (const table of this.#tables) {
       const made = await this.#ensure(table, signal)
       if (made && this.#wasThere) repairs.push(`the route to ${this.#destination} was missing in ${table.name}`)
@@ -148,6 +151,8 @@ export class RouteKeeper {
     const routes = await table.list(signal)
     this.#routes = Math.max(this.#routes, routes.length)
     this.#warnIfNearlyFull(table, routes.length)
+    if (!routes.some((route) => this.#isToSubnet(route) && route.isOwn && route.state === 'active'))
+      this.#isThere = false
     await this.#removeEarlier(table, routes, signal)
     if (this.#judge(table, routes)) return false
     for (const dead of routes.filter((route) => this.#isToSubnet(route) && route.state === 'dead')) {
@@ -214,6 +219,7 @@ export class RouteKeeper {
   #warnIfNearlyFull({ name, limit }: RouteTable, count: number): void {
     // A table that has more routes than the documents allow has a higher limit, which is not known.
     if (limit === undefined || count > limit || count < NEARLY_FULL * limit) return
+    this.#nearLimit = limit
     if (count <= (this.#warnedAt.get(name) ?? 0)) return
     this.#warnedAt.set(name, count)
     this.#options.log.warn(

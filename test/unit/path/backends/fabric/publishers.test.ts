@@ -81,7 +81,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(await checkLater()).toEqual([])
     expect(fabric.requests.length).toBeGreaterThan(length)
     expect(fabric.changes).toHaveLength(1)
-    expect(keeper.counters()).toEqual({ route_missing: 0n, route_failures: 0n, table_routes: 1n })
+    expect(keeper.counters()).toEqual({ route_missing: 0n, route_failures: 0n, table_routes: 1n, table_limit: 0n })
     expect(lines.filter((line) => !line.startsWith('info'))).toEqual([])
   })
 
@@ -213,7 +213,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     // A switch has one key that does not expire.
     const failures = fabric.hasKeys ? 1n : 0n
     await checkLater()
-    expect(keeper.counters()).toMatchObject({ route_missing: failures, route_failures: failures })
+    expect(keeper.counters()).toMatchObject({ route_missing: 0n, route_failures: failures })
     await checkLater()
     expect(keeper.counters()).toMatchObject({ route_missing: 0n, route_failures: failures })
   })
@@ -237,6 +237,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     await keeper.check()
     const warnings = () => lines.filter((line) => line.startsWith('warn') && line.includes('its limit is'))
     expect(warnings()).toHaveLength(1)
+    expect(keeper.counters()['table_limit']).toBeGreaterThan(0n)
     await checkLater()
     expect(warnings().length).toBeLessThanOrEqual(2) // the own route is one more
     fabric.limit = fabric.routes.length - 1
