@@ -41,22 +41,22 @@ const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
     what: 'One TCP stream between containers on two hosts',
-    why: 'This link carries superpackets, so kernel vxlan neither splits nor copies them; weft does both.',
+    why: 'The link in this measurement carries superpackets. weft splits and copies each superpacket, and kernel vxlan does not.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
     what: 'One TCP stream over a link that carries no superpackets',
-    why: 'Both split every packet, as with a network card without tunnel offloads.',
+    why: 'weft and kernel vxlan both split every superpacket before such a link.',
   },
   {
     of: ['containers', 'udp64', 'rate'],
-    what: 'UDP of 64 bytes with at most 1% lost, between containers',
-    why: 'weft hands the kernel many packets in one message.',
+    what: 'UDP packets of 64 bytes between containers, with at most 1% lost',
+    why: 'weft passes many small packets to the kernel in one message.',
   },
   {
     of: ['containers', 'ping-loaded', 'p50'],
-    what: 'A ping beside a TCP stream, between containers',
-    why: 'The ping has its own lane, but on each host a thread has to wake up.',
+    what: 'The round trip of a ping beside a TCP stream, between containers',
+    why: 'In weft the ping has a lane of its own, but a thread has to wake up on each host.',
   },
 ] as const
 
@@ -70,9 +70,9 @@ function fourFigures({ parts }: Result): string | undefined {
     const value = series?.values['native']
     if (!series || !value || value.length === 0) return undefined
     const beside = (reference: string): string => times(ratio(value, series.values[reference]))
-    const better = series.better === 'less' ? ' (less is better)' : ''
+    const better = series.better === 'less' ? '; less is better' : ''
     const plain = `${number(median(value))} ${series.unit}`
-    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet a system call${better}. ${why}`
+    return `- **${what}: ${plain}**, ${beside('vxlan')} kernel vxlan, ${beside('naive')} one packet per system call (flanneld's method${better}). ${why}`
   })
   return items.includes(undefined) ? undefined : items.join('\n')
 }

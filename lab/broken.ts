@@ -152,8 +152,8 @@ const CONFIG_GONE: Expected = {
 export const FAULTS = {
   peer: {
     title: 'killed daemon',
-    does: '`kill -9` of weftd: its tunnel is gone, and no packet reaches its containers',
-    remedy: 'start weftd again: `systemctl start weftd`',
+    does: '`kill -9` ends weftd on the faulty host: its tunnel is gone, and no packet reaches its containers',
+    remedy: 'start weftd on the faulty host: `systemctl start weftd`',
     async make(network) {
       const { last } = network
       await last.daemon.stop('SIGKILL')
@@ -167,8 +167,8 @@ export const FAULTS = {
   },
   frozen: {
     title: 'frozen daemon',
-    does: '`kill -STOP` of weftd: it neither forwards nor answers',
-    remedy: 'continue it (`kill -CONT`), or restart it: `systemctl restart weftd`',
+    does: '`kill -STOP` stops weftd on the faulty host: weftd neither forwards packets nor answers',
+    remedy: 'continue weftd (`kill -CONT`), or restart it: `systemctl restart weftd`',
     async make({ last }) {
       last.daemon.process.kill('SIGSTOP')
       return async () => last.daemon.process.kill('SIGCONT')
@@ -178,8 +178,8 @@ export const FAULTS = {
   },
   port: {
     title: 'firewall in',
-    does: `\`iptables -A INPUT -p udp --dport ${PORT} -j DROP\` on the host`,
-    remedy: 'remove the rule that `weft doctor` names there',
+    does: `\`iptables -A INPUT -p udp --dport ${PORT} -j DROP\` on the faulty host drops the tunnel's packets from other hosts`,
+    remedy: 'remove the rule that `weft doctor` names on the faulty host',
     needs: ['iptables'],
     make: filter('INPUT'),
     there: { ...UNREACHED, doctor: 'port-dropped peer-silent', explain: 'out:peer in:firewall' },
@@ -187,8 +187,8 @@ export const FAULTS = {
   },
   'port-out': {
     title: 'firewall out',
-    does: `\`iptables -A OUTPUT -p udp --dport ${PORT} -j DROP\` on the host`,
-    remedy: 'remove the rule that `weft doctor` names there',
+    does: `\`iptables -A OUTPUT -p udp --dport ${PORT} -j DROP\` on the faulty host drops the tunnel's packets to other hosts`,
+    remedy: 'remove the rule that `weft doctor` names on the faulty host',
     needs: ['iptables'],
     make: filter('OUTPUT'),
     there: {
@@ -201,8 +201,8 @@ export const FAULTS = {
   },
   'answers-only': {
     title: 'firewall that accepts only answers',
-    does: 'INPUT accepts only TCP, ICMP and answers to packets of the host (`--ctstate RELATED,ESTABLISHED`), as in many clouds',
-    remedy: 'accept the port before the rule that `weft doctor` names there',
+    does: 'the chain INPUT of the faulty host accepts only TCP, ICMP, and answers to packets of the host (`--ctstate RELATED,ESTABLISHED`), as in many clouds',
+    remedy: 'accept the port of the backend in a rule before the one that `weft doctor` names on the faulty host',
     needs: ['iptables'],
     async make({ last }) {
       const rules = ['-m conntrack --ctstate RELATED,ESTABLISHED', '-i lo', '-p icmp', '-p tcp']
@@ -218,8 +218,8 @@ export const FAULTS = {
   },
   reject: {
     title: "firewalld's reject",
-    does: 'an nftables chain on the host has the policy accept, but its last rule rejects all forwarded packets: only containers are cut off',
-    remedy: 'accept the network in the chain that `weft doctor` names there',
+    does: 'an nftables chain on the faulty host has the policy accept, but its last rule rejects all forwarded packets: only containers are cut off',
+    remedy: 'accept the network in the chain that `weft doctor` names on the faulty host',
     needs: ['nft'],
     async make({ last }) {
       await last.host.output([
@@ -236,8 +236,9 @@ export const FAULTS = {
   },
   policy: {
     title: 'policy routing rule',
-    does: '`ip rule add iif cni0 lookup 30400` on the host: a separate routing table sends the packets of containers to the router',
-    remedy: 'remove the rule that `weft doctor` names there, or give the main table a higher priority',
+    does: '`ip rule add iif cni0 lookup 30400` on the faulty host: a separate routing table sends the packets of its containers to the router',
+    remedy:
+      'remove the rule that `weft doctor` names on the faulty host, or give the main routing table a higher priority',
     async make({ last }) {
       await last.host.output(`ip route add default via ${SWITCH_ADDRESS} table 30400`.split(' '))
       await last.host.output('ip rule add pref 30400 iif cni0 lookup 30400'.split(' '))
@@ -251,24 +252,24 @@ export const FAULTS = {
   },
   'path-mtu': {
     title: 'MTU on the path',
-    does: "`ip link set mtu 1400` at the host's port of the switch: it silently drops longer packets",
-    remedy: 'raise the MTU there, or lower it on all hosts',
+    does: '`ip link set mtu 1400` at the switch port of the faulty host: the switch silently drops longer packets',
+    remedy: 'raise the MTU of the switch port, or lower the MTU of all hosts',
     make: ({ lab, last }) => setMtu(lab.switch, portOf(last)),
     there: PATH_NARROW,
     here: PATH_NARROW,
   },
   mtu: {
     title: 'MTU on the host',
-    does: '`ip link set eth0 mtu 1400` on the host: weftd there uses the new MTU, but other hosts still send longer packets',
-    remedy: 'restore the MTU of the interface, or give all hosts the new MTU',
+    does: '`ip link set eth0 mtu 1400` on the faulty host: its weftd uses the new MTU, but other hosts still send longer packets',
+    remedy: 'set the MTU of the interface to its former value, or give all hosts the new MTU',
     make: ({ last }) => setMtu(last.host, 'eth0'),
     there: { doctor: 'bridge-mtu mtu-shrunk? path-mtu?', alerts: 'WeftPathNarrow?' },
     here: PATH_NARROW,
   },
   route: {
     title: 'wrong route',
-    does: "another program's route sends packets for another host's subnet to the router",
-    remedy: 'remove the route that `weft doctor` names there: `ip route del`',
+    does: "on the faulty host another program's route sends packets for another host's subnet to the router",
+    remedy: 'remove the route that `weft doctor` names on the faulty host: `ip route del`',
     make({ members, last }) {
       const subnet = subnetOf(members[0] as Member)
       return makeAndUndo(last.host, `ip route add ${subnet} via ${SWITCH_ADDRESS}`, `ip route del ${subnet}`)
@@ -283,7 +284,7 @@ export const FAULTS = {
   },
   etcd: {
     title: 'etcd down',
-    does: 'etcd is killed: hosts still reach the peers that they know, and no lease is renewed',
+    does: 'etcd is killed: hosts still reach the peers that they know, but cannot renew their leases',
     remedy: 'start etcd again',
     needs: ['etcd', 'etcdctl'],
     store: 'etcd',
@@ -296,8 +297,8 @@ export const FAULTS = {
   },
   wiped: {
     title: 'etcd wiped',
-    does: '`etcdctl del "" --prefix`: leases and configuration are gone; each node writes its lease again',
-    remedy: 'write the configuration again: `weft config set`',
+    does: '`etcdctl del "" --prefix` deletes all leases and the network configuration; each node writes its lease again',
+    remedy: 'write the network configuration again: `weft config set`',
     needs: ['etcd', 'etcdctl'],
     store: 'etcd',
     async make({ etcd, config }) {
@@ -309,8 +310,8 @@ export const FAULTS = {
   },
   'lost-route': {
     title: 'lost route',
-    does: '`ip route del` of the route to the network, which weftd restores immediately',
-    remedy: 'none is needed; if it happens again, find the program that removes the route',
+    does: '`ip route del` deletes the route to the network on the faulty host, and weftd restores the route immediately',
+    remedy: 'no repair is needed; if it happens again, find the program that removes the route',
     make: async ({ last }) => {
       await last.host.output('ip route del 10.5.0.0/16'.split(' '))
       return async () => {}
@@ -320,8 +321,8 @@ export const FAULTS = {
   },
   twin: {
     title: 'two nodes with one address',
-    does: 'another host starts a weftd with `--public-ip` of this host: both have one subnet',
-    remedy: 'give each host its own address with --public-ip or --iface',
+    does: 'another host starts a weftd with the `--public-ip` of the faulty host: both hosts use the same subnet',
+    remedy: 'give each of the two hosts its own address with --public-ip or --iface',
     async make({ start, spare, last, families }) {
       const ipv6 = families.includes('ipv6') ? ['--public-ipv6', last.host.ipv6] : []
       const twin = start(spare, ['--public-ip', last.host.address, ...ipv6])
@@ -338,9 +339,9 @@ export const FAULTS = {
     here: {},
   },
   clock: {
-    title: 'clock',
-    does: "the host's clock is two hours ahead",
-    remedy: 'set it by NTP: `timedatectl set-ntp true`',
+    title: 'wrong clock',
+    does: 'the clock of the faulty host is two hours ahead',
+    remedy: 'set the clock by NTP: `timedatectl set-ntp true`',
     needs: ['etcd', 'etcdctl', 'libfaketime'],
     store: 'etcd',
     async before(lab) {
@@ -357,8 +358,8 @@ export const FAULTS = {
   },
   disk: {
     title: 'full disk',
-    does: 'the file system of subnet.env is full, and the file is gone',
-    remedy: 'free disk space: weftd then writes the file within seconds',
+    does: 'on the faulty host the file system of subnet.env is full, and subnet.env is gone',
+    remedy: 'free disk space: weftd then writes subnet.env within seconds',
     before: async (lab) => ({ subnetFile: join(await lab.mountMemory('small', '64k'), 'subnet.env') }),
     async make({ lab }) {
       const small = join(lab.folder, 'small')
@@ -378,8 +379,8 @@ export const FAULTS = {
   },
   loss: {
     title: '5% lost one way',
-    does: 'one in twenty packets to the host is lost, but no packet from it',
-    remedy: 'find the loss outside the tunnel',
+    does: 'one in twenty packets to the faulty host is lost, but no packet from the faulty host',
+    remedy: 'find the cause of the loss outside the tunnel',
     needs: ['nft'],
     async make({ lab, last }) {
       await lab.switch.output([
@@ -394,8 +395,8 @@ export const FAULTS = {
   },
   slow: {
     title: 'slow peer',
-    does: 'each packet to and from the host takes 150 ms',
-    remedy: 'find the slow path between the hosts, outside the tunnel',
+    does: 'each packet to and from the faulty host takes 150 ms',
+    remedy: 'find the slow link between the hosts, outside the tunnel',
     needs: ['python3'],
     make: ({ lab, last }) => slowCable(lab, Number(last.host.name.replace('host', '')), 150),
     there: { status: 'slow', bench: 'slow' },

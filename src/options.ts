@@ -129,7 +129,7 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 
 export type DaemonOptions = Options<typeof FLAGS>
 
-/** The flags that name a store. Tools that open the store accept them too. */
+/** The flags that name the store of the leases. The `weft` commands that open the store accept these flags too. */
 export const STORE_FLAGS = {
   'lease-dir': WEFT_FLAGS['lease-dir'],
   'etcd-endpoints': FLANNEL_FLAGS['etcd-endpoints'],
@@ -143,7 +143,7 @@ export const STORE_FLAGS = {
 
 export type StoreOptions = Options<typeof STORE_FLAGS>
 
-/** The kind of store that the flags name. */
+/** Returns the kind of store that the flags name: a lease directory if --lease-dir is given, else etcd. */
 export function storeKindOf(options: Pick<StoreOptions, 'lease-dir'>): 'directory' | 'etcd' {
   return options['lease-dir'] === '' ? 'etcd' : 'directory'
 }
@@ -159,7 +159,7 @@ export const interfaceWishes = (options: DaemonOptions) => ({
 /** klog's flags that weftd accepts and ignores, because units and manifests may contain them. */
 export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
 
-/** Checks `--without`, given the features that the native engine has. Throws WeftError USAGE. */
+/** Checks that `--without` names only features that the native engine has. Throws WeftError USAGE for any other name. */
 export function checkFeatures({ without, engine }: DaemonOptions, features: readonly string[]): void {
   const unknown = without.find((name) => !features.includes(name))
   if (unknown !== undefined) {
@@ -174,7 +174,9 @@ export function checkFeatures({ without, engine }: DaemonOptions, features: read
   }
 }
 
-/** Checks the range of flanneld's lease margin. Throws WeftError USAGE; flanneld exits with 1 in this case. */
+/**
+ * Checks that flanneld's lease renewal margin is in its allowed range. Throws WeftError USAGE; flanneld exits with 1 if the margin is not.
+ */
 export function checkMargin(options: DaemonOptions): void {
   const margin = options['subnet-lease-renew-margin']
   if (margin < 1 || margin > 1439) {
@@ -186,7 +188,7 @@ export function checkMargin(options: DaemonOptions): void {
 
 const isAddress = (text: string): boolean => parseIpv4(text) !== undefined || parseIpv6(text) !== undefined
 
-/** Checks the values of weft's own flags beyond their types. Throws WeftError USAGE. */
+/** Checks the ranges and formats of weft's own flags; the parser checked only their types. Throws WeftError USAGE. */
 export function checkOptions(options: DaemonOptions): void {
   if (options['kube-subnet-mgr'] && options['lease-dir'] !== '') {
     throw new WeftError('USAGE', '--lease-dir and --kube-subnet-mgr exclude each other', {

@@ -1,4 +1,4 @@
-// weftd.ts - parses the command line, runs the daemon, and turns the result into an exit code.
+// weftd.ts - parses weftd's command line, runs the daemon, and turns the result into an exit code.
 
 import { version } from './base/assets.ts'
 import { describeError, isWeftError, messageOf } from './base/errors.ts'
@@ -28,22 +28,18 @@ import type { Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
 const EXIT_FAILED = 1
-/**
- * The exit code for a command line that cannot be read. flanneld exits with 0, which hides the mistake from a service
- * manager.
- */
+/** The exit code for a command line that cannot be parsed. flanneld exits with 0 then, which hides the mistake from a service manager. */
 const EXIT_USAGE = 2
-/** The time allowed for a stop. It is shorter than the time that service managers and Docker wait before they kill. */
+/** How long in ms weftd may take to stop. It is shorter than the time after which service managers and Docker kill a process. */
 const STOP_MS = 5_000
 
-/** The time that Node.js has to end by itself. A system call that still runs after that hangs. */
+/** How long in ms weftd waits for Node.js to end by itself. After that time some system call hangs, and weftd kills the process. */
 const LINGER_MS = 200
 
 export function usage(program: string): string {
   return `Usage: ${program} [OPTION]...\n${describeFlags(FLANNEL_FLAGS)}\nweft's own:\n${describeFlags(WEFT_FLAGS)}\n`
 }
 
-/** Runs weftd and returns its exit code. */
 export async function main(program: string, args: readonly string[], environment: NodeJS.ProcessEnv): Promise<number> {
   let options: DaemonOptions
   let parsed: ParsedFlags<typeof FLAGS>
@@ -100,28 +96,31 @@ export async function main(program: string, args: readonly string[], environment
   }
 }
 
-/** The state that consecutive runs of the daemon in one process share. */
+/** The state that consecutive runs of the daemon in one process share. A daemon runs again if its successor has ended. */
 interface Context {
   readonly options: DaemonOptions
   readonly log: Log
-  /** Logs a repeated message only rarely. */
+  /** A log that writes a repeated message only rarely. */
   readonly calm: Log
   readonly events: Events
   readonly environment: NodeJS.ProcessEnv
   notifier: Notifier | undefined
-  /** Removes the signal handlers of the previous run. */
+  /** Removes the signal handlers that the previous run installed. */
   unlisten: () => void
 }
 
-/** Runs the daemon until it ends. Returns the exit code, or `alone` if a successor took over and has ended since. */
+/**
+ * Runs the daemon until it ends. Returns the exit code, or `alone` if a successor took over and has ended since, so that this process must
+ * run the daemon again.
+ */
 async function runOnce(context: Context): Promise<number | 'alone'> {
   const { options, log, calm, events, environment } = context
   const stopping = new AbortController()
   const stopped = new Error('stopped by a signal')
   let tellSignalled!: () => void
   const signalled = new Promise<void>((resolve) => (tellSignalled = resolve))
-  // Uncaught errors, including unhandled rejections (Node.js passes both to uncaughtException). The first one stops the daemon, as an error
-  // of a loop does. Later ones are only logged, so that the stop can complete.
+  // The uncaught errors so far. Node.js reports unhandled rejections as uncaught errors too. The first error stops the daemon, as an error
+  // of a loop does. Later errors are only logged, so that the stop can complete.
   const uncaught = new Set<unknown>()
   const fail = (error: unknown): void => {
     uncaught.add(error)
@@ -142,7 +141,8 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
     const kill = (): void => {
       const reason = messageOf(stopping.signal.reason)
       log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed. It stops for this: ${reason}`)
-      // process.exit would wait for libuv's threads, and one of them may hang (a file lock on a dead server).
+      // Kill the process, because process.exit would wait for libuv's threads, and one of them may hang in a system call, such as a file
+      // lock on a dead server.
       process.kill(process.pid, 'SIGKILL')
     }
     stopping.signal.addEventListener('abort', () => (killing = setTimeout(kill, STOP_MS).unref()))
@@ -181,7 +181,10 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
   return 0
 }
 
-/** Warns of flags and variables that were given but are not read; flanneld ignores them silently. Values may be secret, so they are not logged. */
+/**
+ * Logs a warning about flags and variables that were given but that weftd does not read; flanneld ignores them silently. Does not log their
+ * values, which may be secret.
+ */
 async function warnOfUnread(
   { rest, last }: ParsedFlags<typeof FLAGS>,
   environment: NodeJS.ProcessEnv,
@@ -202,15 +205,15 @@ async function warnOfUnread(
   const unknown = unknownVariables(FLAGS, 'FLANNELD', environment)
   if (unknown.length === 0) return
   const { meant } = await import('./base/nearest.ts')
-  // Compare the names without the prefix, because all variables share it.
+  // Compare the names of variables without their prefix, because all of them have the same prefix.
   const known = Object.keys(FLAGS).map((name) => variableOf('', name))
   for (const name of unknown)
     log.warn(`No flag has the variable ${name}${meant(name.slice('FLANNELD'.length), known, 'FLANNELD')}`)
 }
 
 /**
- * Waits for a signal, and reports to the service manager that the process is alive and why it is idle. Resolves with `alone` when `free`
- * resolves, that is, when no weftd forwards any more.
+ * Waits for a signal that stops weftd. Meanwhile reports to the service manager that the process is alive and why it is idle. Resolves with
+ * `alone` if `free` resolves first, because then no weftd forwards any more.
  */
 async function untilStopped(
   why: string,
@@ -219,7 +222,7 @@ async function untilStopped(
   free: Promise<void>,
 ): Promise<'stopped' | 'alone'> {
   notifier?.report({ ready: true, status: `${why}; waiting to be stopped` })
-  // A signal handler does not keep Node.js running, but a timer does.
+  // Run a timer, because signal handlers alone do not keep Node.js running.
   const alive = setInterval(() => notifier?.alive(), notifier?.aliveMs ?? 86_400_000)
   const how = await Promise.race([signalled.then(() => 'stopped' as const), free.then(() => 'alone' as const)])
   clearInterval(alive)
@@ -227,7 +230,7 @@ async function untilStopped(
   return how
 }
 
-/** Resolves when no weftd forwards for this subnet file. Never resolves if that cannot be determined. */
+/** Resolves when no weftd forwards packets for this subnet file any more. Never resolves if weftd cannot determine that. */
 async function untilFree(options: DaemonOptions, log: Log): Promise<void> {
   const { rendezvousAt } = await import('./node/restart/rendezvous.ts')
   await rendezvousAt(options, (message) => log.warn(message))
@@ -238,7 +241,7 @@ async function untilFree(options: DaemonOptions, log: Log): Promise<void> {
     })
 }
 
-/** Runs `weftd --leave`. Returns 0 if everything that belongs to this node was removed. */
+/** Runs `weftd --leave`. Returns the exit code: 0 if everything that belongs to this node was removed. */
 async function leaveWith(options: DaemonOptions, log: Log): Promise<number> {
   const { leave } = await import('./tool/cleanup/leave.ts')
   try {
@@ -249,14 +252,14 @@ async function leaveWith(options: DaemonOptions, log: Log): Promise<number> {
   }
 }
 
-/** Ends the process with this code, even if a call to a dead file server still blocks a thread. */
+/** Ends the process with this exit code, even if a system call to a dead file server still blocks one of its threads. */
 export function end(code: number): void {
   process.exitCode = code
   const leave = async (): Promise<void> => (await import('./host/addon.ts')).addon.exitNow(code)
   setTimeout(() => void leave(), LINGER_MS).unref()
 }
 
-/** Formats the options on one line, as flanneld logs them. */
+/** Formats all options on one line, in the form in which flanneld logs them. */
 function formatOptions(options: DaemonOptions): string {
   return `{${Object.entries(options)
     .map(([name, value]) => `${name}:${String(value)}`)

@@ -330,7 +330,7 @@ const NUMBERS = ['No', 'One', 'Two', 'Three', 'Four', 'Five', 'Six', 'Seven', 'E
 describe('a walk of ARCHITECTURE.md', () => {
   const page = readFileSync(join(root, 'ARCHITECTURE.md'), 'utf8')
   const walkOf = (name: keyof typeof WALKS): { readonly number: string; readonly walk: readonly string[] } => {
-    const lists = [...page.matchAll(/^(\w+) files: ((?:`[^`]+`[,.]\s*)+)/gm)]
+    const lists = [...page.matchAll(/^(\w+) files [^:\n]+: ((?:`[^`]+`[,.]\s*)+)/gm)]
     const [, number = '', list = ''] = lists.find(([, , text = '']) => text.startsWith(WALKS[name].begins)) ?? []
     return { number, walk: [...list.matchAll(/`([^`]+)`/g)].map((match) => match[1]!) }
   }

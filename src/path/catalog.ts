@@ -1,14 +1,14 @@
 // catalog.ts - the table of backends: the options of each, and all facts about it that other code needs. Pure.
 //
-// The check of the configuration, the doctor, the cleanup and the status page read it, so it imports nothing that a
-// browser lacks. choose.ts maps a backend to its code, which it loads when the backend is chosen.
+// The configuration check, the doctor, the cleanup and the status page read this table. It imports only modules that also run in a browser.
+// choose.ts maps a backend to its code, which it loads when the backend is chosen.
 
 import type { Secret } from '../base/secret.ts'
 
 /** An option of the `Backend` object. The case of its name in the configuration does not matter. */
 export type Option = {
   readonly name: string
-  /** True if nodes with different values lose the packets that they send to each other. */
+  /** True if all nodes need the same value, because otherwise they lose the packets that they send to each other. */
   readonly isShared?: true
 } & (
   | { readonly kind: 'flag' }
@@ -18,7 +18,7 @@ export type Option = {
       readonly words: readonly string[]
       readonly default?: string
     }
-  /** A text that may contain a secret; empty if it is left out. */
+  /** A text that may contain a secret. It is the empty text if the option is left out. */
   | { readonly kind: 'secret'; readonly form?: RegExp; readonly remedy?: string }
   /** A text without secrets; the default, or empty, if it is left out. */
   | {
@@ -34,7 +34,7 @@ export type Option = {
   | { readonly kind: 'object'; readonly orText?: true; readonly remedy: string }
 )
 
-/** Options by their names in the code. A nested group of options yields a nested group of settings. */
+/** The options of a backend, by the names of their settings in the code. A nested object of options yields a nested object of settings. */
 export interface Options {
   readonly [name: string]: Option | Options
 }
@@ -62,42 +62,46 @@ type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
 export interface Kind {
   readonly options: Options
   /**
-   * flannel's options for Windows nodes, which share the configuration. weft ignores them (flannel: backend,
+   * The names of flannel's options for Windows nodes, which use the same network configuration. weft ignores them (flannel: pkg/backend,
    * *_windows.go).
    */
   readonly ofWindows?: readonly string[]
-  /** The bytes that are added around an inner packet, with an outer IPv4 header. */
+  /** The number of bytes that the backend adds to an inner packet if the outer header is IPv4. */
   readonly overhead: number
-  /** The bytes by which the backend reduces the MTU; defaults to `overhead`. */
+  /** The number of bytes by which the backend makes the MTU smaller than the underlay's; defaults to `overhead`. */
   readonly reserved?: number
   /**
-   * The packets from peers that a firewall must let pass: UDP to the port in `option` (by default `port`), or an IP
-   * protocol by its name in /etc/protocols.
+   * The packets from peers that this host's firewall must accept: UDP to the port that `option` sets (by default `port`), or an IP protocol
+   * by its name in /etc/protocols.
    */
   readonly outside?:
     | { readonly protocol: 'udp'; readonly option: string; readonly port: number }
     | { readonly protocol: 'ipencap' }
-  /** The kernel's routes to peers: one for the whole network, one for each peer, or none. */
+  /** The routes to peers in the kernel: one for the whole network, one for each peer, or none. */
   readonly routes: 'network' | 'peers' | 'none'
   /**
-   * The address that answers probes for a peer: its overlay address, its host's public address, or none that is known.
+   * The address that answers probes to a peer. `overlay`: the peer's address in its subnet. `host`: the public address of its host.
+   * `nobody`: no address is known.
    */
   readonly probe: 'overlay' | 'host' | 'nobody'
   readonly isIpv4Alone?: true
   /**
-   * True if one outer family per peer carries the packets of both inner families (see `outersOf`). Otherwise the outer
-   * family is that of the packet.
+   * True if each peer is reached over one outer family, which carries the packets of both inner families (see `outersOf`). Otherwise a
+   * packet's outer family equals its inner family.
    */
   readonly choosesUnderlay?: true
-  /** True if a key proves the sender of a packet. Then a node may send only from its own subnet. */
+  /**
+   * True if a key proves which node sent a packet. The receiver then accepts from each node only packets with a source in that node's
+   * subnet.
+   */
   readonly provesSender?: true
   /** True if the backend publishes a route to this node's subnet outside of the host, which it withdraws when the node leaves. */
   readonly publishesRoute?: true
-  /** The backend type in leases; empty for the backends that publish none, as in flannel. */
+  /** The `BackendType` that leases contain; empty for backends that, as in flannel, publish none. */
   readonly published: string
   /**
-   * The devices of weft's and flannel's daemons, by the kernel's type and a name or a pattern such as `flannel%d`.
-   * weft's own comes first.
+   * The devices that weft's and flannel's daemons create for this backend, by the kernel's link type and a name or pattern such as
+   * `flannel%d`. weft's own device comes first.
    */
   readonly devices: readonly (readonly [type: string, name: string])[]
 }
@@ -105,17 +109,17 @@ export interface Kind {
 /** A WireGuard key: 32 bytes in base64. */
 export const WIREGUARD_KEY = /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/
 /**
- * The age in ms at which WireGuard's keys must no longer be used (https://www.wireguard.com/papers/wireguard.pdf,
+ * The age in ms at which WireGuard keys expire: neither side may use them any longer (https://www.wireguard.com/papers/wireguard.pdf,
  * section 6.1).
  */
 export const REJECT_AFTER_MS = 180_000
 const MOST_PORT = 65_535
 const MOST_MTU = 65_535
 
-/** The options of a tunnel that weftd carries itself. The engine gets them as one object. */
+/** The options of a tunnel whose packets weftd carries itself. The engine gets their values as one object. */
 const TUNNEL = {
   verifySource: { name: 'VerifySource', kind: 'word', words: ['strict', 'inner', 'off'], default: 'strict' },
-  /** Lowers the MSS of new TCP connections to what fits into the tunnel. */
+  /** Makes weftd lower the maximum segment size (MSS) in TCP SYN packets to what fits into the tunnel. */
   clampMss: { name: 'ClampMSS', kind: 'flag' },
   /** Makes weftd search for the longest packet that reaches each peer. */
   probePathMtu: { name: 'ProbePathMTU', kind: 'flag' },
@@ -212,8 +216,8 @@ export const KINDS = {
     options: {
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
       /**
-       * The outer family that is tried first; `auto` means IPv4 if the network has it. It is not shared, because every
-       * node accepts both families.
+       * The outer family that weftd tries first for each peer; `auto` means IPv4 if the network has it. Nodes may have different values,
+       * because every node accepts both families.
        */
       underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
       tunnel: TUNNEL,
@@ -228,16 +232,16 @@ export const KINDS = {
   },
   vxlan: {
     options: {
-      // The maximum VNI has as many digits as fit into a device name after `flannel.` (IFNAMSIZ); RFC 7348 allows 24
-      // bits.
+      // The largest VNI is the largest number that fits into a device name after `flannel.`, because the kernel limits names to 15
+      // characters (IFNAMSIZ). RFC 7348 allows 24 bits.
       vni: { name: 'VNI', kind: 'number', default: 1, most: 9_999_999, isShared: true },
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
-      /** The MTU of the underlay in bytes; 0 means that of the external interface. */
+      /** The MTU of the underlay in bytes; with 0 weftd uses the MTU of the external interface. */
       mtu: { name: 'MTU', kind: 'number', default: 0, most: MOST_MTU },
       gbp: { name: 'GBP', kind: 'flag', isShared: true },
       learning: { name: 'Learning', kind: 'flag' },
       directRouting: { name: 'DirectRouting', kind: 'flag' },
-      /** The carrier of the packets; by default the kernel if it can. */
+      /** The carrier of the packets: the kernel or weftd. If it is left out, the kernel carries them if it can. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       tunnel: TUNNEL,
     },
@@ -277,7 +281,7 @@ export const KINDS = {
     options: {
       port: { name: 'ListenPort', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
       portV6: { name: 'ListenPortV6', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
-      /** The MTU of the underlay in bytes; 0 means that of the external interface. */
+      /** The MTU of the underlay in bytes; with 0 weftd uses the MTU of the external interface. */
       mtu: { name: 'MTU', kind: 'number', default: 0, most: MOST_MTU },
       psk: {
         name: 'PSK',
@@ -287,11 +291,11 @@ export const KINDS = {
         remedy: 'give it a key as `wg genpsk` makes it',
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
-      /** The carrier of the packets; by default the kernel if it can, otherwise weftd. */
+      /** The carrier of the packets: the kernel or weftd. If it is left out, the kernel carries them if it can, otherwise weftd. */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /**
-       * `separate`: a device for each family. Otherwise one device for both families, with datagrams of one family, or
-       * (`auto`) of the better family for each peer.
+       * `separate` creates one device for each family. All other modes create one device for both families: with `ipv4` or `ipv6` its
+       * datagrams have that family, and with `auto` weftd chooses the better family for each peer.
        */
       mode: {
         name: MODE,
@@ -300,7 +304,7 @@ export const KINDS = {
         default: 'separate',
         isShared: true,
       },
-      /** Lets packets to other nodes leave unencrypted through routes that an operator made past the device. */
+      /** Allows routes of an operator that take packets to other nodes past the device, and so send them unencrypted. */
       allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag
@@ -357,16 +361,15 @@ export const KINDS = {
 export type BackendType = keyof typeof KINDS
 export type Settings<T extends BackendType> = { readonly [K in BackendType]: Values<(typeof KINDS)[K]['options']> }[T]
 
-/** The bytes by which an IPv6 header (RFC 8200, section 3) is longer than an IPv4 header. */
+/** The number of bytes by which an IPv6 header (40 bytes, RFC 8200 section 3) is longer than an IPv4 header. */
 const IPV6_MORE = 20
-/** Returns the bytes that are added around an inner packet with an outer header of this family. */
+/** Returns the number of bytes that the backend adds to an inner packet if the outer header has this family. */
 export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =>
   KINDS[type].overhead + (family === 'ipv6' ? IPV6_MORE : 0)
 
 /**
- * Returns the families of the outer header for inner packets of one family: the family that is tried first, and the
- * family for peers that do not answer over the first. `backend` is the `Backend` object, and `families` are those of
- * the network.
+ * Returns the families of the outer header for inner packets of one family. The first is tried first; the second is for peers that do not
+ * answer over the first. `backend` is the `Backend` object, and `families` lists the network's families.
  */
 export function outersOf(
   type: string,
@@ -383,8 +386,8 @@ export function outersOf(
 }
 
 /**
- * Returns the same families for a value of the option `Underlay`. The backend refuses a family that the network does
- * not have.
+ * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family that the network lacks;
+ * the backend refuses such a value later.
  */
 export function underlaysOf(
   underlay: unknown,
@@ -399,17 +402,14 @@ export const isIpv4Alone = (type: BackendType): boolean => (KINDS[type] as Kind)
 export const isBackendType = (type: string): type is BackendType => Object.hasOwn(KINDS, type)
 export const kindOf = (type: string): Kind | undefined => (isBackendType(type) ? KINDS[type] : undefined)
 
-/** The type of a network configuration without a `Backend` object, as in flanneld (pkg/subnet/config.go). */
+/** The backend type of a network configuration that has no `Backend` object, as in flanneld (pkg/subnet/config.go). */
 export const DEFAULT_TYPE: BackendType = 'udp'
 
-/** Returns the member with this name, whose case does not matter. */
+/** Returns the value of an option in the `Backend` object, ignoring the case of the option's name. */
 const memberOf = (backend: Readonly<Record<string, unknown>>, option: string): unknown =>
   Object.entries(backend).find(([name]) => name.toLowerCase() === option.toLowerCase())?.[1]
 
-/**
- * Returns the UDP port to which peers send, from a `Backend` object; undefined if the backend uses no UDP. The case of
- * names does not matter.
- */
+/** Returns the UDP port to which peers send, according to a `Backend` object; undefined if the backend does not use UDP. */
 export function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
   const outside = kindOf(type)?.outside
   if (outside?.protocol !== 'udp') return undefined
@@ -417,7 +417,7 @@ export function portOf(type: string, backend: Readonly<Record<string, unknown>>)
   return typeof given === 'number' && given > 0 ? given : outside.port
 }
 
-/** Returns the backends whose leases publish this type; an empty type is that of udp and alloc. */
+/** Returns the backends whose leases publish this `BackendType`. An empty text returns udp and alloc. */
 export const publishersOf = (published: string): readonly Kind[] =>
   Object.values<Kind>(KINDS).filter((kind) => kind.published === published)
 
@@ -428,10 +428,10 @@ export function publishers(published: string): string {
   return types.map(([type]) => type).join(' or ') || published
 }
 
-/** The backends that flannel removed, each with the remedy. */
+/** The backends that newer versions of flannel no longer have, each with the remedy that the error message gives. */
 const REMOVED: ReadonlyMap<string, string> = new Map([['ipsec', 'take wireguard']])
 
-/** Returns the remedy for an unknown `Type`. */
+/** Returns the remedy for a `Type` in the network configuration that weft does not support. */
 export function remedyFor(type: string): string {
   const types = Object.keys(KINDS)
   const known = `${types.slice(0, -1).join(', ')} or ${types.at(-1)}`

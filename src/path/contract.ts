@@ -14,7 +14,6 @@ import type { BackendType, Settings } from './catalog.ts'
 import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
 import type { OpenPath } from './engine/engine.ts'
 
-/** The parts that a backend is made of. */
 export interface BackendParts<T extends BackendType = BackendType> {
   readonly config: NetworkConfig
   readonly settings: Settings<T>
@@ -24,47 +23,47 @@ export interface BackendParts<T extends BackendType = BackendType> {
 }
 
 export interface Backend {
-  /** The type in the network configuration: `udp`. */
+  /** The backend's type as in the network configuration, such as `udp`. */
   readonly name: string
   /**
-   * The TUN devices, by name or pattern, with which the data path can continue after an earlier process left or lent
-   * them. Left out if the kernel carries the packets, since a TUN with such a name would be in the way.
+   * The names or name patterns of the TUN devices that an earlier weftd may have left or passed on, and on which this backend can continue.
+   * Left out if the kernel carries the packets, because then a TUN with such a name would be in the way.
    */
   readonly tunNames?: readonly string[] | undefined
   /**
-   * The devices, by name or pattern, that its data path has or may have. Every other device of weft's and flannel's backends is a leftover.
-   * Left out by a backend that does not look for leftovers.
+   * The names or name patterns of the devices that the backend's data path has or may have. All other devices of weft's and flannel's
+   * backends are leftovers. Left out by a backend that does not look for leftovers.
    */
   readonly devices?: readonly string[]
-  /** True if routes to peers' subnets through their hosts belong to this backend, or if other programs make them on purpose. */
+  /** True if routes to peers' subnets through the peers' hosts must stay, because this backend or another program makes them on purpose. */
   readonly routesToHosts?: boolean
   /**
-   * True if other programs make all routes to the network, including those to this node's own subnet. Then leftovers are removed once, if
-   * this node's lease shows that the earlier run had another backend.
+   * True if other programs make all routes to the network, including the route to this node's own subnet. Then weftd removes leftovers only
+   * once, when this node's lease shows that the earlier run used another backend.
    */
   readonly routesByOthers?: boolean
-  /** True if packets to peers must not leave this host past its device, since nothing else encrypts them. */
+  /** True if packets to peers must leave this host only through the backend's device, because only that device encrypts them. */
   readonly isSealed?: boolean
-  /** The external interface as of the last `prepare`; left out if it is not known. */
+  /** The external interface as the last `prepare` found it; left out if it is not known. */
   readonly external?: ExternalInterface | undefined
   /**
-   * The log lines for a peer's lease that comes, changes or goes; by default those of flanneld, such as `Subnet added:
-   * ...`.
+   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log flanneld's lines,
+   * such as `Subnet added: ...`.
    */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**
-   * Returns the attributes that this node publishes in its lease, for the current state of the host. It is called again
-   * before the data path is opened again. It must not change anything through which an earlier process may forward.
+   * Returns the attributes that this node publishes in its lease, for the current state of the host. The daemon calls `prepare` again each
+   * time before it opens the data path. `prepare` must not change a device or route with which an earlier process may still forward.
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
-   * The parts of the host that `open` will take, as of the last `prepare`: one for each family if the families are opened separately. The
-   * data path can be opened if it gets at least one of them. Left out by a backend that takes nothing.
+   * Lists the ports, devices and families that `open` will use, as the last `prepare` found them. The list has one part for each family if
+   * the families are opened separately. `open` succeeds if at least one part is available. Left out by a backend that uses no such parts.
    */
   needs?(): readonly NeededPart[]
   /**
-   * Opens the data path for this node's lease, with peers of `leases` from the first packet on if it can. `others`
-   * lists, by lease key, the peers that are reached over the other family of the underlay.
+   * Opens the data path for this node's lease. It starts with the peers of `leases`, if the backend can set peers before the first packet.
+   * `others` lists the lease keys of the peers that are reached over the second family of the underlay.
    */
   open(
     lease: OwnLease,
@@ -79,58 +78,61 @@ export interface Backend {
   withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
 
-/** A part of the host that a data path takes when it is opened. */
+/** The ports, device and families that a data path uses when it is opened, so that a check can tell beforehand if they are available. */
 export interface NeededPart {
-  /** The UDP ports, all of which it needs. */
+  /** The UDP ports; the part needs all of them. */
   readonly ports?: readonly NeededPort[]
   readonly device?: NeededDevice
-  /** The families that it carries. It can be opened if at least one of them can be carried. */
+  /** The families that this part carries. The part can be opened if at least one of these families can be carried. */
   readonly sides?: readonly NeededSide[]
-  /** The programs that make the device, beside `ip`. */
+  /** The programs, apart from `ip`, that create the device. */
   readonly programs?: readonly string[]
 }
 
 export interface NeededPort {
   readonly family: Family
-  /** The local address as text; `0.0.0.0` or `::` for a port that the kernel or another program opens for all addresses. */
+  /** The local address as text; `0.0.0.0` or `::` if the kernel or another program binds the port on all addresses. */
   readonly address: string
   readonly port: number
-  /** The option of the `Backend` object that sets the port. */
+  /** The name of the option in the `Backend` object that sets the port. */
   readonly option: string
-  /** Left out if the port is not a vxlan device's. Such devices share a port if their `gbp` is the same and their VNIs differ. */
+  /**
+   * Describes the vxlan device that uses the port; left out for other ports. vxlan devices can share a port if their `gbp` is equal and
+   * their VNIs differ.
+   */
   readonly vxlan?: { readonly vni: number; readonly gbp: boolean }
 }
 
 export interface NeededDevice {
-  /** The name, or a pattern such as `flannel%d`, of which the kernel takes a free name. */
+  /** The device's name, or a pattern such as `flannel%d`, for which the kernel chooses a free number. */
   readonly name: string
-  /** The kernel's type of the device. */
+  /** The link type in the kernel's terms, such as `vxlan` or `tun`. */
   readonly type: string
   /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
   readonly replaces: readonly string[] | 'any'
-  /** flanneld's words for a device of another type with this name; left out if weft's own words are used. */
+  /** flanneld's error message for an existing device of another type with this name; left out if weft's own message is used. */
   readonly refusal?: string
-  /** The outer source address of an ipip device, as text. The kernel allows one such device without a remote address. */
+  /** The outer source address of an ipip device, as text. The kernel allows one ipip device per source address without a remote address. */
   readonly local?: string
 }
 
 export interface NeededSide {
   readonly family: Family
-  /** The network, if all of it is routed to the device. */
+  /** The network, if the backend routes the whole network to the device; else undefined. */
   readonly network?: Net | undefined
-  /** The largest packet that containers may send, in bytes, and the interface that limits it. */
+  /** The longest inner packet in bytes that containers may send, and below it the name of the interface that limits its length. */
   readonly mtu: number
   readonly external: string
 }
 
 export interface PathSide {
-  /** The destination of datagrams: `192.0.2.1:8285`, or only the address if there is no port. */
+  /** The address to which datagrams for the peer are sent, such as `192.0.2.1:8285`; without a port if the backend uses none. */
   readonly endpoint: string
-  /** An address of the peer's node that answers through the data path; left out if none is known. */
+  /** An address on the peer's node that answers probes sent through the data path; left out if no such address is known. */
   readonly probe?: Address
   /**
-   * `direct`: by a route to the peer's host, without a tunnel. `tunnel`: in datagrams of weftd. `kernel`: through a
-   * tunnel of the kernel. Left out if weftd cannot know.
+   * How packets reach the peer. `direct`: over a route to the peer's host, without a tunnel. `tunnel`: in datagrams of weftd. `kernel`:
+   * through a tunnel of the kernel. Left out if weftd cannot know.
    */
   readonly way?: 'direct' | 'tunnel' | 'kernel'
 }
@@ -139,80 +141,85 @@ export interface PathPeer extends ByFamily<PathSide> {
   readonly key: string
 }
 
-/** The session with a peer, if packets are encrypted with negotiated keys. Unknown members are undefined. */
+/** The state of the encryption with a peer, for backends that negotiate keys. Members that weftd does not know are undefined. */
 export interface PeerSession {
   readonly publicKey: string
-  /** The time of the last handshake that gave keys, in ms since 1970; undefined if there was none. */
+  /** The time, in ms since 1970, of the last handshake that made keys; undefined if there was none. */
   readonly handshakeAt: number | undefined
-  /** The age of the keys in ms; undefined if there are no valid keys. */
+  /** The age of the current keys in ms; undefined if the session has no valid keys. */
   readonly ageMs: number | undefined
   /**
-   * The initiations sent since that handshake. This and the next members are known only if weftd carries the packets.
+   * The number of handshake initiations sent to the peer since the last handshake that made keys. This member, `failure`, `stale` and
+   * `unconfirmed` are undefined if the kernel carries the packets.
    */
   readonly attempts?: number | undefined
   /**
-   * Why the last initiation gave no keys: no response came (`no-answer`); the response was sealed with another psk or
-   * by another key (`not-authentic`); or the peer's public key gives no shared secret (`bad-key`).
+   * Why the last initiation made no keys. `no-answer`: the peer sent no response. `not-authentic`: the response was sealed with another psk
+   * or another key. `bad-key`: no shared secret can be computed from the peer's public key.
    */
   readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
-  /** The number of the peer's initiations whose timestamp was not newer than that of an earlier one. */
+  /** The number of initiations from the peer that were refused as replays, because their timestamp was not newer than an earlier one. */
   readonly stale?: number | undefined
-  /** The number of the peer's initiations that were answered without a packet under the new keys. */
+  /** The number of initiations from the peer that this host answered, but after which the peer sent no packet with the new keys. */
   readonly unconfirmed?: number | undefined
   readonly txBytes: number | undefined
   readonly rxBytes: number | undefined
 }
 
-/** The traffic between this host and a peer, and the sessions of the families that have one. */
+/** The packets between this host and a peer, and the state of the encryption for each family that has a session. */
 export interface PathTraffic extends PeerTraffic {
   readonly sessions?: ByFamily<PeerSession>
 }
 
-/** A handshake with a public key that belongs to no peer. */
+/** A handshake message whose sender used a public key that no lease publishes. */
 export interface UnknownKey {
-  /** The key in base64. Every host that knows this node's public key can send a handshake with any key of its own. */
+  /**
+   * The sender's public key in base64. It proves no identity: every host that knows this node's public key can send a handshake with any
+   * key.
+   */
   readonly publicKey: string
   readonly from: UdpEndpoint
-  /** The time by performance.now(). */
+  /** The time of the last handshake with this key, in ms of performance.now(). */
   readonly at: number
 }
 
 interface Carrier {
-  /** The device of the first family; left out if the backend has no device of its own. */
+  /** The device's name; the first family's device if each family has one. Left out if the backend creates no device. */
   readonly device?: string
-  /** The device of each family; left out if all families have the same one. */
+  /** The device's name for each family; left out if all families share one device. */
   readonly devices?: ByFamily<string>
-  /** `none`: packets are moved by something that weftd does not know. */
+  /**
+   * The carrier of the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another program that weftd does not know.
+   */
   readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
-  /** The kernel features in use now, of those that the engine requested. */
+  /** The kernel features (offloads) that the engine requested and that are in use now. */
   readonly features: readonly string[]
 }
 
-/** The interface for the search of the longest packet that reaches a peer (docs/path-mtu.md). */
+/** The part of a data path that the search for the longest packet that reaches a peer uses (docs/path-mtu.md). */
 export interface PathSearching {
   /**
-   * The bytes that are added around a packet to a peer; defaults to those of the backend with an outer header of the
-   * packet's family.
+   * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the search uses the backend's overhead with
+   * an outer header of the packet's own family.
    */
   readonly overhead?: number
   /**
-   * The longest packet of a family to a peer (by lease key) that the kernel sends; undefined for a peer with a direct
-   * route.
+   * Returns the longest packet in bytes that the kernel sends to the peer with lease key `key`; undefined if the peer has a direct route.
    */
   knownMtu(key: string, family: Family): number | undefined
   /**
-   * Sets the longest packet of a family for each peer for which the search found one. Left out if the data path must
-   * not use the result.
+   * Limits packets to each peer in `bytes` (by lease key) to the length that the search found. Left out if the data path must not use the
+   * search's results.
    */
   limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }
 
 /**
- * The choice of the underlay's family for each peer, independent of the family of inner packets. Packets from peers are
- * accepted over both families.
+ * Chooses over which family of the underlay each peer is reached. The choice does not depend on the family of the inner packets, and
+ * packets from peers are accepted over both families.
  */
 export interface Underlays {
-  /** The family that is used by default, and the other one. */
+  /** The outer family that is used by default; `other` below is the second outer family. */
   readonly first: Family
   readonly other: Family
   others(): readonly string[]
@@ -223,36 +230,39 @@ export interface Underlays {
 }
 
 export interface DataPath {
-  /** The longest packet that containers may send, in bytes; written to subnet.env. */
+  /** The longest packet in bytes that containers may send; weftd writes it to subnet.env as FLANNEL_MTU. */
   readonly mtu: number
-  /** The TUN devices of the engines; left out if the kernel carries the packets. */
+  /** The names of the engines' TUN devices; left out if the kernel carries the packets. */
   readonly tunNames?: readonly string[] | undefined
-  /** Kernel objects, besides links, addresses and routes, whose changes require a check. */
+  /**
+   * Kernel objects other than links, addresses and routes that the data path uses. When one of them changes, weftd checks and repairs the
+   * data path.
+   */
   readonly watched?: Watched
   /**
-   * True if the data path uses kernel objects whose changes the kernel does not report. It is then checked more often.
+   * True if the data path depends on kernel objects whose changes the kernel does not report. The daemon then calls `resync` more often.
    */
   readonly unreported?: boolean
-  /** Resolves with the reason if the data path dies; stays pending otherwise. */
+  /** Resolves with the reason if the data path stops working; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** The wanted families that are not carried while another family is, each with the reason. */
+  /** The families that the network has but this data path does not carry, each with the reason. At least one other family is carried. */
   readonly lacking?: ByFamily<string>
   /**
-   * The families whose address is missing from the external interface as of the last `resync`, each with the reason.
-   * Their sockets stay open, because they work again when the address returns.
+   * Returns the families whose address was missing from the external interface at the last `resync`, each with the reason. Their sockets
+   * stay open, because the family works again when the address returns.
    */
   gone?(): ByFamily<string>
-  /** True if `renew` is needed: a family is not carried, or the node's address has changed. */
+  /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
   readonly isOutdated?: boolean
   /**
-   * Adapts the open data path to the backend's last `prepare`, for a lease that publishes `attrs`. It opens the missing
-   * families and leaves the others unchanged. A family that cannot be opened is logged and stays missing.
+   * Adapts the open data path to the backend's last `prepare`; `attrs` are the attributes that the lease now publishes. It opens missing
+   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
    */
   renew?(attrs: LeaseAttrs): Promise<void>
   /**
-   * Makes the peers equal to these leases, by key, without our own. Unusable leases are skipped and counted. `touched`
-   * lists the keys that may differ from the last call; all may differ if it is left out. After `late` resolves, a slow
-   * part no longer delays the result; it completes later, and `isBehind` is true until then.
+   * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
+   * the keys that may differ from the last call; if it is left out, all keys may differ. After `late` resolves, the call no longer waits
+   * for a slow part, which completes later; `isBehind` is true until then.
    */
   apply(
     leases: ReadonlyMap<string, Lease>,
@@ -261,50 +271,53 @@ export interface DataPath {
     late?: Promise<unknown>,
   ): Promise<void>
   /**
-   * True while a part has not taken all applied peers, or failed to. The next `apply` gives it the missing peers too.
+   * True while some part of the data path lacks applied peers, because it is slow or failed. The next `apply` gives it the missing peers
+   * too.
    */
   readonly isBehind?: boolean
   /**
-   * Repairs the kernel's objects of this data path (device, addresses, routes), and returns the repairs in words. After
-   * `late` resolves, a slow part no longer delays the result; the next call returns its repairs.
+   * Repairs this data path's device, addresses and routes in the kernel, and returns a description of each repair. After `late` resolves,
+   * the call no longer waits for a slow part; the next call returns that part's repairs.
    */
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   carrier(): Carrier
-  /** This host's address of each family from which peers can be probed; left out if none can. */
+  /** This host's address in each family, from which the daemon sends probes to peers; left out if it cannot probe peers. */
   readonly probeSource?: Addresses
-  /** The families that the data path can carry, even if one is missing now. Defaults to those of the network. */
+  /** The families that the data path can carry, even if a family is missing now. If it is left out, these are the network's families. */
   readonly families?: readonly Family[]
-  /** The applied peers that are usable and set. */
+  /** Lists the applied peers, without the skipped ones and those that could not be set. */
   peers(): readonly PathPeer[]
-  /** One peer by lease key; left out if that costs as much as listing all, or if peers change without `apply`. */
+  /** Returns the peer with this lease key. Left out if one peer costs as much as listing all, or if peers change without `apply`. */
   peer?(key: string): PathPeer | undefined
-  /** The traffic to and from each peer, by lease key; left out if it is not counted by peer. */
+  /** Returns the traffic with each peer, by lease key, since the peer was added; left out if the traffic is not counted per peer. */
   traffic?(): Promise<ReadonlyMap<string, PathTraffic>>
   /**
-   * Some of the unknown keys in handshakes, each with its last handshake; left out if the data path cannot know them.
+   * Returns a sample of the public keys in handshakes that belong to no peer, each with its last handshake. Left out if the data path does
+   * not see handshakes.
    */
   unknownKeys?(): readonly UnknownKey[]
   /**
-   * The longest packet of a family that reaches this peer's host without fragmentation, if the path MTU is known to be
-   * below `mtu`.
+   * Returns the longest packet of a family that reaches this peer's host without fragmentation; undefined unless the known path MTU makes
+   * it shorter than `mtu`.
    */
   pathMtu?(peer: Lease, family: Family): number | undefined
-  /** Left out if peers are reached over one family only, or if weftd does not choose the family. */
+  /** Chooses the underlay's family for each peer. Left out if there is only one family, or if weftd does not choose the family. */
   readonly underlays?: Underlays
-  /** Left out if the kernel does not report the longest packet that it would send. */
+  /** Supports the search for the path MTU. Left out if the kernel does not report the longest packet that it would send. */
   readonly pathSearch?: PathSearching
   counters(): Readonly<Record<string, bigint>>
-  /** The last dropped packets (Engine.drops); left out if the data path does not know them. */
+  /** Returns the last dropped packets with their headers (see Engine.drops); left out if the data path does not know them. */
   readonly drops?: Engine['drops']
   /**
-   * The number of rounds of each forwarding thread so far, by name. Wakes each thread, so that it goes round once more.
+   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
+   * does not hang soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>>
-  /** Logs what was noticed since the last call. It is called every few seconds. */
+  /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
   look?(): void
   /**
-   * Stops forwarding, and leaves the device with its address and route for the successor. Returns the open descriptors
-   * in which packets wait meanwhile, if they can be lent. Left out if `close` leaves the same.
+   * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open descriptors in which packets
+   * wait meanwhile, if they can be passed on. Left out if `close` keeps the device too.
    */
   leave?(): Promise<readonly OpenPath[]>
   takeBack?(): Promise<void>

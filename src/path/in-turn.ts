@@ -1,16 +1,16 @@
-// in-turn.ts - serialises the operations of a data path.
+// in-turn.ts - runs the operations of a data path one after another.
 
 import { createTurn } from '../host/turn.ts'
 import type { DataPath } from './contract.ts'
 
 /**
- * Makes the operations of a data path run one after another, in the order of the calls. Their callers (setting peers,
- * repairing, lending) do not know of each other. Overlapping operations could set an older list of peers last, report
- * as missing what is just being set, or close what is being lent.
+ * Runs the operations of a data path one after another, in the order of the calls. The callers, which set peers, repair objects or pass on
+ * descriptors, do not coordinate. Without this order an older list of peers could be set last, a repair could report objects as missing
+ * while they are being created, and `close` could close descriptors that are being passed on.
  */
 export function inTurn(dataPath: DataPath): DataPath {
   const next = createTurn()
-  /** True if the last `apply` failed, so that it is not known which peers are set. */
+  /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
   let isUnapplied = false
   return {
     ...dataPath,

@@ -1,9 +1,9 @@
-// remains.ts - the type of something that weft or flannel left on this host and that `weft cleanup` can remove.
+// remains.ts - the type for things such as devices and rules that weft or flannel left on this host and that `weft cleanup` removes.
 
-/** Remains that are removed in one step. */
+/** Things that `remove` removes together, such as the rules of one firewall table. */
 export interface Remains {
   readonly things: readonly string[]
-  /** One line for each thing that must stay, with the reason. */
+  /** One line of text for each thing that `weft cleanup` must not remove, with the reason. */
   readonly stays: readonly string[]
   readonly remove: () => Promise<void>
 }

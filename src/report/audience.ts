@@ -1,20 +1,21 @@
-// audience.ts - decides which requests at the health port may read the full status. Anybody may read the health checks. The full status
-// needs an allowed address, a host name that belongs to this host, and no other web site as the origin. Pure.
+// audience.ts - decides which HTTP requests at the health port may read the full status. Anybody may read the health checks. A request for
+// the full status must arrive at an allowed address, name this host in its Host header, and not come from a page of another web site. Pure.
 
 import { parseAddress, type Address } from '../net/address.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
 import { parseIpv6 } from '../net/ipv6.ts'
 
-/** The parts of a request that identify its sender. */
+/** The parts of an HTTP request that show who sent it. */
 export interface Sender {
-  /** The connection's local and remote address. */
+  /** The IP address of this host at which the connection arrived; `remote` is the address of the client. */
   readonly local: string | undefined
   readonly remote: string | undefined
-  /**
-   * The host that the request names: the authority of the target if the target has one, else the Host header (RFC 9112, section 3.2.2).
-   */
+  /** The host name in the request: from the request target if that is a whole URL, else from the Host header (RFC 9112, section 3.2.2). */
   readonly host: string | undefined
-  /** Headers that the browser sets; scripts of a page cannot change them. */
+  /**
+   * The values of the headers Origin, Sec-Fetch-Site and Sec-Fetch-Dest. Browsers set these headers, and scripts of a page cannot change
+   * them.
+   */
   readonly origin: string | undefined
   readonly site: string | undefined
   readonly dest: string | undefined
@@ -28,9 +29,9 @@ export interface Refusal {
 const ANY = new Set(['0.0.0.0', '::'])
 
 /**
- * Returns why a request may not read the full status; undefined if it may. The status is served at loopback and at `statusIp`; nowhere if
- * `statusIp` is empty. At loopback the remote address must be loopback too, because other hosts reach 127.0.0.1 if
- * net.ipv4.route_localnet is set, as kube-proxy does.
+ * Returns why an HTTP request may not read the full status; undefined if it may. weftd serves the full status at loopback and at
+ * `statusIp`, or at no address if `statusIp` is empty. At loopback the client's address must be loopback too, because other hosts reach
+ * 127.0.0.1 if net.ipv4.route_localnet is set, as kube-proxy does.
  */
 export function refusalOf(
   { local, remote, host, ...browser }: Sender,
@@ -44,8 +45,8 @@ export function refusalOf(
       status: 403,
       why: 'this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip',
     }
-  // Accept only the host's own names. Otherwise an attacker could point a name of his own at this host (DNS rebinding), and a page under
-  // that name would have the same origin as this server.
+  // Accept only the host's own names. Otherwise an attacker could make a domain name resolve to this host's address (DNS rebinding), and a
+  // page under that name would have the same origin as this server and could read the status.
   if (!isThisHost(host, ownName))
     return { status: 421, why: "use an IP address, localhost or this host's own name in the URL" }
   if (isOtherSite({ host, ...browser })) return { status: 403, why: 'requests from pages of other sites are refused' }
@@ -53,15 +54,18 @@ export function refusalOf(
 }
 
 /**
- * True if a page of another origin sent the request. Following a link is allowed (Fetch Metadata: a document), because the other page
- * cannot read the result.
+ * True if a page of another web site sent the request. A followed link (Sec-Fetch-Dest: document) is allowed, because the other page cannot
+ * read the answer.
  */
 function isOtherSite({ host, origin, site, dest }: Pick<Sender, 'host' | 'origin' | 'site' | 'dest'>): boolean {
   if (site !== undefined && !['same-origin', 'none'].includes(site) && dest !== 'document') return true
   return origin !== undefined && origin !== `http://${host}`
 }
 
-/** True for an IP address and for this host's own names. Attackers cannot own an IP address, or a name without a dot, in the DNS. */
+/**
+ * True if the Host header has an IP address or one of this host's own names. A DNS rebinding attacker cannot use an IP address or a name
+ * without a dot, because neither can be registered in the DNS.
+ */
 function isThisHost(host: string | undefined, ownName: string): boolean {
   const [, bracketed, plain = ''] = /^(?:\[([^\]]*)\]|([^:]*))(?::\d*)?$/.exec(host ?? '') ?? []
   if (bracketed !== undefined) return parseIpv6(bracketed) !== undefined
@@ -70,13 +74,13 @@ function isThisHost(host: string | undefined, ownName: string): boolean {
   return parseIpv4(name) !== undefined || (name !== '' && ['localhost', own, own.split('.')[0]].includes(name))
 }
 
-/** Returns a key that is equal for all spellings of an address. An IPv4-mapped IPv6 address has the key of its IPv4 address. */
+/** Returns a key that is equal for all spellings of an IP address. An IPv4-mapped IPv6 address gets the key of its IPv4 address. */
 function keyOf(address: string | undefined): Address | undefined {
   const plain = (address ?? '').replace(/^::ffff:(?=\d+\.)/, '')
   return parseAddress(plain)
 }
 
-/** True if requests can reach this host at `statusIp`, given the host's `own` addresses. */
+/** True if requests can reach this host at `statusIp`: it means all addresses, or it is one of the host's `own` addresses. */
 export const isReachableAt = (statusIp: string, own: readonly string[]): boolean =>
   statusIp === '' ||
   ANY.has(statusIp) ||
@@ -89,14 +93,14 @@ function isLoopback(address: string | undefined): boolean {
 }
 
 /**
- * Returns the addresses to listen at, so that health checks are served at `ip` and the status at `statusIp`. Returns one address if one
- * socket covers both.
+ * Returns the addresses to listen at: the health checks are served at `ip`, and the full status at `statusIp`. Returns a single address if
+ * one socket receives the connections to both.
  */
 export function listenAt(ip: string, statusIp: string): readonly string[] {
   if (statusIp === '' || covers(ip, statusIp)) return [ip]
   return covers(statusIp, ip) ? [statusIp] : [ip, statusIp]
 }
 
-/** True if a socket at `one` also receives connections to `other`. An empty address means every address, as in Go. */
+/** True if a socket bound to `one` also receives connections to `other`. An empty address means all addresses, as in Go. */
 const covers = (one: string, other: string): boolean =>
   one === other || one === '' || one === '::' || (one === '0.0.0.0' && !other.includes(':'))

@@ -6,44 +6,47 @@ import type { Family } from '../net/address.ts'
 
 export const DROPS_SCHEMA = 1
 
-/** A dropped packet: its first bytes and its metadata. */
+/** The first bytes and the metadata of one dropped packet. */
 export interface DroppedPacket {
-  /** Microseconds since 1970. Packets that the engine read in one batch have the same time. */
+  /** When the engine read the dropped packet, in microseconds since 1970. Packets that the engine read in one batch have the same time. */
   readonly atUs: number
-  /** `out`: to a peer; `in`: from a peer. */
+  /** `out`: the dropped packet was on its way to a peer; `in`: it came from a peer. */
   readonly direction: 'out' | 'in'
-  /** The name of the counter that counted the packet; `reasons` explains it. */
+  /** The name of the drop counter that counted this packet; `reasons` in the report explains it. */
   readonly reason: string
-  /** The number of packets: a superpacket counts once for each segment. */
+  /** The number of dropped packets in this entry. It is more than 1 for a superpacket, which joins several segments. */
   readonly packets: number
   readonly length: number
-  /** The address that the datagram came from (`in`) or was destined for (`out`). */
+  /** The underlay address of the dropped datagram: its source if `direction` is `in`, its destination if it is `out`. */
   readonly peer: string | null
-  /** The name of the host that has this address, as in the status. */
+  /** The host name of the peer with the address `peer`, as in the status. */
   readonly peerName: string | null
-  /** The bytes of the encapsulation header, in hexadecimal, if the datagram contained no valid packet; else empty. */
+  /** The encapsulation header in hexadecimal, if the datagram contained no valid packet; else empty. */
   readonly encap: string
-  /** The first bytes of the packet, in hexadecimal. */
+  /** The first bytes of the dropped packet, in hexadecimal. */
   readonly headers: string
 }
 
 export interface DropsReport {
   readonly schema: typeof DROPS_SCHEMA
   readonly at: string
-  /** The device of the data path, as in the status; null if the data path is not open. */
+  /** The name of the data path's device, as in the status; null if the data path is not open. */
   readonly device: string | null
-  /** The device of each family. */
+  /** The name of the data path's device in each family. */
   readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
-  /** All possible reasons, each with the number of packets dropped since the data path was opened, including those not listed below. */
+  /**
+   * All reasons for drops, with the number of packets dropped since the data path was opened. The number includes packets that `packets`
+   * does not list.
+   */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>
-  /** The recorded packets, oldest first. */
+  /** The recorded dropped packets, oldest first. */
   readonly packets: readonly DroppedPacket[]
-  /** The value of the parameter `after` that selects only later packets: `/drops.json?after=1,2`. */
+  /** The value for the parameter `after` of the next request, which then returns only packets dropped later: `/drops.json?after=1,2`. */
   readonly next: readonly number[]
 }
 
-/** Reasons that have only a count, because the kernel dropped the packet before the engine saw it. */
+/** The reasons for which weft knows only the number of dropped packets, because the kernel dropped them before the engine read them. */
 export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
 
 export const noDrops = (at: string): DropsReport => ({
@@ -57,7 +60,7 @@ export const noDrops = (at: string): DropsReport => ({
   next: [],
 })
 
-/** Parses a list such as `1,2,3`. Returns undefined if the text is not a list of numbers. */
+/** Parses the parameter `after`, such as `1,2,3`. Returns undefined if the text is not a list of numbers. */
 export function parseAfter(text: string): number[] | undefined {
   if (text === '') return []
   const numbers = text.split(',').map((word) => (/^\d{1,16}$/.test(word) ? Number(word) : NaN))

@@ -1,13 +1,14 @@
-// effects.ts - describes the effect of weftd's state on packets, with the affected peers and the problems of the host. Pure.
+// effects.ts - describes in words how weftd's state affects packets: which peers they do not reach, and which problems of the host stop
+// them. Pure.
 
 import { FAMILY_NAMES, listed } from '../net/address.ts'
 import { CAUSES, readingOf, type Impairment } from './states.ts'
 import { conditionOf, sidesOf, titleOf, type Condition, type Status } from './status.ts'
 
-/** The maximum number of peers that a line names. */
+/** The maximum number of peers that one line of text names. */
 const NAMED = 3
 
-/** Returns the effect on packets, as a part of a sentence. */
+/** Returns how the state of the node affects packets, as a part of a sentence. */
 export function packetsText(status: Pick<Status, 'state' | 'impairments' | 'peers'>): string {
   const { state, impairments } = status
   if (state !== 'impaired') return readingOf(status).packets
@@ -36,7 +37,7 @@ function peersEffect({ peers }: Pick<Status, 'peers'>): string | undefined {
   return parts.length === 0 ? undefined : parts.join('; ')
 }
 
-/** Patterns of the messages about a host's problems (node/report.ts, report/snapshot.ts), each with the effect on packets. */
+/** How each problem of the host affects packets. The patterns match the messages of node/report.ts and report/snapshot.ts. */
 const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],

@@ -4,22 +4,22 @@ import { readFile, stat } from 'node:fs/promises'
 import { replaceFile } from '../host/replace-file.ts'
 import { eventsText, parseEvents, type PeerEvent } from './peer-events.ts'
 
-/** The maximum size of the file. It has at most a thousand events, each with a few hundred bytes. */
+/** The maximum size of the events file that is read. The file has at most a thousand events, each with a few hundred bytes. */
 const MOST_BYTES = 1_000_000
 
-/** Returns the events of the file; none if the file does not exist. Rejects if the file cannot be read or parsed. */
+/** Reads the peers' events from the file. Returns no events if the file does not exist. Rejects if the file cannot be read or parsed. */
 export async function readEvents(path: string): Promise<readonly PeerEvent[]> {
   const there = await stat(path).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return undefined
     throw error
   })
   if (!there) return []
-  // Reading a pipe would block forever.
+  // Reject a named pipe, because reading it would block forever.
   if (!there.isFile()) throw new Error('it is not a regular file')
   if (there.size > MOST_BYTES) throw new Error(`it has ${there.size} bytes`)
   return parseEvents(await readFile(path, 'utf8'))
 }
 
-/** Replaces the file atomically. Rejects with the file system's error; the old file then remains. */
+/** Replaces the events file atomically. Rejects with the file system's error; the old file then remains. */
 export const writeEvents = (path: string, events: readonly PeerEvent[]): Promise<void> =>
   replaceFile(path, eventsText(events), 0o600)

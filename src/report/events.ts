@@ -1,18 +1,20 @@
-// events.ts - keeps the most recent lines of the log, for the status.
+// events.ts - keeps the most recent lines of weftd's log in memory, for the status.
 
 import type { StatusEvent } from './status.ts'
 
-/** The maximum number of warnings and errors, and separately of other lines, so that routine lines do not displace warnings. */
+/**
+ * The maximum number of kept warnings and errors, and also that of kept info lines. The limits are separate so that info lines do not
+ * displace warnings.
+ */
 const KEPT = 50
 
 export interface Events {
-  /** Adds a line of the log. */
   add(level: StatusEvent['level'], text: string): void
-  /** Returns the lines, oldest first. */
+  /** Returns the kept log lines, oldest first. */
   last(): readonly StatusEvent[]
 }
 
-/** `now` returns the wall-clock time in ms. */
+/** Creates the memory of log lines. `now` returns the wall-clock time in ms since 1970. */
 export function createEvents(now: () => number = Date.now): Events {
   let added = 0
   const infos: [number, StatusEvent][] = []

@@ -1,10 +1,10 @@
 // health.ts - the HTTP server of the health port and of the status socket.
 //
-// Anybody who reaches the port may read flanneld's /healthz and /readyz, and /livez, which checks more. Only the clients that audience.ts
-// accepts may read /status.json, /metrics for Prometheus and the page at /. The Unix socket serves all of these, and /drops.json with the
-// contents of dropped packets, to any user who may open it.
+// Anybody who reaches the port may read flanneld's /healthz and /readyz, and weft's /livez. Only the clients that audience.ts accepts may
+// read /status.json, /metrics for Prometheus and the page at /. Any user who may open the Unix socket can read all of these there, and also
+// /drops.json, which has the contents of dropped packets.
 //
-// All requests are read-only. An error of the status, unlike one of the health checks, does not stop the daemon.
+// All requests are read-only. The daemon stops if it cannot serve the health checks, but not if it cannot serve the status.
 
 import { once } from 'node:events'
 import { mkdir, unlink } from 'node:fs/promises'
@@ -36,25 +36,25 @@ import {
 import { viewOf } from './view.ts'
 
 export interface Health {
-  /** The state of the node; undefined until there is a node. Until then, use `beginning`. */
+  /** The state of the node; undefined until weftd has a node. Until then, `beginning` describes the daemon. */
   snapshot(): Snapshot | undefined
   beginning(): Beginning
-  /** The full state of the node. Without a node, the reason why the daemon waits. */
+  /** The full state of the node. Until weftd has a node, the report gives the reason why the daemon waits. */
   report(): Promise<NodeReport>
-  /** The full status of the daemon and its node. Cached for a short time if it is slow to make. */
+  /** The full status of the daemon and its node. If computing the status takes long, the result is cached for a short time. */
   status(): Promise<Status>
-  /** The packets dropped after the report whose `next` is `after`; all recorded ones if `after` is empty. */
+  /** The packets dropped after the report whose member `next` equals `after`; all recorded packets if `after` is empty. */
   drops(after: DropsReport['next']): DropsReport
-  /** The recorded events and the last hour; undefined until there is a node. */
+  /** The recorded events and the history of the last hour; undefined until weftd has a node. */
   memory(): Memory | undefined
-  /** The page for browsers; undefined with `--status-page=false`. */
+  /** The HTML page of the status; undefined with `--status-page=false`. */
   page(): Promise<Page | undefined>
-  /** Queries all nodes; undefined without `--status-network`. */
+  /** Collects the report of the whole network from all nodes; undefined without `--status-network`. */
   network: NetworkQuery | undefined
 }
 
 export interface NetworkQuery {
-  /** True if the nodes require a token. The report is then served only at the socket. */
+  /** True if the nodes require a token for their views. weftd then serves the network report only at the Unix socket. */
   readonly isGuarded: boolean
   report(): Promise<NetworkReport>
 }
@@ -65,7 +65,7 @@ export interface Memory {
   readonly recent: Pick<Recent, 'until'>
 }
 
-/** The parts of the status that do not depend on a node. */
+/** The parts of the status that weftd knows before it has a node. */
 interface About {
   readonly daemon: DaemonStatus
   readonly events: () => readonly StatusEvent[]
@@ -73,8 +73,8 @@ interface About {
 }
 
 /**
- * A status is cached for this multiple of the time that it took to make, so that requests cannot keep weftd busy. A status that took less
- * than QUICK_MS is not cached; that is the case up to some thousands of peers.
+ * How long a status is cached, as a multiple of the time that it took to compute, so that requests cannot keep weftd busy. A status that
+ * took less than QUICK_MS is not cached; that is so with up to some thousands of peers.
  */
 const REST = 10
 const QUICK_MS = 20
@@ -94,7 +94,7 @@ const NO_DAEMON: About = {
 
 const NOTHING_YET: Beginning = { isForwarding: false, leaving: undefined, waitsFor: 'starting' }
 
-/** Returns the health of a daemon that has just started. The daemon replaces the members when it has a node. */
+/** Creates the health of a daemon that has no node yet. The daemon replaces the members when it has a node. */
 export function createHealth({ daemon, events, page = async () => undefined }: About = NO_DAEMON): Health {
   let latest: { readonly until: number; readonly status: Promise<Status> } | undefined
   async function make(): Promise<Status> {
@@ -126,8 +126,8 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
 }
 
 /**
- * Answers a request at the port. /healthz and /readyz have the same texts as in flanneld's main.go, and accept any method as it does.
- * The table of states.ts decides the result of /readyz and /livez.
+ * Answers an HTTP request at the health port. /healthz and /readyz have the same texts as in flanneld's main.go, and accept any method as
+ * flanneld does. The table in states.ts decides the results of /readyz and /livez.
  */
 async function answerAtPort(request: HttpRequest, health: Health, isAtSocket = false): Promise<Answer> {
   const node = health.snapshot()
@@ -197,7 +197,7 @@ async function answerInFull(
   }
 }
 
-/** Answers a request at the socket. /drops.json is only served here, because it has the contents of users' packets. */
+/** Answers an HTTP request at the Unix socket. weftd serves /drops.json only there, because it has the contents of users' packets. */
 async function answerAtSocket(request: HttpRequest, health: Health): Promise<Answer> {
   if (request.path !== '/drops.json') return answerAtPort(request, health, true)
   if (!isRead(request.method)) return NOT_ALLOWED
@@ -213,7 +213,7 @@ const json = (value: unknown): Answer => ({
   body: jsonLine(value),
   headers: { 'Cache-Control': 'no-store' },
 })
-/** Caches the JSON text of each status, because with thousands of peers the text takes as long to make as the status. */
+/** The JSON text of each cached status. With thousands of peers, formatting the text takes as long as computing the status. */
 const statusTexts = new WeakMap<Status, Answer>()
 function statusText(status: Status): Answer {
   const answer = statusTexts.get(status) ?? json(status)
@@ -225,23 +225,23 @@ const NOT_FOUND = textAnswer(404, '404 page not found\n')
 const NOT_ALLOWED = textAnswer(405, '405 method not allowed\n')
 
 export interface HealthServer {
-  /** The bound port. The kernel chooses it if port 0 was requested. */
+  /** The bound port. The kernel chose it if port 0 was requested. */
   readonly port: number
   /** Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop. */
   close(): Promise<void>
 }
 
 interface HealthPlace {
-  /** The address at which the health checks are served. */
+  /** The address at which weftd serves the health checks. */
   readonly ip: string
   readonly port: number
-  /** The address at which the full status is served, besides loopback. Empty: the status is not served at all. */
+  /** The address, besides loopback, at which weftd serves the full status. If it is empty, weftd serves the full status at no address. */
   readonly statusIp: string
 }
 
 /**
- * Starts the server at these addresses. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot be served. If only the status
- * cannot be served at its address, logs that and continues.
+ * Starts the HTTP servers at these addresses. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot be served. If only the
+ * full status cannot be served at `statusIp`, logs the problem and continues.
  */
 export async function serveHealth(
   { ip, port, statusIp }: HealthPlace,
@@ -279,7 +279,8 @@ export async function serveHealth(
   const address = server.address()
   const bound = typeof address === 'object' && address ? address.port : port
   const servers = [server]
-  // flanneld listens only at the first address. A problem with the second one must not keep a node from its network.
+  // Listen at the status address only if it exists, because a problem with it must not stop the daemon. flanneld listens only at the
+  // address of the health checks.
   const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
   if (
     !isReachableAt(
@@ -300,16 +301,19 @@ export async function serveHealth(
   return { port: bound, close: async () => void (await Promise.all(servers.map(closing))) }
 }
 
-/** Decides which clients may read this node's view. */
+/** Decides which HTTP clients may read this node's view. */
 interface ViewAudience {
   isNode(address: string | undefined): boolean
-  /** True if the Authorization header has the right token. Rejects if this node's own token cannot be read. */
+  /** True if the Authorization header has the token of the network. Rejects if this node's own token file cannot be read. */
   isTrusted(authorization: string | undefined): Promise<boolean>
 }
 
 export type ViewServer = Pick<HealthServer, 'close'>
 
-/** Serves this node's view (view.ts) to the other nodes, at its own address in the network. Rejects with the error of the system. */
+/**
+ * Serves this node's view (view.ts) to the other nodes, at this node's own address in the network. Rejects with the system's error if it
+ * cannot listen.
+ */
 export async function serveView(
   { address, port }: { readonly address: string; readonly port: number },
   health: Health,
@@ -340,8 +344,8 @@ export async function serveView(
 }
 
 /**
- * Starts the server at a Unix socket that only this user may open. Replaces the socket of a daemon that was killed. Logs a warning on
- * failure, because a host with a read-only /run still needs its network. An empty path means no socket.
+ * Starts the HTTP server at a Unix socket that only this user may open. Replaces the socket file of a daemon that was killed. Logs a
+ * warning if the socket cannot be created, because a host with a read-only /run still needs its network. An empty path means no socket.
  */
 export async function serveSocket(
   path: string,
@@ -359,7 +363,7 @@ export async function serveSocket(
       (request) => answerAtSocket(request, health),
       () => undefined,
     )
-    // listen() creates the socket synchronously, so the umask sets its mode from the first moment.
+    // listen() creates the socket synchronously, so the socket has the mode that this umask gives from the first moment.
     const umask = process.umask(0o177)
     try {
       server.listen(path)

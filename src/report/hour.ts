@@ -1,7 +1,7 @@
-// hour.ts - records the last hour: traffic, drops, round trip and loss of the node every ten seconds, and of each peer every two minutes, in
-// arrays of a fixed size. It is also the schema of /history.json; docs/status.md describes every field. Pure.
+// hour.ts - records the last hour in arrays of a fixed size: traffic, drops, round trip and loss, every ten seconds for the node and every
+// two minutes for each peer. It is also the schema of /history.json; docs/status.md describes every field. Pure.
 //
-// Steps are counted by a monotonic clock, so setting the wall clock does not shift the values.
+// A monotonic clock counts the steps, so setting the wall clock does not shift the values.
 
 export const HISTORY_SCHEMA = 1
 
@@ -11,40 +11,43 @@ export const PEER_STEP_MS = 120_000
 const PEER_STEPS = 30
 /** The maximum number of peers that have a history of their own; further peers have none. */
 export const MOST_PEERS = 1_024
-/** The number of peers for which memory is allocated at a time. */
+/** The number of peers for which memory is allocated in one block. */
 const BLOCK = 64
 
-/** The values of the whole node in one step; undefined if unknown. */
+/** The measured values of the whole node in one step of ten seconds; undefined if unknown. */
 export interface NodeSample {
   readonly txBytesPerSecond: number | undefined
   readonly rxBytesPerSecond: number | undefined
   readonly dropsPerSecond: number | undefined
-  /** The median over the peers. */
+  /** The median of the peers' round-trip times, in ms. */
   readonly roundTripMs: number | undefined
-  /** The mean over the peers. */
+  /** The mean of the peers' loss of probes, in percent. */
   readonly lossPercent: number | undefined
 }
 export type PeerSample = Omit<NodeSample, 'dropsPerSecond'>
 
-/** One value per step, oldest first; null if unknown. */
+/** A list of values for each field, one value per step, oldest first; null if the value is unknown. */
 type Series<Sample> = { readonly [Name in keyof Sample]: readonly (number | null)[] }
 
 export interface HistoryReport {
   readonly schema: typeof HISTORY_SCHEMA
-  /** The end of the last step. */
+  /** When the last step of the history ended, ISO 8601 in UTC. */
   readonly at: string
   readonly stepSeconds: number
   readonly node: Series<NodeSample>
-  /** The step of `peer`, which is longer than the node's. */
+  /** The length of one step in `peer`, which is longer than a step of the node. */
   readonly peerStepSeconds: number
-  /** The history of the requested peer; null if it has none. */
+  /** The history of the peer that the request named; null if weftd has no history of it. */
   readonly peer: Series<PeerSample> | null
 }
 
 export interface Hour {
-  /** Adds the node's sample of the step that ends at `now`, in ms. */
+  /** Records the node's values for the step that contains `now`, in ms of a monotonic clock. */
   add(sample: NodeSample, now: number): void
-  /** Adds the peers' samples, by lease key. The history of a peer that is missing in `samples` is deleted. */
+  /**
+   * Records the values of all peers, by lease key, for the step that contains `now`. Deletes the history of each peer that is missing in
+   * `samples`.
+   */
   addPeers(samples: ReadonlyMap<string, PeerSample>, now: number): void
   node(): Series<NodeSample>
   peer(key: string): Series<PeerSample> | undefined
@@ -64,8 +67,8 @@ export const historyReport = (hour: Pick<Hour, 'node' | 'peer'>, at: string, pee
 })
 
 /**
- * Encodes a peer's value in 16 bits: 0 if it is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The relative error is 0.04% for
- * values well above 0.01.
+ * Encodes a value of a peer in 16 bits: 0 if the value is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The relative error is
+ * 0.04% for values well above 0.01.
  */
 const encode = (value: number | undefined): number =>
   value === undefined || !(value >= 0) ? 0 : Math.min(65_535, 1 + Math.round(Math.log2(1 + value * 100) * 1_000))
@@ -80,7 +83,9 @@ export function createHour(): Hour {
   const free: number[] = []
   let lastOfPeers = -1
 
-  /** Returns the array and the offset of a peer's series. The steps of one series are adjacent. */
+  /**
+   * Returns the array that has one peer's series of one value, and the offset of the series in it. The steps of one series are adjacent.
+   */
   const placeOf = (slot: number, value: number): readonly [Uint16Array | undefined, number] => [
     blocks[Math.floor(slot / BLOCK)],
     ((slot % BLOCK) * PEER.length + value) * PEER_STEPS,
@@ -106,7 +111,10 @@ export function createHour(): Hour {
     return slot
   }
 
-  /** Yields the steps after `before` up to `step`; the ones in between were missed. Yields at most `all` steps. */
+  /**
+   * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. All but the last one passed without a
+   * sample, and their old values must be cleared.
+   */
   function* stepsAfter(before: number, step: number, all: number): Generator<number> {
     for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
   }

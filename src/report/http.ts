@@ -1,4 +1,4 @@
-// http.ts - an HTTP server for small answers that resists overload: it limits the size and the time of requests and the number of
+// http.ts - an HTTP server for small answers that resists overload. It limits the size and the duration of requests, and the number of
 // connections.
 
 import { createServer, type IncomingMessage, type Server } from 'node:http'
@@ -19,7 +19,7 @@ export interface HttpRequest {
   readonly authorization: string | undefined
   readonly query: URLSearchParams
   readonly method: string
-  /** Why this client may read only the health checks; undefined if it may read the full status. */
+  /** Why the client of this request may read only the health checks; undefined if it may read the full status. */
   readonly refusal: Refusal | undefined
 }
 
@@ -29,7 +29,10 @@ export const textAnswer = (status: number, body: string): Answer => ({
   body: printableLines(body),
 })
 
-/** Limits of node:http for the header in bytes, and for the header, the whole request and an idle connection in ms. */
+/**
+ * Limits of node:http: the size of the request header in bytes, and in ms the time to receive the header, to receive the whole request,
+ * between checks of these limits, and between requests of one connection.
+ */
 const LIMITS = {
   maxHeaderSize: 8 << 10,
   headersTimeout: 5_000,
@@ -37,11 +40,13 @@ const LIMITS = {
   connectionsCheckingInterval: 2_000,
   keepAliveTimeout: 5_000,
 }
-/** The maximum time of a connection without a byte in either direction. */
+/** After this time without a byte in either direction the server closes a connection. */
 const SILENT_MS = 30_000
 const MOST_CONNECTIONS = 128
 
-/** `refusing` returns why a request may read only the health checks; undefined if it may read the full status. */
+/**
+ * Creates the server. `refusing` returns why a request may read only the health checks; undefined if the request may read the full status.
+ */
 export function serverOf(
   answer: (request: HttpRequest) => Promise<Answer>,
   refusing: (request: IncomingMessage, host: string | undefined) => Refusal | undefined,
@@ -50,13 +55,13 @@ export function serverOf(
   const server = createServer(LIMITS, (request, response) => {
     const { socket } = request
     request.resume()
-    // Pipelined requests (RFC 9112 section 9.3.2) are refused. Otherwise one client could make weftd build thousands of answers in one
-    // turn of the event loop, and hold them in memory until the client reads them.
+    // Refuse pipelined requests (RFC 9112 section 9.3.2). Otherwise one client could make weftd build thousands of answers in one iteration
+    // of the event loop, and hold them in memory until the client reads them.
     if (pending.has(socket)) return void socket.destroy()
     pending.add(socket)
     response.once('close', () => pending.delete(socket))
     const target = request.url ?? ''
-    // Clients of a proxy send the whole URL as the target.
+    // HTTP clients that use a proxy send the whole URL as the request target.
     const [, authority, rest = target] = /^https?:\/\/([^/?#]*)(.*)$/is.exec(target) ?? []
     const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(rest) ?? []
     const refusal = refusing(request, authority ?? request.headers.host)
@@ -70,14 +75,18 @@ export function serverOf(
       })
       .catch(() => response.destroy())
   })
-  // Ignore errors of accept(). Errors of listen() have their own listener below.
+  // Without a listener, an error of accept(), such as too many open files, would end the process. `listening` below handles the errors of
+  // listen().
   server.on('error', () => {})
   server.setTimeout(SILENT_MS, (socket: Socket) => socket.destroy())
   limitConnections(server)
   return server
 }
 
-/** If there are too many connections, closes the oldest one of the address that has most, so that one client cannot exclude others. */
+/**
+ * Closes a connection when there are too many: the oldest one of the client address that has most, so that one client cannot exclude
+ * others.
+ */
 function limitConnections(server: Server): void {
   const open = new Map<Socket, string>()
   server.on('connection', (socket) => {
@@ -100,7 +109,7 @@ export const closing = (server: Server): Promise<void> =>
     server.closeAllConnections()
   })
 
-/** Resolves when the server listens. Rejects with the error of the system. */
+/** Resolves when the server listens. Rejects with the system's error if listen() fails. */
 export const listening = (server: Server, ip: string, port: number): Promise<Server> =>
   new Promise((resolve, reject) => {
     server.once('error', reject)

@@ -1,7 +1,7 @@
 // metrics.ts - formats the status for Prometheus (text exposition format 0.0.4). docs/metrics.md lists all metrics.
 //
-// Each scrape computes the metrics from the status, which stays the only source of the values. With very many peers the metrics of single
-// peers are omitted, because their number over all nodes grows with the square of the number of hosts.
+// Each scrape computes all metrics from the status, so metrics and status never disagree. With very many peers the metrics of single peers
+// are omitted, because every node has a metric for every other node, and their total grows with the square of the number of nodes.
 
 import { Counter, Gauge, Registry } from 'prom-client'
 import { printable } from '../base/text.ts'
@@ -9,14 +9,14 @@ import { FAMILIES, type Family } from '../net/address.ts'
 import { CAUSES, readingOf, STATE_NAMES } from './states.ts'
 import { briefly, sidesOf, type PeerSide, type PeerStatus, type Status } from './status.ts'
 
-/** The maximum number of peers for which there are metrics of single peers. */
+/** The maximum number of peers up to which weftd exports metrics of single peers. */
 export const MOST_PEERS = 500
 
 interface Metric {
   readonly name: string
   readonly help: string
   readonly type: 'counter' | 'gauge'
-  /** Returns the samples with their labels; an empty list if the value is unknown. */
+  /** Returns the metric's samples with their labels; an empty list if the status does not have the value. */
   readonly samples: (status: Status) => readonly Sample[]
 }
 type Sample = readonly [value: number, labels?: Readonly<Record<string, string>>]
@@ -48,10 +48,12 @@ const ofPeers =
       return known === null ? [] : [[known, { peer: peer.subnet, ...(peer.name ? { name: briefly(peer.name) } : {}) }]]
     })
   }
-/** Returns both families in a dual-stack network, else none: there the metrics without a family suffice. */
+/**
+ * Returns both families in a dual-stack network. Returns none in other networks, because the metrics without a family label suffice there.
+ */
 const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families.length === FAMILIES.length ? FAMILIES : []
-/** Counts the peers of each family in a dual-stack network. */
+/** Makes a function that counts, in a dual-stack network, the peers of each family that match. */
 const byFamily =
   (isSo: (side: PeerSide) => boolean, isKnown: (status: Status) => boolean = () => true) =>
   (status: Status): readonly Sample[] =>
@@ -61,7 +63,7 @@ const byFamily =
           return [sides.filter(isSo).length, { family }]
         })
       : []
-/** Returns a value for each peer and family in a dual-stack network. */
+/** Makes a function that returns, in a dual-stack network, the value of each peer in each family. */
 const ofSides =
   (value: (side: PeerSide) => number | null) =>
   (status: Status): readonly Sample[] =>
@@ -92,7 +94,7 @@ const bothWays =
 export const METRICS: readonly Metric[] = [
   gauge(
     'weft_info',
-    'Always 1. Its labels are version, backend, engine (what carries the packets) and subnet (by which other nodes know this one).',
+    'Always 1. The labels of weft_info are version, backend, engine (what carries the packets) and subnet (of this node).',
     (status) => [
       [
         1,
@@ -107,23 +109,23 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_working',
-    '1 while weftd forwards, also with its last known configuration. 0 while it starts or stops, while its data path, its firewall rules or one of two families fails, and while packets bypass the data path.',
+    '1 while weftd forwards packets, also with its last known configuration. 0 while weftd starts or stops, while the data path, the firewall rules or one of two address families fails, and while packets bypass the data path.',
     (status) => one(readingOf(status).working),
   ),
   gauge(
     'weft_state',
-    '1 for the current state of weftd, 0 for the others: starting, forwarding, working, impaired, leaving.',
+    '1 for the current state of weftd, 0 for its other states. The states are starting, forwarding, working, impaired and leaving.',
     ({ state }) => STATE_NAMES.map((each): Sample => [bit(each === state), { state: each }]),
   ),
   gauge(
     'weft_impaired',
-    '1 while the node is impaired by this cause, else 0: thread, path, bypass, family, host, rules, peers, store.',
+    '1 while the cause in the label by impairs the node, else 0. The causes are thread, path, bypass, family, host, rules, peers and store.',
     ({ impairments }) => CAUSES.map((by): Sample => [bit(impairments.some((each) => each.by === by)), { by }]),
   ),
   gauge('weft_data_path_open', '1 while the data path can carry packets, else 0.', ({ dataPath }) =>
     dataPath ? one(bit(dataPath.open)) : [],
   ),
-  gauge('weft_data_path_mtu_bytes', 'The largest packet that a container may send.', ({ dataPath }) =>
+  gauge('weft_data_path_mtu_bytes', 'The largest packet that a container may send, in bytes.', ({ dataPath }) =>
     one(dataPath?.mtu),
   ),
   gauge('weft_data_path_hung_threads', 'The number of forwarding threads that hang.', ({ dataPath }) =>
@@ -131,7 +133,7 @@ export const METRICS: readonly Metric[] = [
   ),
   counter(
     'weft_packets_total',
-    "Inner packets sent to peers (transmit) and accepted from them (receive). Absent unless weft's own engine carries them.",
+    'Inner packets sent to peers (transmit) and accepted from peers (receive). Absent unless an engine of weft carries the packets.',
     bothWays('packets'),
   ),
   counter(
@@ -141,7 +143,7 @@ export const METRICS: readonly Metric[] = [
   ),
   counter(
     'weft_dropped_packets_total',
-    'Packets dropped, by direction and reason. native/core/counters.h explains each reason.',
+    'Packets that weftd dropped, by direction and reason. native/core/counters.h explains each reason.',
     ({ dataPath }) =>
       Object.entries(dataPath?.counters ?? {}).flatMap(([name, value]): readonly Sample[] => {
         const [, way, reason] = /^(tx|rx)_drop_(\w+)$/.exec(name) ?? []
@@ -166,17 +168,17 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peers_narrow',
-    'The number of peers that short packets reach but long packets do not, while the senders get no ICMP error. Absent if weftd sends no probes.',
+    'The number of peers that short packets reach but long packets do not, although the senders of long packets get no ICMP error. Absent if weftd sends no probes.',
     ({ peers }) => one(peers?.narrow),
   ),
   gauge(
     'weft_network_whole_ratio',
-    'The part of the network that this node reaches, 0 to 1: programmed / stored peers, times answering / probed peers.',
+    'The part of the network that this node reaches, 0 to 1: programmed peers / stored peers, multiplied by answering peers / probed peers.',
     ({ peers }) => one(peers?.whole),
   ),
   gauge(
     'weft_peer_answering',
-    `1 if the peer answered its last probes over each of its families, else 0. Absent with more than ${MOST_PEERS} peers, like all metrics of a single peer.`,
+    `1 if the peer answered its last probes over each of its address families, else 0. Absent with more than ${MOST_PEERS} peers, like all metrics of a single peer.`,
     ofPeers(answering),
   ),
   gauge(
@@ -191,49 +193,49 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_longest_packet_bytes',
-    'The longest packet that comes back from the peer: weft_data_path_mtu_bytes if no packet is too long. Absent while it is unknown.',
+    'The longest packet that comes back from the peer, in bytes. Equals weft_data_path_mtu_bytes if packets of the full MTU come back. Absent while the longest packet is unknown.',
     ofPeers(({ passesBytes }) => passesBytes),
   ),
   gauge(
     'weft_family_peers_programmed',
-    'The number of peers to which the data path sends packets of this family (ipv4, ipv6). Absent in a network with one family, like all metrics with the label family.',
+    'The number of peers to which the data path sends packets of the family in the label (ipv4 or ipv6). Absent in a network with only one family, like all metrics with the label family.',
     byFamily(({ state }) => state !== 'stored'),
   ),
   gauge(
     'weft_family_peers_probed',
-    'The number of programmed peers whose last probe over this family has a result.',
+    'The number of programmed peers whose last probe over the family in the label has a result.',
     byFamily(({ state, probedSecondsAgo }) => state !== 'stored' && probedSecondsAgo !== null, isProbing),
   ),
   gauge(
     'weft_family_peers_answering',
-    'The number of peers that answered their last probe over this family.',
+    'The number of peers that answered their last probe over the family in the label.',
     byFamily(({ state }) => state === 'answering', isProbing),
   ),
   gauge(
     'weft_peer_family_answering',
-    '1 if the peer answered its last probes over this family, else 0.',
+    '1 if the peer answered its last probes over the family in the label, else 0.',
     ofSides(answering),
   ),
   gauge(
     'weft_peer_family_round_trip_seconds',
-    'Round-trip time of the last probe over this family that the peer answered.',
+    'Round-trip time of the last probe over the family in the label that the peer answered.',
     ofSides(roundTripSeconds),
   ),
   gauge(
     'weft_peer_family_loss_ratio',
-    'The part of the last ten probes over this family that was lost, 0 to 1.',
+    'The part of the last ten probes of the peer over the family in the label that was lost, 0 to 1.',
     ofSides(lossRatio),
   ),
   gauge(
     'weft_peer_last_heard_timestamp_seconds',
-    'When the last packet arrived from the peer. If the kernel carries wireguard: the time of the last handshake.',
+    'When the last packet arrived from the peer. If the kernel carries wireguard packets, when the last handshake with the peer happened.',
     ofPeers(({ heardSecondsAgo }, { at }) =>
       heardSecondsAgo === null ? null : Date.parse(at) / 1000 - heardSecondsAgo,
     ),
   ),
   gauge(
     'weft_peer_last_handshake_timestamp_seconds',
-    "When the last WireGuard handshake with the peer succeeded. With two sessions, that of the peer's worse family. Absent before the first one, and with other backends.",
+    'When the last WireGuard handshake with the peer succeeded. For a peer with a session per family, the time in its worse family. Absent before the first successful handshake, and with other backends.',
     ofPeers(({ session }, { at }) => {
       const ago = session?.handshakeSecondsAgo ?? null
       return ago === null ? null : Date.parse(at) / 1000 - ago
@@ -241,27 +243,27 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_handshake_attempts',
-    'Handshakes with the peer that were started after the last successful one; normally 0. Absent unless weftd itself carries wireguard.',
+    'Handshakes with the peer that this node started after the last successful handshake; normally 0. Absent unless weftd itself carries wireguard packets.',
     ofPeers(({ session }) => session?.attempts ?? null),
   ),
   counter(
     'weft_peer_transmit_packets_total',
-    'Packets sent to the peer. Absent with backends that do not count by peer.',
+    'Packets sent to the peer. Absent with backends that do not count packets by peer.',
     ofPeers(({ txPackets }) => txPackets),
   ),
   counter(
     'weft_peer_transmit_bytes_total',
-    'Bytes sent to the peer.',
+    'Bytes sent to the peer. Absent with backends that do not count bytes by peer.',
     ofPeers(({ txBytes }) => txBytes),
   ),
   counter(
     'weft_peer_receive_packets_total',
-    'Packets accepted from the peer. Absent with backends that do not count by peer.',
+    'Packets accepted from the peer. Absent with backends that do not count packets by peer.',
     ofPeers(({ rxPackets }) => rxPackets),
   ),
   counter(
     'weft_peer_receive_bytes_total',
-    'Bytes accepted from the peer.',
+    'Bytes accepted from the peer. Absent with backends that do not count bytes by peer.',
     ofPeers(({ rxBytes }) => rxBytes),
   ),
   counter(
@@ -274,12 +276,12 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_store_last_comparison_timestamp_seconds',
-    'When weftd last compared all leases with the store; normally less than a minute ago.',
+    'When weftd last compared its copy of all leases with the store; normally less than a minute ago.',
     ({ at, store }) => one(store.comparedSecondsAgo === null ? null : Date.parse(at) / 1000 - store.comparedSecondsAgo),
   ),
   gauge(
     'weft_store_held_peers',
-    'Peers that weftd keeps although the store has no lease of them, because most leases vanished at the same time.',
+    'The number of peers that weftd keeps although the store has no lease of them, because most leases vanished from the store at the same time.',
     ({ node, store }) => (node ? one(store.held) : []),
   ),
   gauge(
@@ -289,31 +291,35 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_lease_expiry_timestamp_seconds',
-    "When this node's lease ends unless weftd renews it. Absent for a reservation.",
+    "When this node's lease ends unless weftd renews it. Absent for a reservation, which never ends.",
     ({ lease }) => one(seconds(lease?.expiresAt ?? null)),
   ),
   counter(
     'weft_repairs_total',
-    'Devices, addresses, routes, rules and files that weftd repaired after another program had changed them.',
+    'How often weftd repaired a device, address, route, firewall rule or file that another program had changed.',
     ({ repairs }) => one(repairs),
   ),
   gauge(
     'weft_subnet_file_written',
-    '1 once weftd has written subnet.env, from which containers get their subnet.',
+    '1 once weftd has written subnet.env, from which containers get their subnet; 0 before that.',
     ({ node, subnetFileWritten }) => (node ? one(bit(subnetFileWritten)) : []),
   ),
-  gauge('weft_time_seconds', "The host's clock when weftd answered.", ({ at }) => one(seconds(at))),
-  gauge('process_start_time_seconds', "When the process started, by the host's clock.", ({ daemon }) =>
+  gauge('weft_time_seconds', "The time by the host's clock when weftd answered this request.", ({ at }) =>
+    one(seconds(at)),
+  ),
+  gauge('process_start_time_seconds', "When the process of weftd started, by the host's clock.", ({ daemon }) =>
     one(seconds(daemon.startedAt)),
   ),
-  counter('process_cpu_seconds_total', 'CPU time of the process, including its forwarding threads.', () => {
+  counter('process_cpu_seconds_total', 'CPU time of the process of weftd, including its forwarding threads.', () => {
     const { user, system } = process.cpuUsage()
     return one((user + system) / 1e6)
   }),
-  gauge('process_resident_memory_bytes', 'Resident memory of the process.', () => one(process.memoryUsage.rss())),
+  gauge('process_resident_memory_bytes', 'Resident memory of the process of weftd.', () =>
+    one(process.memoryUsage.rss()),
+  ),
 ]
 
-/** Removes control characters from labels, because others choose their text and a person may read it on a terminal. */
+/** Removes control characters from label values. Other hosts choose some of these texts, and a person may read them on a terminal. */
 const shown = (labels: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(labels).map(([name, value]) => [name, printable(value)]))
 
@@ -321,7 +327,7 @@ export async function formatMetrics(status: Status): Promise<{ readonly type: st
   const registry = new Registry()
   for (const { name, help, type, samples } of METRICS) {
     const all = samples(status)
-    // prom-client would report a metric without samples as 0.
+    // Skip a metric without samples, because prom-client would export it with the value 0.
     if (all.length === 0) continue
     const labelNames = [...new Set(all.flatMap(([, labels = {}]) => Object.keys(labels)))]
     const options = { name, help, labelNames, registers: [registry] }

@@ -1,37 +1,37 @@
-// network-findings.ts - the problems of a network, found in the answers of its nodes. Each cause is reported once. docs/weft-network.md lists
-// all findings. Pure.
+// network-findings.ts - finds the problems of the network in the answers of its nodes, and reports each cause once. docs/weft-network.md
+// lists all findings. Pure.
 
 import { publishers } from '../path/catalog.ts'
 import type { NodeView, Sight } from './view.ts'
 
-/** The loss of probes, in percent, from which it is a finding. */
+/** The percentage of lost probes from which the loss is a finding. */
 const LOSSY_PERCENT = 20
-/** The maximum difference of a clock that is not a finding. */
+/** The maximum difference between a node's clock and the median clock, in ms, that is not a finding. */
 const CLOCK_MS = 1_000
 /** The maximum number of nodes that a finding names. */
 const NAMED = 5
-/** The maximum number of findings of one kind. */
+/** The maximum number of findings of one kind that the report lists. */
 const MOST_DETAILS = 20
 
 /**
- * The kind of a node's answer: `told`: its view; `closed`: no process listens at the port; `refused`: it rejected the query; `junk`: an
- * answer that cannot be parsed; `silent`: no answer.
+ * The kind of a node's answer to the query for its view. `told`: the node returned its view; `closed`: no process listens at the port;
+ * `refused`: the node rejected the query; `junk`: the answer cannot be parsed; `silent`: no answer came.
  */
 export type AnswerKind = 'told' | 'closed' | 'refused' | 'junk' | 'silent'
 
-/** A node that was queried, and its answer. */
+/** A node that weftd queried for its view, and the node's answer. */
 export interface QueriedNode {
   readonly lease: string
   readonly name: string | null
   readonly subnet: string
   readonly publicIp: string
   readonly kind: AnswerKind
-  /** Why the node returned no view; null if it did. */
+  /** Why the node returned no view; null if it returned one. */
   readonly why: string | null
   readonly view: NodeView | undefined
-  /** The backend type that its lease publishes, if this node runs another backend; undefined if both run the same. */
+  /** The backend type that the node publishes in its lease, if it differs from this host's backend; undefined if the backends are equal. */
   readonly otherType?: string | undefined
-  /** How far the node's clock is ahead of ours, and the uncertainty of that value, in ms. */
+  /** How far the node's clock is ahead of this host's clock, and the uncertainty of that difference, in ms. */
   readonly clock: { readonly aheadMs: number; readonly uncertainMs: number } | undefined
 }
 
@@ -47,10 +47,10 @@ export interface NetworkNode {
   readonly trouble: string | null
   readonly mtu: number | null
   readonly clockAheadMs: number | null
-  /** The number of nodes that probe this node, and the number of these that reach it. Counts only nodes that returned a view. */
+  /** How many other nodes probe this node; `reachedBy` is how many of them get an answer. Both count only nodes that returned a view. */
   readonly seenBy: number
   readonly reachedBy: number
-  /** The number of nodes that this node probes, and the number of these that it reaches; null if it returned no view. */
+  /** How many other nodes this node probes; `reaches` is how many of them answer. Both are null if this node returned no view. */
   readonly sees: number | null
   readonly reaches: number | null
 }
@@ -66,73 +66,73 @@ interface Possible {
   readonly fix: string
 }
 
-/** All possible findings. A test compares them with docs/weft-network.md. */
+/** All findings about a network. A test compares them with docs/weft-network.md. */
 export const NETWORK_FINDINGS = {
   'node-dead': {
     level: 'failure',
     means: 'a node answers neither status queries nor the probes of any other node',
-    fix: 'check that the host runs and is connected, then that weftd runs there: `systemctl status weftd`, `weft doctor`',
+    fix: 'check that the host runs and is connected; then run `systemctl status weftd` and `weft doctor` on the host',
   },
   'node-cut-off': {
     level: 'failure',
-    means: 'several nodes do not reach a node, or it does not reach them, though they reach each other',
-    fix: "run `weft doctor` there; usually its firewall drops the backend's port, or its address or a route is wrong",
+    means: 'several nodes do not reach a node, or the node does not reach them, although these nodes reach each other',
+    fix: "run `weft doctor` on the named node; usually that node's firewall drops packets to the backend's port, or its address or a route is wrong",
   },
   'pair-broken': {
     level: 'failure',
-    means: 'two nodes do not reach each other, though other nodes reach both of them',
-    fix: 'check what only these two hosts share: a route, a firewall rule for their addresses, a link; run `weft explain` on both',
+    means: 'two nodes do not reach each other, although other nodes reach both of them',
+    fix: 'check the routes, the firewall rules and the link between these two hosts; run `weft explain` on both hosts',
   },
   'node-impaired': {
     level: 'failure',
-    means: 'a node reports a problem of its own',
-    fix: 'run `weft doctor` there',
+    means: 'a node reports that its own state is impaired',
+    fix: 'run `weft doctor` on the named node',
   },
   'backend-differs': {
     level: 'failure',
-    means: 'nodes run a different backend from the node that was queried; no packets pass between the two groups',
-    fix: 'restart weftd on all nodes, so that each runs the backend in the store; see docs/change-the-backend.md',
+    means: 'some nodes run another backend than this node, so these nodes and this node do not reach each other',
+    fix: 'restart weftd on all nodes, so that each node runs the backend in the store; see docs/change-the-backend.md',
   },
   'config-differs': {
     level: 'failure',
-    means: 'nodes run different network configurations, and may not understand each other',
-    fix: 'restart weftd on the nodes with the old configuration; `weft config get` shows the one in the store',
+    means: 'nodes run different network configurations, so packets between these nodes may be lost',
+    fix: 'restart weftd on the nodes with the old configuration; `weft config get` prints the configuration in the store',
   },
   'node-lossy': {
     level: 'warning',
-    means: 'some packets between these nodes are lost',
-    fix: 'look for the loss outside the tunnel too: `ping` from host to host, the counters of the interface, the CPU load',
+    means: 'some packets between the named nodes are lost',
+    fix: 'check whether packets are lost outside the tunnel too: `ping` one host from the other, and read the counters of the interfaces and the CPU load',
   },
   'node-narrow': {
     level: 'failure',
-    means: 'long packets do not pass between these nodes, so connections open and then stall',
-    fix: 'the smallest MTU on the path is smaller than the data path assumes; see `path-mtu` in docs/doctor.md',
+    means: 'long packets between the named nodes are lost, so connections open and then stall',
+    fix: 'the smallest MTU on the path between the nodes is smaller than weftd assumes; see `path-mtu` in docs/findings-network.md',
   },
   'clock-off': {
     level: 'warning',
     means:
-      "a node's clock is wrong, so leases end early or late there, and the times in its log do not match those of other nodes",
-    fix: 'start an NTP client there (chrony, systemd-timesyncd), and check that it reaches its servers',
+      "a node's clock is wrong, so leases end early or late on that node, and the times in its log differ from the times in other nodes' logs",
+    fix: 'start an NTP client (chrony, systemd-timesyncd) on the named node, and check that it reaches its servers',
   },
   'version-differs': {
     level: 'warning',
     means: 'nodes run different versions of weft',
-    fix: 'finish the upgrade or revert it; the versions work together meanwhile',
+    fix: 'finish the upgrade or revert it; different versions work together until then',
   },
   'mtu-differs': {
     level: 'warning',
-    means: 'nodes have different MTUs; packets that fit the larger MTU may not pass at the nodes with the smaller one',
-    fix: 'give the external interfaces of all hosts the same MTU, or set the smallest one as `MTU` in `Backend`, and restart weftd',
+    means: 'nodes have different MTUs, so a node with a smaller MTU may drop packets that fit the larger MTU',
+    fix: 'give the external interfaces of all hosts the same MTU, or set the smallest MTU as `MTU` in `Backend`, and restart weftd on all nodes',
   },
   'node-refuses': {
     level: 'warning',
-    means: 'a node refuses to send its status to this node, or sends one that cannot be parsed',
+    means: 'a node refuses to send its status to this node, or sends a status that this node cannot parse',
     fix: 'use the same token in --status-token-file and the same version of weft on all nodes',
   },
   'not-told': {
     level: 'note',
     means:
-      'nodes do not serve their status, because they run flanneld, or weftd without --status-network; only the results of other nodes are known',
+      'some nodes run flanneld, or weftd without --status-network, so only the probe results of other nodes describe them',
     fix: 'start weftd with the same --status-network port on each node',
   },
 } as const satisfies Readonly<Record<string, Possible>>
@@ -146,13 +146,13 @@ const callOf = ({ name, subnet, publicIp }: Pick<NetworkNode, 'name' | 'subnet' 
   name ? `${name} (${subnet} at ${publicIp})` : `${subnet} at ${publicIp}`
 const briefCallOf = ({ name, subnet }: Pick<NetworkNode, 'name' | 'subnet'>): string => name ?? subnet
 
-/** Lists the first few nodes, and the number of the others. */
+/** Lists the first few nodes, and says how many more there are. */
 function fewOf(nodes: readonly Pick<NetworkNode, 'name' | 'subnet'>[]): string {
   const few = nodes.slice(0, NAMED).map(briefCallOf).join(', ')
   return nodes.length > NAMED ? `${few} and ${nodes.length - NAMED} more` : few
 }
 
-/** The result of one node's probes of another. `from` and `to` are indices in the list of nodes. */
+/** The result of one node's probes of another node. `from` and `to` are indices in the list of queried nodes. */
 export interface Edge {
   readonly from: number
   readonly to: number
@@ -170,7 +170,8 @@ export function findingsOf(
   }
   const having = <T>(kind: (node: NetworkNode, place: number) => T | false | undefined): readonly T[] =>
     nodes.flatMap((node, place) => kind(node, place) || [])
-  // A node that no other node probes cannot be called dead: no node can send packets to a node of another backend.
+  // The nodes to which at least one other node can send packets. If the others cannot send to a node because its backend differs, its
+  // silence does not show that it is dead.
   const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
   const isOfOther = (place: number): boolean => queried[place]?.otherType !== undefined
   const isDeadAt = (place: number): boolean => {
@@ -193,7 +194,10 @@ export function findingsOf(
     const mtu = nodes[from]?.mtu ?? 0
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
-  /** The nodes that may be impaired by their peers alone. The findings about those peers give the cause, once. */
+  /**
+   * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so its state is not
+   * reported separately.
+   */
   const seesTrouble = new Set(
     [...edges.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored'), ...lossy, ...narrow].map(
       ({ from }) => from,
@@ -251,7 +255,7 @@ export function findingsOf(
       'node-refuses',
       having((node) => (node.answer === 'refused' || node.answer === 'junk') && `${callOf(node)}: ${node.why}`),
     ),
-    // A node that all others reach, but that does not answer the status query. Unreached nodes are reported above.
+    // Reports the nodes that all other nodes reach, but that did not return a view. Findings above cover the nodes that are not reached.
     ...of(
       'node-refuses',
       having(
@@ -268,8 +272,8 @@ export function findingsOf(
 }
 
 /**
- * Attributes broken pairs to as few nodes as possible: repeatedly to the node with the most broken pairs, if they are at least one in MANY
- * of its pairs. Reports the remaining pairs one by one.
+ * Attributes broken pairs of nodes to as few nodes as possible. Repeatedly takes the node with the most broken pairs, if at least one in
+ * MANY of its pairs is broken. Reports the remaining broken pairs one by one.
  */
 function causes(
   broken: readonly Edge[],
@@ -309,7 +313,7 @@ function causes(
   return [...found, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
 }
 
-/** A node is the cause if at least one in MANY of its pairs is broken. */
+/** A node counts as the cause if at least one in this number of its pairs is broken. */
 const MANY = 4
 
 function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (readonly [string, readonly T[]])[] {
@@ -318,7 +322,7 @@ function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (rea
   return [...groups].toSorted((a, b) => b[1].length - a[1].length)
 }
 
-/** Lists the nodes by value, as in `0.1.0: host1, host2; 0.2.0: host3`. Returns an empty list if all values are equal. */
+/** Groups the nodes by a value, as in `0.1.0: host1, host2; 0.2.0: host3`. Returns an empty list if all values are equal. */
 function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => string | null): readonly string[] {
   const groups = grouped(
     nodes.filter((node) => keyOf(node) !== null),
@@ -327,7 +331,7 @@ function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => s
   return groups.length < 2 ? [] : [groups.map(([key, group]) => `${key}: ${fewOf(group)}`).join('; ')]
 }
 
-/** Lists the members of the configuration that differ between nodes. Ignores nodes that still wait for their configuration. */
+/** Lists the members of the network configuration that differ between nodes. Ignores nodes that still wait for their configuration. */
 function differences(queried: readonly QueriedNode[]): readonly string[] {
   const having = queried.flatMap(({ view, ...node }) =>
     view && Object.keys(view.config).length > 0

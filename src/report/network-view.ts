@@ -1,7 +1,7 @@
 // network-view.ts - combines the views of all nodes into a report of the network: which node reaches which, and the findings. Pure.
 //
-// A dead node is silent for all other nodes. So broken pairs are attributed to the fewest nodes that explain them, found by a greedy vertex
-// cover: the node with the most broken pairs comes first. Only the remaining pairs are reported one by one.
+// A dead node is silent for all other nodes. So the report attributes broken pairs to the fewest nodes that explain them (greedy vertex
+// cover: the node with the most broken pairs comes first). Only the remaining broken pairs are reported one by one.
 
 import {
   findingsOf,
@@ -15,21 +15,24 @@ import type { Reach } from './view.ts'
 
 export const NETWORK_SCHEMA = 1
 
-/** The maximum number of nodes for which the report has a matrix, because its size grows with the square of that number. */
+/** The maximum number of nodes for which the report has a matrix. The size of the matrix grows with the square of the number of nodes. */
 export const MOST_IN_MATRIX = 256
-/** The result of one node's probes of another: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
+/** How one node reaches another by its probes: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
 type Cell = readonly [Reach, number | null, number | null, number | null]
 
 export interface NetworkReport {
   readonly schema: typeof NETWORK_SCHEMA
   readonly at: string
   readonly tookMs: number
-  /** The number of nodes in the network. In a very large network weftd queries only some of them. */
+  /** The number of nodes in the network. weftd queries only some of them if the network is very large. */
   readonly size: number
-  /** The fraction of the probed pairs that reach each other, 0 to 1. */
+  /** The fraction of the probed pairs of nodes that reach each other, 0 to 1. */
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
-  /** A row for each node, with a cell for each other node; null for unknown rows and cells. Null if there are too many nodes. */
+  /**
+   * A row for each querying node with a cell for each probed node. A row is null if its node returned no view, and a cell is null if its
+   * pair is unknown. The matrix is null if there are too many nodes.
+   */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]
 }
@@ -42,7 +45,7 @@ export const wholeText = (
     ? `${percent(whole)} of the pairs that were probed reach each other`
     : 'no pair was probed yet'
 
-/** Makes the report from the queried nodes. `all` is the number of nodes in the network, which may be larger. */
+/** Makes the report from the queried nodes. `all` is the number of nodes in the network, which is larger if weftd queried only some. */
 export function networkReport(
   queried: readonly QueriedNode[],
   at: string,
@@ -113,17 +116,21 @@ function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonN
   return rows
 }
 
-/** Returns how far each clock is ahead of the median clock, in ms. The median is the reference because our own clock may be wrong. */
+/**
+ * Returns how far each node's clock is ahead of the median clock, in ms. The median is the reference because this host's own clock may be
+ * wrong.
+ */
 function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
   const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
-  // With two clocks the lower one is the reference, because it is unknown which of them is right.
+  // If the number of clocks is even, the lower of the two middle ones is the reference. With two clocks nothing shows which of them is
+  // right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
   return queried.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
 
 type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
-/** A short text for each kind of answer; empty for a node that returned its view. */
+/** The word for each kind of a node's answer; empty for a node that returned its view, because its state is shown instead. */
 const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   told: '',
   closed: 'no status',
@@ -132,7 +139,7 @@ const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   silent: 'silent',
 }
 
-/** Returns a node's state in a word, and a tone that shows whether there is a problem. */
+/** Returns a node's state in one or two words, and a tone: `good` or `dim` without a problem, `bad` with one. */
 export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: NetworkNode): readonly [Tone, string] {
   if (answer === 'told') {
     const isRight = state === 'working' && seenBy === reachedBy && sees === reaches
@@ -141,7 +148,7 @@ export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: Netw
   return [answer === 'closed' && seenBy === reachedBy ? 'dim' : 'bad', ANSWERS[answer]]
 }
 
-/** Describes a cell: the round trip, the loss if there is any, and the longest packet if it is shorter than the MTU. */
+/** Describes a cell of the matrix: the round trip, the loss if there is any, and the longest packet if it is shorter than the MTU. */
 export function cellLook(
   cell: Cell | null,
   mtu: number | null,

@@ -1,7 +1,7 @@
-// notify.ts - notifies the service manager that weftd is ready, what its status is, that it is alive, and that it stops.
+// notify.ts - notifies the service manager when weftd is ready, how its status changes, that it is alive, and when it stops.
 //
 // The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket that NOTIFY_SOCKET
-// names. Podman and others use it too. Errors here never stop the daemon.
+// names. Podman and other managers use this protocol too. Errors of this protocol never stop the daemon.
 
 import { setTimeout as delay } from 'node:timers/promises'
 import { messageOf } from '../base/errors.ts'
@@ -9,34 +9,37 @@ import type { Log } from '../base/log.ts'
 import { printable } from '../base/text.ts'
 
 export interface State {
-  /** True as soon as subnet.env is written and packets are forwarded. */
+  /** True as soon as weftd has written subnet.env and forwards packets. */
   readonly ready: boolean
-  /** One line, which `systemctl status` shows. */
+  /** The status as one line of text, which `systemctl status` shows. */
   readonly status: string
 }
 
 export interface Notifier {
-  /** The interval of keep-alive messages in milliseconds; undefined if the manager does not expect them. */
+  /** The interval in ms at which weftd must send keep-alive messages; undefined if the service manager does not expect them. */
   readonly aliveMs: number | undefined
-  /** Sends the changes of the state. Changes that cannot be sent now are sent with the next call. */
+  /** Sends the changes of the state to the service manager. If a change cannot be sent now, the next call sends it. */
   report(state: State): void
-  /** Sends a keep-alive message. */
+  /** Sends a keep-alive message to the service manager. */
   alive(): void
   stopping(): void
-  /** The number of file descriptors that the manager can keep for the next process; 0 if it keeps none. */
+  /** The number of file descriptors that the service manager can keep for the next process; 0 if it keeps none. */
   readonly keeps: number
-  /** Hands descriptors to the manager under these names. Resolves with true if all were sent. */
+  /**
+   * Hands file descriptors to the service manager, which keeps them under these names for the next process. Resolves with true if all were
+   * sent.
+   */
   keep(fds: readonly { readonly fd: number; readonly name: string }[]): Promise<boolean>
-  /** Makes the manager close the descriptors that it keeps under these names. */
+  /** Makes the service manager close the file descriptors that it keeps under these names. */
   forget(names: readonly string[]): void
 }
 
-/** Sends one datagram to a Unix socket. Throws an Error with the `code` EAGAIN if the call would block. */
+/** Sends one datagram with file descriptors to a Unix socket. Throws an Error with the `code` EAGAIN if the call would block. */
 type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
 
 /**
- * Removes the service manager's variables from `environment`, so that child processes cannot send messages in weftd's name. Returns the
- * notifier; undefined if there is no NOTIFY_SOCKET. Logs invalid variables.
+ * Reads the service manager's variables and removes them from `environment`, so that child processes cannot send messages in weftd's name.
+ * Returns the notifier; undefined if NOTIFY_SOCKET is not set. Logs invalid variables.
  */
 export async function takeNotifier(
   environment: NodeJS.ProcessEnv,
@@ -53,7 +56,7 @@ export async function takeNotifier(
   }
   let aliveMs: number | undefined
   if (interval !== undefined && (watched === undefined || watched === String(pid))) {
-    // Half of the interval, as sd_watchdog_enabled(3) recommends.
+    // Send keep-alive messages twice per watchdog interval, as sd_watchdog_enabled(3) recommends. The variable has microseconds.
     if (/^[1-9]\d*$/.test(interval)) aliveMs = Number(interval) / 2000
     else
       log.warn(`WATCHDOG_USEC is ${interval}, not a number of microseconds; the watchdog gets no keep-alive messages`)
@@ -61,7 +64,7 @@ export async function takeNotifier(
   return createNotifier(socket, aliveMs, Number(keeps) || 0, log, await loadSend())
 }
 
-/** The maximum time for which a descriptor is offered to a busy manager, and the pause between two attempts. */
+/** How long weftd offers a file descriptor to a busy service manager, and the pause between two attempts, in ms. */
 const KEEP_MS = 1_000
 const BUSY_MS = 5
 
@@ -102,8 +105,8 @@ function createNotifier(
     },
     alive: () => void send(['WATCHDOG=1']),
     stopping: () => void send(['STOPPING=1', 'STATUS=leaving']), // the same word as in states.ts, which is not imported here to keep the start fast
-    // One descriptor per message, because the manager does not preserve the order within a message. FDPOLL=0: otherwise the manager would
-    // drop a socket that has a pending error, such as an ICMP error from a peer's host.
+    // Send one file descriptor per message, because the service manager does not preserve the order within a message. Set FDPOLL=0, because
+    // otherwise the manager would drop a socket with a pending error, such as an ICMP error from a peer's host.
     async keep(fds) {
       const end = performance.now() + KEEP_MS
       for (const { fd, name } of fds)

@@ -1,4 +1,4 @@
-// page.ts - the status page of the health port: one HTML file, with headers that make browsers refuse any other content.
+// page.ts - the status page of the health port: one HTML file, with headers that forbid browsers to load any other content.
 
 import { createHash } from 'node:crypto'
 import { pageText } from '../base/assets.ts'
@@ -10,7 +10,10 @@ export interface Page {
 
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('base64')
 
-/** Reads the page. It is read for each request, because requests are rare and the page need not stay in memory. Undefined if it was not built. */
+/**
+ * Reads the page's HTML file, for each request, because requests are rare and the page need not stay in memory. Returns undefined if the
+ * page was not built.
+ */
 export async function readPage(read = pageText): Promise<Page | undefined> {
   const body = await read()
   if (body === undefined) return undefined
@@ -18,7 +21,7 @@ export async function readPage(read = pageText): Promise<Page | undefined> {
     [...body.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, 'gs'))]
       .map(([, text = '']) => `'sha256-${sha256(text)}'`)
       .join(' ')
-  // Content Security Policy Level 3: allow only this script and this style, and only requests to this origin.
+  // The Content Security Policy (Level 3) of the page. It allows only the page's own script and style, and only requests to this server.
   const policy = [
     "default-src 'none'",
     `script-src ${hashes('script')}`,

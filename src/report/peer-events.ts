@@ -7,7 +7,7 @@ import { FAMILIES, FAMILY_NAMES, type Family } from '../net/address.ts'
 
 export const EVENTS_SCHEMA = 1
 
-/** The kinds of events. A kind that ends a condition follows the kind that begins it. */
+/** The kinds of events of a peer. A kind that begins a condition is followed by the kind that ends it. */
 export const PEER_EVENTS = [
   'silent',
   'one-way',
@@ -22,20 +22,23 @@ export const PEER_EVENTS = [
 export type PeerEventKind = (typeof PEER_EVENTS)[number]
 
 export interface PeerEvent {
-  /** The wall-clock time, ISO 8601 in UTC. */
+  /** When the event happened by the wall clock, ISO 8601 in UTC. */
   readonly at: string
   readonly what: PeerEventKind
-  /** The peer's subnet in this family; `publicIp` is its address in this family. */
+  /** The peer's subnet in the event's family; `publicIp` is the peer's underlay address. */
   readonly peer: string
   readonly publicIp: string
   readonly family: Family
-  /** The duration of the condition that this event ends. Null if the event begins a condition, or if the clock was set meanwhile. */
+  /**
+   * How long the condition lasted that this event ends, in seconds. Null if the event begins a condition, or if the clock was set
+   * meanwhile.
+   */
   readonly afterSeconds: number | null
-  /** The previous address, for `moved` and `rerouted`; else null. */
+  /** The peer's previous address, if the event is `moved` or `rerouted`; else null. */
   readonly movedFrom: string | null
-  /** The longest packet that comes back, for `narrow`; else null. */
+  /** The longest packet in bytes that the peer still answers, if the event is `narrow`; else null. */
   readonly bytes: number | null
-  /** The round trip and the usual round trip, for `slow` and `usual`; else null. */
+  /** The measured round trip in ms, and in `usualMs` the usual one, if the event is `slow` or `usual`; else null. */
   readonly roundTripMs: number | null
   readonly usualMs: number | null
 }
@@ -43,11 +46,11 @@ export interface PeerEvent {
 export interface EventsReport {
   readonly schema: typeof EVENTS_SCHEMA
   readonly at: string
-  /** The events, in the order in which weftd noticed them. */
+  /** The events of peers, in the order in which weftd noticed them. */
   readonly events: readonly PeerEvent[]
 }
 
-/** Makes the report. A daemon without a node has no events. */
+/** Makes the report of peers' events. A daemon that has no node yet has no events. */
 export const eventsReport = (at: string, events: readonly PeerEvent[] = []): EventsReport => ({
   schema: EVENTS_SCHEMA,
   at,
@@ -56,22 +59,28 @@ export const eventsReport = (at: string, events: readonly PeerEvent[] = []): Eve
 
 export const MOST_EVENTS = 1_000
 
-/** Returns a key for the peer and the family of an event. */
+/** Returns a key that identifies the peer and the family of an event. */
 export const placeOf = ({ peer, family }: Pick<PeerEvent, 'peer' | 'family'>): string => `${family} ${peer}`
 
 export interface PeerEvents {
   add(event: PeerEvent): void
-  /** Puts the events of earlier processes before all events of this process. Replaces earlier adopted events. */
+  /**
+   * Puts the events of earlier processes, read from the file, before all events of this process. Replaces events that an earlier call put
+   * there.
+   */
   adopt(older: readonly PeerEvent[]): void
-  /** Returns all events, oldest first. */
+  /** Returns the events of earlier processes and of this process, oldest first. */
   list(): readonly PeerEvent[]
-  /** Returns the latest event of these kinds for a peer and a family. */
+  /** Returns the latest event of the given kinds for a peer in a family. */
   last(place: Pick<PeerEvent, 'peer' | 'family'>, kinds: readonly PeerEventKind[]): PeerEvent | undefined
-  /** The number of events that were added in this process, including deleted ones. */
+  /** The number of events of each kind that were added in this process, including those deleted since. */
   counts(): Readonly<Record<PeerEventKind, number>>
 }
 
-/** Holds at most `most` events. Beyond that, deletes the oldest event of the peer that has most, so that an unstable peer does not displace others. */
+/**
+ * Creates a list of at most `most` events. When it is full, it deletes the oldest event of the peer that has most, so that an unstable peer
+ * does not displace the events of others.
+ */
 export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   let older: PeerEvent[] = []
   const own: PeerEvent[] = []
@@ -106,11 +115,11 @@ export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   }
 }
 
-/** Formats the file: a line with the version, then one line per event. */
+/** Formats the events file: a line with the version, then one line per event. */
 export const eventsText = (events: readonly PeerEvent[]): string =>
   [{ version: EVENTS_SCHEMA }, ...events].map((each) => `${JSON.stringify(each)}\n`).join('')
 
-/** Parses the file and skips invalid lines. Throws Error if the version is missing or differs. */
+/** Parses the events file and skips invalid lines. Throws Error if the version is missing or differs. */
 export function parseEvents(text: string): PeerEvent[] {
   const [first = '', ...lines] = text.split('\n')
   const version = fieldsOf(first)?.['version']
@@ -161,7 +170,7 @@ function eventOf(fields: Fields | undefined): PeerEvent | undefined {
   }
 }
 
-/** Describes an event for a person, to follow the name of the peer. */
+/** Describes an event in words that follow the name of the peer. */
 export function peerEventText(event: PeerEvent, duration: (seconds: number) => string): string {
   const { what, publicIp, family, afterSeconds, movedFrom, bytes, roundTripMs, usualMs } = event
   const after = afterSeconds === null ? '' : `, after ${duration(afterSeconds)}`

@@ -1,18 +1,21 @@
-// recent.ts - the increase of the data path's counters over the last minute. Pure.
+// recent.ts - computes how much the data path's counters grew over the last minute. Pure.
 //
-// A counter since the start shows that there was a problem at some time; the recent increase shows whether it persists.
+// A count since the start shows that a problem occurred at some time; the growth over the last minute shows whether it persists.
 
 import { dropsOf, type RecentCounts } from './status.ts'
 
-/** The minimum period of the increase. It can be longer by the interval of `keep`. */
+/** The minimum time over which the growth is computed, in ms. The actual time can be longer by the interval between calls of `keep`. */
 export const RECENT_MS = 60_000
 
 type Counters = Readonly<Record<string, number>>
 
 export interface Recent {
-  /** Records the counters. `now` is in ms of a monotonic clock. */
+  /** Records the current counters. `now` is the time in ms of a monotonic clock. */
   keep(counters: Counters, now: number): void
-  /** Returns the increase over about the last minute, or since the first record. Returns undefined without a record. */
+  /**
+   * Returns how much the counters grew over about the last minute, or since the first record if that is later. Returns undefined if `keep`
+   * was never called.
+   */
   until(counters: Counters, now: number): RecentCounts | undefined
 }
 
@@ -20,7 +23,7 @@ export function createRecent(): Recent {
   let kept: { readonly counters: Counters; readonly at: number }[] = []
   return {
     keep(counters, now) {
-      // Keep the newest record that is old enough, and drop the older ones.
+      // Keep the newest record that is at least a minute old, and delete older ones.
       const first = kept.findLastIndex(({ at }) => now - at >= RECENT_MS)
       kept = [...kept.slice(Math.max(0, first)), { counters, at: now }]
     },
@@ -30,7 +33,7 @@ export function createRecent(): Recent {
       const increases = Object.fromEntries(
         Object.entries(counters).map(([name, count]) => {
           const before = then.counters[name] ?? 0
-          // A counter that decreased was reset, because the data path was opened again.
+          // A counter that decreased was reset to 0 when the data path was opened again, so its growth is its new value.
           return [name, count >= before ? count - before : count]
         }),
       )

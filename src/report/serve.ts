@@ -5,30 +5,32 @@ import type { Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } from './health.ts'
 
-/** The pause before weftd tries again to bind the predecessor's port. */
+/** The pause in ms before weftd tries again to bind the port or the socket that the predecessor had. */
 const RETRY_MS = 1_000
 
-/** The flags that name the addresses to serve at. */
+/** The flags that say at which addresses, port and socket weftd serves. */
 export interface ServedPlaces {
   readonly 'healthz-ip': string
-  /** 0 for none. */
+  /** The port of the health checks; 0 to serve none. */
   readonly 'healthz-port': number
   readonly 'status-ip': string
-  /** Empty for none. */
+  /** The path of the Unix socket for the status; empty for no socket. */
   readonly 'status-socket': string
 }
 
-/** The predecessor, as node/restart/succession.ts provides it. */
+/** The predecessor of this process: another weftd that ran when this one started. node/restart/succession.ts provides it. */
 export interface PredecessorState {
-  /** True if another weftd ran when this process started. */
   readonly isSuccessor: boolean
-  /** Resolves with the predecessor; undefined if it has ended. */
+  /** Resolves with the predecessor that still runs; undefined if it has ended. */
   predecessor(): Promise<{ readonly healthPort: number } | undefined>
-  /** Resolves when the predecessor has released port and socket. */
+  /** Resolves when the predecessor has released the health port and the status socket. */
   readonly free: Promise<void>
 }
 
-/** Starts the servers. Rejects as `serveHealth` does if a process other than the predecessor has the port. */
+/**
+ * Starts the servers at the health port and the status socket. Rejects as `serveHealth` does if a process other than the predecessor has
+ * the port.
+ */
 export async function serveStatus(
   places: ServedPlaces,
   health: Health,
@@ -46,18 +48,21 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // The port belongs to the predecessor. Do not try to bind it, because a predecessor that has just started may not have bound it yet.
+  // The predecessor uses the same port, so bind it later. Binding it now might succeed if the predecessor has just started and has not
+  // bound it yet.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {
       await atPort()
     } catch (error) {
-      // If the predecessor ended meanwhile, it may not have closed the port yet. This process forwards, so it must not fail.
+      // If the predecessor has just ended, the kernel may not have freed its port yet. This process already forwards packets, so it must
+      // not fail but try again.
       if (!isWeftError(error, 'PORT_IN_USE') || !before.isSuccessor || (await before.predecessor())) throw error
       later.push(atPort)
     }
   }
-  // In a pod the socket is not shared with the predecessor, and it reports why the pod is not ready yet.
+  // Create the socket now unless a running predecessor answers at it. In a pod the predecessor's socket is not visible, and the socket of
+  // this process reports why the pod is not ready yet.
   const socket = places['status-socket']
   if (before.isSuccessor && socket !== '' && (await isAnswered(socket))) later.push(atSocket)
   else await atSocket()
@@ -73,7 +78,7 @@ export async function serveStatus(
           await serve()
           break
         } catch (error) {
-          // A node that forwards must not end because of its health port.
+          // Log and try again: a node that forwards packets must not end because it cannot serve its status.
           if (!isWeftError(error)) throw error
           log.error(describeError(error))
           await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])

@@ -4,64 +4,70 @@ import { familiesOf, FAMILY_NAMES, netText, type ByFamily, type Family, type Net
 import { readingOf, type Impairment, type State } from './states.ts'
 import { hungThread, type Threads } from './threads.ts'
 
-/** The age of the last comparison with the store from which leases may be out of date: three times the usual interval. */
+/**
+ * The age in seconds from which leases count as possibly out of date, since the last comparison with the store: three times the usual
+ * interval.
+ */
 const UNFOLLOWED_S = 180
 
-/** The facts from which a node's state is derived. Times are in milliseconds of one monotonic clock. */
+/** The facts from which weftd derives the state of a node. Times are in ms of one monotonic clock. */
 export interface Snapshot {
   readonly at: number
   readonly subnet: Nets
-  /** True while the data path is up. */
   readonly isOpen: boolean
-  /** The enabled families that the data path does not carry, each with the reason. */
+  /** The enabled families that the data path does not carry, with the reason for each. */
   readonly lacking: ByFamily<string>
-  /** The families whose address on the external interface is missing, each with the missing address. */
+  /** The families whose address is missing from the external interface, with the missing address. */
   readonly gone: ByFamily<string>
   readonly threads: Threads
-  /** The reason why the node leaves, such as a stop or another weftd that takes over. */
+  /** Why the node leaves the network: weftd stops, or another weftd takes over. Undefined if it does not leave. */
   readonly leaving: string | undefined
-  /** The problems of this host, each in a few words. */
+  /** The problems of this host, such as disabled forwarding, each in a few words. */
   readonly host: readonly string[]
-  /** The routes that wrongly lead packets past the data path. */
+  /** The routes of other programs that lead packets for the network elsewhere than into the data path, and why each matters. */
   readonly pastPath: readonly { readonly what: string; readonly why: string }[]
-  /** The reason why the firewall rules could not be set or repaired at the last check. */
+  /** Why weftd could not set or repair its firewall rules at the last check; undefined if they are in place. */
   readonly rules: string | undefined
   readonly peers: number
-  /** The number of peers that did not answer the last probes. */
+  /** The number of peers that did not answer the most recent probes. */
   readonly silent: number
-  /** The number of peers that the data path does not have. */
+  /** The number of peers whose lease is in the store, but that are missing from the data path. */
   readonly unusable: number
-  /** The number of peers that answer, but not to long packets, while senders of long packets get no ICMP error. */
+  /**
+   * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the senders of long packets.
+   */
   readonly narrow: number
-  /** The number of peers that are kept although the store lacks them. */
+  /** The number of peers that weftd keeps although the store no longer has their leases. */
   readonly held: number
-  /** How many times weftd began to hold peers in this way. */
+  /** How many times weftd began to keep peers whose leases vanished from the store. */
   readonly holds: number
-  /** The store's name. */
+  /** The kind of store, such as etcd. */
   readonly store: string
-  /** True when the last call to the store failed. */
+  /** True if the most recent call to the store failed. */
   readonly isFailing: boolean
-  /** The time of the last comparison of all leases with the store. */
+  /** When weftd last compared all leases with the store; undefined if it has not yet. */
   readonly comparedAt: number | undefined
-  /** The time at which these comparisons began. */
+  /** When weftd began to compare its leases with the store. */
   readonly followedSince: number
-  /** True if the network configuration that this node got from the store is no longer there. */
+  /** True if the network configuration, which this node once got from the store, is no longer in the store. */
   readonly isConfigGone: boolean
-  /** The number of repairs since the start. */
+  /** The number of repairs that weftd made since its start. */
   readonly repaired: number
-  /** True as soon as subnet.env was written. */
+  /** True as soon as weftd has written subnet.env. */
   readonly isReady: boolean
-  /** True while subnet.env has the content that weftd wrote last. */
+  /** True while subnet.env still has the content that weftd wrote last. */
   readonly isPublished: boolean
   readonly subnetFile: string
 }
 
-/** A problem. Anybody may read `what`, which changes only with an event. Only readers of the full status may read `why`. */
+/**
+ * A problem of the node. Anybody may read `what`, which changes only when an event happens. Only readers of the full status may read `why`.
+ */
 interface Problem extends Impairment {
   readonly why?: string | undefined
 }
 
-/** Lists all problems, the worst first. */
+/** Lists all problems of the node, worst first. */
 function problemsOf(node: Snapshot): readonly Problem[] {
   const { at, comparedAt, followedSince, store } = node
   const age = seconds(at - (comparedAt ?? followedSince))
@@ -97,7 +103,7 @@ const lackedOf = (family: Family, why: string | undefined): Problem => ({
   why,
 })
 
-/** `what` does not name the interface, because anybody may read it. */
+/** Name the interface only in `why`, because anybody may read `what`. */
 const goneOf = (family: Family, why: string | undefined): Problem => ({
   by: 'host',
   what: `${FAMILY_NAMES[family]} has no address on the external interface`,
@@ -116,7 +122,7 @@ function peersText({ peers, silent, unusable, narrow }: Snapshot): readonly stri
   ]
 }
 
-/** Returns the state with all reasons, for readers of the full status. */
+/** Returns the node's state with all reasons, for readers of the full status. */
 export function stateOf(node: Snapshot): State {
   if (node.leaving !== undefined) return { state: 'leaving', impairments: [] }
   const impairments = problemsOf(node).map(({ by, what, why }) => ({
@@ -126,7 +132,7 @@ export function stateOf(node: Snapshot): State {
   return { state: impairments.length === 0 ? 'working' : 'impaired', impairments }
 }
 
-/** Returns why a node is not `working`, in the form that anybody may read. Returns undefined if it is `working`. */
+/** Returns why the node is not in the state `working`, in words that anybody may read. Returns undefined if it is. */
 export function troubleOf(node: Snapshot): string | undefined {
   return node.leaving ?? joined(problemsOf(node))
 }
@@ -138,14 +144,14 @@ export function troubleInFull(node: Snapshot): string | undefined {
 const joined = (all: readonly Impairment[]): string | undefined =>
   all.length === 0 ? undefined : all.map(({ what }) => what).join('; ')
 
-/** True if containers can start on this host and the state permits it. */
+/** True if subnet.env was written, so that containers can start on this host, and the node's state counts as ready in /readyz. */
 export const isReadyNow = (node: Snapshot): boolean => node.isReady && readingOf(stateOf(node)).readyz === 'written'
 
-/** True if the store answers and the leases are not out of date. */
+/** True if the store answered the last call and the leases are not out of date. */
 export const isReached = ({ at, isFailing, comparedAt, followedSince }: Snapshot): boolean =>
   !isFailing && (comparedAt !== undefined || seconds(at - followedSince) <= UNFOLLOWED_S)
 
-/** Returns one line that changes only with an event. */
+/** Returns the node's state as one line that changes only when an event happens. */
 export function summaryOf(node: Snapshot): string {
   const trouble = troubleOf(node)
   const state = trouble === undefined ? '' : `${readingOf(stateOf(node)).words}: ${trouble}; `
@@ -153,7 +159,7 @@ export function summaryOf(node: Snapshot): string {
   return `${state}subnet ${netText(node.subnet)}, ${count(node.peers, 'peer')}, ${store}`
 }
 
-/** Returns the summary and the values that change all the time. */
+/** Returns the summary, followed by values that change all the time. */
 export function detailsOf(node: Snapshot): string {
   const { at, comparedAt, repaired } = node
   const compared = comparedAt === undefined ? 'not yet compared' : `compared ${seconds(at - comparedAt)} s ago`

@@ -1,42 +1,48 @@
-// states.ts - the states of a weftd: the effect of each on packets, and its value in each output. Pure.
+// states.ts - the table of weftd's states: how each affects packets, and its value in each output. Pure.
 //
 // `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor all use this table. A test
 // compares it with docs/status.md.
 
-/** `forwarding`: with the last known state, until the store has answered. `leaving`: weftd stops, or another weftd takes over. */
+/**
+ * The states of weftd. `forwarding`: weftd forwards with the last known state until the store answers. `leaving`: weftd stops, or another
+ * weftd takes over.
+ */
 export type StateName = 'starting' | 'forwarding' | 'working' | 'impaired' | 'leaving'
 
-/** The causes that impair a node, the worst first. */
+/** The causes that can impair a node, worst first. */
 export const CAUSES = ['thread', 'path', 'bypass', 'family', 'host', 'rules', 'peers', 'store'] as const
 export type Cause = (typeof CAUSES)[number]
 
-/** A cause that impairs a node, with a description. */
+/** One of the causes that impair a node, with a description. */
 export interface Impairment {
   readonly by: Cause
   readonly what: string
 }
 
-/** A state. It has impairments, the worst first, if and only if it is `impaired`. */
+/** The state of a weftd. `impairments` lists the causes, worst first; it is empty unless the state is `impaired`. */
 export interface State {
   readonly state: StateName
   readonly impairments: readonly Impairment[]
 }
 
 interface Reading {
-  /** The state, or what impairs the node, as a part of a sentence. */
+  /** The name of the state, or what impairs the node, as a part of a sentence. */
   readonly words: string
-  /** The effect on packets, as a part of a sentence. */
+  /** How the state affects packets, as a part of a sentence. */
   readonly packets: string
   readonly tone: 'good' | 'doubtful' | 'bad'
-  /** The exit code of `weft status`. */
+  /** The exit code of `weft status` in this state. */
   readonly exit: 0 | 3
-  /** 503 only if a restart would help, so that a restart triggered by /livez never ends a weftd that forwards or waits. */
+  /**
+   * The HTTP status of /livez. It is 503 only if a restart would help, so a service manager that restarts on 503 never ends a weftd that
+   * forwards or waits.
+   */
   readonly livez: 200 | 503
-  /** `written`: 200 as soon as subnet.env was written, as in flanneld. */
+  /** The HTTP status of /readyz. `written` means 200 as soon as weftd has written subnet.env, as in flanneld. */
   readonly readyz: 'written' | 503
-  /** The metric weft_working. */
+  /** The value of the metric weft_working in this state. */
   readonly working: 0 | 1
-  /** The findings of `weft doctor` for this state; the doctor reports at least one of them. */
+  /** The findings of `weft doctor` that can explain this state; the doctor reports at least one of them. */
   readonly findings: readonly string[]
 }
 
@@ -60,7 +66,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 1,
-    packets: 'packets to and from the last known nodes pass; later changes of the network are not known',
+    packets: 'packets to and from the last known nodes pass, but weftd does not learn of later changes of the network',
     findings: ['daemon-as-known'],
   },
   working: {
@@ -91,7 +97,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...CONTINUES,
     livez: 503,
     working: 0,
-    packets: 'packets that this thread carries do not pass',
+    packets: 'packets that the hanging thread would carry are lost',
     findings: ['data-path-down'],
   },
   path: {
@@ -137,7 +143,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     words: 'its firewall rules',
     ...CONTINUES,
     working: 0,
-    packets: 'packets of containers may be dropped, or leave the network without masquerading',
+    packets: 'packets of containers may be dropped, or may leave the network without masquerading',
     findings: ['rules-failing'],
   },
   peers: {
@@ -152,14 +158,14 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     words: 'its store',
     ...CONTINUES,
     working: 1,
-    packets: 'packets to known nodes pass; new nodes are not known, and the lease is not renewed',
+    packets: 'packets to known nodes pass, but weftd does not learn of new nodes and cannot renew its lease',
     findings: ['store-away', 'store-stale', 'peers-held', 'config-missing'],
   },
 }
 
 export const STATE_NAMES = ['starting', 'forwarding', 'working', 'impaired', 'leaving'] as const satisfies StateName[]
 
-/** Returns the row of a state. Several causes are combined: texts are joined, and the worst of the other values is used. */
+/** Returns the table's row for a state. If several causes impair the node, joins their texts and uses the worst of their other values. */
 export function readingOf({
   state,
   impairments,
@@ -180,11 +186,11 @@ export function readingOf({
   }
 }
 
-/** A weftd that has no node yet. */
+/** The facts about a weftd that has no node yet. */
 export interface Beginning {
   /** True while weftd forwards with the last known state. */
   readonly isForwarding: boolean
-  /** Why weftd leaves; undefined if it does not. */
+  /** Why weftd leaves the network; undefined if it does not leave. */
   readonly leaving: string | undefined
   readonly waitsFor: string
 }

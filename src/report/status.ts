@@ -1,7 +1,7 @@
 // status.ts - the schema of /status.json: the state of a node in numbers and words. docs/status.md describes every field. Pure.
 //
 // New fields may be added under the same version. Removing a field or changing its meaning needs a new version. Unknown values are null,
-// never omitted. Times are ISO 8601 in UTC; the names of other values contain their units.
+// never omitted. Times are ISO 8601 in UTC; the names of fields with other units contain the unit.
 
 import {
   FAMILIES,
@@ -20,35 +20,43 @@ import { readingOf, stateBefore, type Beginning, type State } from './states.ts'
 
 export const STATUS_SCHEMA = 1
 
-/** `stored`: the store has the peer's lease; `programmed`: the data path has the peer too; `answering`: the peer also answered the last probe. */
+/**
+ * How far weftd got with a peer. `stored`: the store has its lease; `programmed`: the data path has the peer too; `answering`: the peer
+ * also answered the last probe.
+ */
 export type PeerState = 'stored' | 'programmed' | 'answering'
 
-/** The keys that encrypt the packets of one family to and from a peer, and the handshakes that negotiate the keys. */
+/** The WireGuard session with a peer in one family: the keys that encrypt the packets, and the handshakes that negotiate the keys. */
 export interface SessionStatus {
   /** The peer's public key in base64. */
   readonly publicKey: string
-  /** The time since the last handshake that succeeded; null if none did. */
+  /** The seconds since the last handshake that succeeded; null if none has succeeded. */
   readonly handshakeSecondsAgo: number | null
-  /** The age of the keys; null if there are no valid keys. */
+  /** The seconds since the session keys were negotiated; null if there are no valid keys. */
   readonly ageSeconds: number | null
-  /** The handshakes begun since the last one that succeeded. Null if the kernel carries the packets; so are the next three fields. */
+  /**
+   * The number of handshakes begun since the last one that succeeded. This field and the next three are null if the kernel carries the
+   * packets.
+   */
   readonly attempts: number | null
   /**
-   * Why the last handshake failed. `no-answer`: the peer did not answer; `not-authentic`: its answer uses another pre-shared key;
-   * `bad-key`: its public key yields no shared secret.
+   * Why the last handshake failed. `no-answer`: the peer did not answer; `not-authentic`: the peer's answer uses another pre-shared key;
+   * `bad-key`: the peer's public key yields no shared secret.
    */
   readonly failure: 'no-answer' | 'not-authentic' | 'bad-key' | null
-  /** The peer's handshakes that this node ignored, because their timestamp was not newer than that of an earlier one. */
+  /**
+   * The number of the peer's handshakes that this node ignored, because their timestamp was not newer than that of an earlier handshake.
+   */
   readonly stale: number | null
-  /** The peer's handshakes that this node answered, but after which the peer sent no packet with the new keys. */
+  /** The number of the peer's handshakes that this node answered, but after which the peer sent no packet with the new keys. */
   readonly unconfirmed: number | null
   readonly txBytes: number | null
   readonly rxBytes: number | null
 }
 
-/** The path to a peer in one family, and the results of the probes over it. */
+/** The path to a peer in one family, and what the probes over it found. */
 export interface PeerSide {
-  /** The underlay destination of packets to the peer. */
+  /** The underlay address and port to which this node sends packets for the peer. */
   readonly endpoint: string | null
   /**
    * How packets reach the peer. `direct`: routed to its host without a tunnel; `tunnel`: through weftd's tunnel; `kernel`: through a
@@ -57,47 +65,51 @@ export interface PeerSide {
   readonly way: 'direct' | 'tunnel' | 'kernel' | null
   readonly state: PeerState
   readonly roundTripMs: number | null
-  /** The percentage of the recent probes that the peer did not answer. */
+  /** The percentage of the most recent probes that the peer did not answer. */
   readonly lossPercent: number | null
   readonly probedSecondsAgo: number | null
-  /** The time since the first probe that was lost after the last answer; null if none was lost. */
+  /** The seconds since the peer's first lost probe after its last answer; null if no probe has been lost since. */
   readonly unansweredSeconds: number | null
   readonly pathMtu: number | null
   /**
-   * `whole`: the longest packet that containers may send comes back; `narrow`: only shorter ones do. Null if unknown, for example because
-   * the peer does not answer at all.
+   * Whether long packets reach the peer. `whole`: the longest packet that containers may send comes back; `narrow`: only shorter packets
+   * do. Null if unknown, for example because the peer does not answer at all.
    */
   readonly path: 'whole' | 'narrow' | null
-  /** The longest packet that comes back; null until weftd has found it. */
+  /** The length in bytes of the longest packet that comes back from the peer; null until weftd has found it. */
   readonly passesBytes: number | null
-  /** The time of the last change of `path`. */
+  /** When `path` last changed, ISO 8601. */
   readonly pathSince: string | null
-  /** Null if the backend does not encrypt. */
+  /** The WireGuard session with the peer; null if the backend does not encrypt. */
   readonly session: SessionStatus | null
 }
 
 /**
- * True if only short packets reach a peer, and senders of long packets get no ICMP error. Their connections open and then stall.
+ * True if only short packets reach a peer, and senders of long packets get no ICMP error. Connections then open but stall at the first long
+ * packet.
  */
 const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
   path === 'narrow' && (pathMtu === null || (passesBytes ?? 0) < pathMtu)
 
-/** A peer. The fields of PeerSide have the values of its worse family (`worstOf`), so that a working family does not hide a broken one. */
+/**
+ * A peer. The fields inherited from PeerSide have the values of the worse family (`worstOf`), so that a working family does not hide a
+ * broken one.
+ */
 export interface PeerStatus extends PeerSide {
   readonly lease: string
-  /** The name of the peer's host, which the peer publishes; null for flanneld, which publishes none. */
+  /** The host name that the peer publishes in its lease; null for flanneld, which publishes none. */
   readonly name: string | null
-  /** The IPv4 subnet, or the IPv6 subnet if the peer has no other. `publicIp` is the address of the same family. */
+  /** The peer's IPv4 subnet, or its IPv6 subnet if it has no IPv4 subnet. `publicIp` is the peer's address in the same family. */
   readonly subnet: string
   readonly publicIp: string
-  /** The IPv6 subnet, or null. `publicIpv6` is the IPv6 address, or null. */
+  /** The peer's IPv6 subnet; null if it has none. `publicIpv6` is the peer's IPv6 underlay address, or null. */
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
-  /** The path in each family; null for a family that the peer, the network or the backend lacks. */
+  /** The path to the peer in each family; null for a family that the peer, the network or the backend lacks. */
   readonly families: Readonly<Record<Family, PeerSide | null>>
-  /** The backend type that the peer published; empty for udp, which publishes none. */
+  /** The backend type that the peer published in its lease; empty for udp, which publishes none. */
   readonly type: string
-  /** True if weftd keeps the peer although the store lacks it. */
+  /** True if weftd keeps the peer although the store no longer has its lease. */
   readonly held: boolean
   readonly since: string
   readonly txPackets: number | null
@@ -110,16 +122,16 @@ export interface PeerStatus extends PeerSide {
 export interface PeersStatus {
   readonly stored: number
   readonly programmed: number
-  /** The number of peers that answered their last probe. Null if weftd does not probe; so are the next two fields. */
+  /** The number of peers that answered their last probe. This field and the next two are null if weftd sends no probes. */
   readonly answering: number | null
-  /** The number of peers whose last probe has a result. */
+  /** The number of peers whose last probe was answered or timed out. */
   readonly probed: number | null
-  /** The number of peers that long packets do not reach, without an ICMP error to the senders. */
+  /** The number of peers that long packets do not reach, while the senders get no ICMP error. */
   readonly narrow: number | null
-  /** The interval between the probes of one peer. With very many peers it is longer than `--probe-interval`. */
+  /** The interval in seconds between two probes of one peer. With very many peers it is longer than `--probe-interval`. */
   readonly probeSeconds: number | null
   /**
-   * The fraction of the network that this node reaches, 0 to 1: the fraction of the stored peers that are programmed, times the fraction
+   * The fraction of the network that this node reaches, 0 to 1: the fraction of the stored peers that the data path has, times the fraction
    * of the probed peers that answer.
    */
   readonly whole: number
@@ -139,21 +151,24 @@ interface NodeStatus {
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
   readonly externalInterface: string | null
-  /** The host name that another host reports while it uses the same public IP; else null. */
+  /** The name of another host that publishes the same public IP as this one; null if there is none. */
   readonly twin: string | null
 }
 
-/** Facts that are known from the start and do not change. */
+/** The facts about the daemon that are known from its start and do not change. */
 export interface DaemonStatus {
   readonly version: string
   readonly pid: number
   readonly startedAt: string
   readonly subnetFile: string
-  /** The location of the leases: the endpoints of etcd with the prefix, the directory, or `nodes`; without user name and password. */
+  /**
+   * The location of the leases: the endpoints of etcd with the prefix, the lease directory, or `nodes` in Kubernetes; without user name
+   * and password.
+   */
   readonly leases: string
-  /** The certificate files for TLS with etcd; null if none is given. */
+  /** The certificate files for TLS with etcd; null if the flags name none. */
   readonly etcdFiles: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
-  /** `open`: the port serves /network.json; `guarded`: only the socket does; `off`: neither does. */
+  /** Where weftd serves /network.json. `open`: at the health port and the socket; `guarded`: only at the socket; `off`: at neither. */
   readonly network: 'off' | 'open' | 'guarded'
 }
 
@@ -164,32 +179,38 @@ export interface Status extends NodeReport {
   readonly events: readonly StatusEvent[]
 }
 
-/** The increase of the data path's counters over the last `seconds`. */
+/** How much the data path's counters grew over the last `seconds`. */
 export interface RecentCounts {
   readonly seconds: number
-  /** Packets sent to peers and accepted from them. */
+  /** The number of packets sent to peers and accepted from peers in that time. */
   readonly packets: number
-  /** The dropped packets by reason, without zeros. */
+  /** The number of packets dropped in that time, by reason. Reasons without drops are left out. */
   readonly drops: Readonly<Record<string, number>>
 }
 
 export interface NodeReport extends State {
-  /** The reason why the node waits, is impaired or leaves; null if it is working. */
+  /** Why the node waits, is impaired or leaves; null if it is in the state `working`. */
   readonly trouble: string | null
   readonly summary: string
   readonly store: {
     readonly name: string
     readonly reachable: boolean
     readonly comparedSecondsAgo: number | null
-    /** The number of peers that are kept although the store lacks them; `holds` is how often that began. */
+    /**
+     * The number of peers that weftd keeps although the store no longer has their leases. `holds` counts how many times weftd began to keep
+     * such peers.
+     */
     readonly held: number
     readonly holds: number
-    /** True if the network configuration that this node got from the store is no longer there. */
+    /** True if the network configuration, which this node once got from the store, is no longer in the store. */
     readonly configGone: boolean
-    /** True if the store's configuration differs from the one in use, even if only a secret differs. */
+    /** True if the configuration in the store differs from the one that the node uses, even if only a secret differs. */
     readonly configDiffers: boolean
   }
-  /** The fields below are null until the node has a lease. Exception: `dataPath` while weftd forwards with the last known state. */
+  /**
+   * The node's host name, subnets and addresses. This field and those below are null until the node has a lease; `dataPath` is also set
+   * while weftd forwards with the last known state.
+   */
   readonly node: NodeStatus | null
   readonly config: {
     readonly network: string
@@ -197,12 +218,12 @@ export interface NodeReport extends State {
     readonly subnetLength: number
     readonly subnetMin: string
     readonly subnetMax: string
-    /** The length of IPv6 subnets; null, as are the next two fields, if the network has no IPv6. */
+    /** The prefix length of the nodes' IPv6 subnets. This field and the next two are null if the network has no IPv6. */
     readonly ipv6SubnetLength: number | null
     readonly ipv6SubnetMin: string | null
     readonly ipv6SubnetMax: string | null
     readonly backendType: string
-    /** The `Backend` object, with secrets hidden. */
+    /** The member `Backend` of the network configuration, with its secrets hidden. */
     readonly backend: Readonly<Record<string, unknown>>
   } | null
   readonly lease: {
@@ -212,41 +233,41 @@ export interface NodeReport extends State {
   } | null
   readonly dataPath: {
     readonly open: boolean
-    /** The enabled families. */
+    /** The families that the network configuration enables. */
     readonly families: readonly Family[]
-    /** Why the data path does not carry an enabled family; null if it does. */
+    /** For each enabled family, why the data path does not carry it; null if it does. */
     readonly lacking: Readonly<Record<Family, string | null>>
-    /** The address that is missing from the external interface, for each family. */
+    /** For each family, the address that is missing from the external interface; null if none is missing. */
     readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** The MTU when the node started; null if there is no node. */
+    /** The MTU that the data path had when the node started; null if there is no node. */
     readonly mtuAtStart: number | null
-    /** The device of the first family. */
+    /** The name of the data path's device for the first family. */
     readonly device: string | null
-    /** The device of each family, or null. */
+    /** The name of the data path's device for each family, or null. */
     readonly devices: Readonly<Record<Family, string | null>>
-    /** `native`, `dgram` or `kernel`; `none` if another program carries the packets. */
+    /** The engine that carries the packets: `native`, `dgram` or `kernel`; `none` if another program carries them. */
     readonly engine: string | null
     readonly features: readonly string[]
     readonly threads: readonly { readonly name: string; readonly hungSeconds: number | null }[]
     readonly counters: Readonly<Record<string, number>>
-    /** The counters of dropped packets by reason, without zeros. */
+    /** The number of packets dropped since the data path was opened, by reason. Reasons without drops are left out. */
     readonly drops: Readonly<Record<string, number>>
-    /** The increase over about the last minute; null until there is a node. */
+    /** How much the counters grew over about the last minute; null until weftd has a node. */
     readonly recent: RecentCounts | null
-    /** The last handshake of each key that no lease has; null if unknown. */
+    /** The WireGuard public keys that tried a handshake but are in no lease, with the time of the last handshake; null if unknown. */
     readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
       | null
   } | null
   readonly peers: PeersStatus | null
-  /** The number of events of each kind; null until there is a node. */
+  /** The number of peers' events of each kind; null until weftd has a node. */
   readonly peerEvents: Readonly<Record<PeerEventKind, number>> | null
   readonly repairs: number
   readonly subnetFileWritten: boolean
 }
 
-/** Returns the report of a daemon that has no node yet. A `dataPath` means that it forwards with the last known state. */
+/** Returns the report of a daemon that has no node yet. A `dataPath` means that the daemon forwards with the last known state. */
 export const startingReport = (
   store: string,
   beginning: Beginning,
@@ -279,13 +300,16 @@ export const startingReport = (
   }
 }
 
-/** Selects the counters of dropped packets that are not 0. */
+/** Selects the drop counters that are not 0, by reason. */
 export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Record<string, number>> {
   return Object.fromEntries(Object.entries(counters).filter(([name, count]) => isDrop(name) && count > 0))
 }
 export const isDrop = (counter: string): boolean => counter.includes('_drop_')
 
-/** The conditions of a path, the worst first: the states, and `silent` (probed without an answer) and `narrow` (long packets are lost). */
+/**
+ * The conditions of the path to a peer, worst first: the peer's states, and `silent` (no answer to probes) and `narrow` (long packets are
+ * lost).
+ */
 const CONDITIONS = ['stored', 'silent', 'narrow', 'programmed', 'answering'] as const
 export type Condition = (typeof CONDITIONS)[number]
 
@@ -297,17 +321,19 @@ export function conditionOf(
   return state === 'answering' && isSilentlyNarrow(side) ? 'narrow' : state
 }
 
-/** The rank of a condition; the worst has 0. */
+/** Returns the rank of a path's condition; the worst has rank 0. */
 export const conditionRank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
-/** Returns the worst of the paths, by condition and then by loss. Returns the first of equal ones. */
+/**
+ * Returns the worst of a peer's paths, by condition and then by loss; the first one if they are equal. Returns undefined for an empty list.
+ */
 export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
   const rank = (side: PeerSide): number => conditionRank(conditionOf(side)) * 101 - (side.lossPercent ?? 0)
   const [worst] = sides.toSorted((a, b) => rank(a) - rank(b))
   return worst
 }
 
-/** Returns the paths of a peer by family. A peer with one family has that path in its own fields. */
+/** Returns the path to a peer in each family. A peer with one family has that path in its own fields. */
 export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
   const { ipv4, ipv6 } = peer.families
   if (ipv4 && ipv6) return { ipv4, ipv6 }
@@ -315,7 +341,7 @@ export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
   return ipv6 || (!ipv4 && net && familyOf(net) === 'ipv6') ? { ipv6: peer } : { ipv4: peer }
 }
 
-/** Returns a node's subnet and address in a family; undefined if it has none. */
+/** Returns a node's subnet and public address in a family; undefined if the node lacks the family. */
 export function placeIn(
   { subnet, publicIp, ipv6Subnet, publicIpv6 }: Pick<PeerStatus, 'subnet' | 'publicIp' | 'ipv6Subnet' | 'publicIpv6'>,
   family: Family,
@@ -334,16 +360,16 @@ export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) =
     .join(', ')
 }
 
-/** The maximum number of characters of a name in a line. */
+/** The maximum number of characters of a host name in a line of text. */
 const BRIEF = 40
-/** Shortens a name, because other hosts choose its length. */
+/** Shortens a host name, because other hosts choose their names and may choose long ones. */
 export const briefly = (name: string): string => (name.length > BRIEF ? `${name.slice(0, BRIEF - 1)}…` : name)
 
-/** Returns the name of a peer with its subnet, as in `host2 (10.5.2.0/24)`; without a name only the subnet. */
+/** Returns a peer's host name with its subnet, as in `host2 (10.5.2.0/24)`; only the subnet if it has no name. */
 export const titleOf = ({ name, subnet }: Pick<PeerStatus, 'name' | 'subnet'>): string =>
   name ? `${briefly(name)} (${subnet})` : subnet
 
-/** Counts the peers. `probeSeconds` is null if weftd does not probe. */
+/** Counts the peers by state. `probeSeconds` is null if weftd sends no probes. */
 export function countPeers(list: readonly PeerStatus[], probeSeconds: number | null): PeersStatus {
   const isProbing = probeSeconds !== null
   const stored = list.length
@@ -364,11 +390,11 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
   }
 }
 
-/** Returns `whole`; undefined if there are no peers, or if none was probed yet. */
+/** Returns the fraction of the network that this node reaches; undefined if there are no peers, or if none was probed yet. */
 export const knownWhole = ({ whole, stored, answering, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
   whole === 1 && (stored === 0 || (answering !== null && probed === 0)) ? undefined : whole
 
-/** Lists the devices of a data path, each once; null if it has none of its own. */
+/** Lists the device names of a data path, each once; null if the data path has no device of its own. */
 export function devicesText({
   device,
   devices,

@@ -1,46 +1,50 @@
-// view.ts - the part of a node's status that it serves to the other nodes: the schema of /view.json. docs/status.md describes every field. Pure.
+// view.ts - the view: the part of a node's status that the node serves to the other nodes, and the schema of /view.json. docs/status.md
+// describes every field. Pure.
 //
-// A view has no lines of the log and nothing about the store. A view from another node is untrusted input.
+// A view contains neither lines of the log nor facts about the store. A view from another node is untrusted input.
 
 import { conditionOf, type PeerStatus, type Status } from './status.ts'
 
 const VIEW_SCHEMA = 1
 
-/** The maximum number of peers in a view. If there are more, those with problems come first. */
+/** The maximum number of peers in a view. If there are more, the peers with problems are included first. */
 export const MOST_SEEN = 2_000
-/** The maximum length of a text in a view. */
+/** The maximum number of characters of a text in a view. */
 const LONGEST = 300
-/** The maximum number of members of a configuration in a view. */
+/** The maximum number of members of the network configuration in a view. */
 const MOST_MEMBERS = 64
 
 /**
- * `reached`: the peer answered the last probe; `silent`: it did not; `stored`: packets cannot be sent to it; `unknown`: it was not probed.
- * The worst first.
+ * How a node reaches a peer, worst first. `stored`: the node cannot send packets to the peer; `silent`: the peer did not answer the last
+ * probe; `unknown`: the node did not probe the peer; `reached`: the peer answered the last probe.
  */
 const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
-/** Returns the node's state. The trouble omits problems of peers, which `seen` shows, and is null if there is no other trouble. */
+/**
+ * Returns the node's state and its trouble. The trouble omits problems of peers, which the member `seen` of the view shows; it is null if
+ * there are no others.
+ */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
   if (state !== 'impaired') return { state, trouble }
   const own = impairments.filter(({ by }) => by !== 'peers')
   return { state, trouble: own.length === 0 ? null : own.map(({ what }) => what).join('; ') }
 }
 
-/** A peer, as the author of the view sees it. */
+/** A peer as the node that made the view sees it. */
 export interface Sight {
   /** The key of the peer's lease. */
   readonly lease: string
   readonly reach: Reach
   readonly roundTripMs: number | null
   readonly lossPercent: number | null
-  /** The longest packet that reaches the peer; null if unknown. */
+  /** The length in bytes of the longest packet that reaches the peer; null if unknown. */
   readonly passesBytes: number | null
 }
 
 export interface NodeView {
   readonly schema: typeof VIEW_SCHEMA
-  /** The time of the view, by the node's clock. */
+  /** When the node made the view, by the node's own clock. */
   readonly at: string
   readonly version: string
   readonly hostname: string | null
@@ -48,9 +52,9 @@ export interface NodeView {
   readonly state: string
   readonly trouble: string | null
   readonly mtu: number | null
-  /** The network configuration in use, each member as text, with secrets hidden. */
+  /** The network configuration that the node uses, each member as text, with secrets hidden. */
   readonly config: Readonly<Record<string, string>>
-  /** The number of peers; `seen` may list fewer. */
+  /** The number of the node's peers. `seen` lists fewer if there are more than MOST_SEEN. */
   readonly peers: number
   readonly seen: readonly Sight[]
 }
@@ -88,9 +92,9 @@ function sightOf(peer: PeerStatus): Sight {
   return { lease, reach, roundTripMs, lossPercent, passesBytes }
 }
 
-/** Flattens the configuration: the backend's `Type` becomes `backend.Type`. */
+/** Flattens the network configuration: the member `Type` of the backend becomes `backend.Type`. */
 function flat(config: NonNullable<Status['config']>): Record<string, string> {
-  // JSON.stringify hides secrets.
+  // Serialize the configuration to JSON and back, because that replaces its secrets.
   const { backend, ...members } = JSON.parse(JSON.stringify(config)) as typeof config
   const textOf = (value: unknown): string =>
     (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')).slice(0, LONGEST)
@@ -98,7 +102,7 @@ function flat(config: NonNullable<Status['config']>): Record<string, string> {
     ...Object.entries(members),
     ...Object.entries(backend).map(([name, value]) => [`backend.${name}`, value] as const),
   ]
-  // Leave out `backend.type`, because `backendType` has it too, including the default.
+  // Omit `backend.type`, because `backendType` has the same value, even if the configuration names no type.
   const known = all.filter(([name, value]) => value !== null && value !== undefined && name !== 'backend.type')
   return Object.fromEntries(
     known.slice(0, MOST_MEMBERS).map(([name, value]) => [name.slice(0, LONGEST), textOf(value)]),
@@ -113,7 +117,7 @@ const textOr = (value: unknown): string | null => (typeof value === 'string' ? v
 const numberOr = (value: unknown): number | null =>
   typeof value === 'number' && Number.isFinite(value) && value >= 0 ? value : null
 
-/** Parses the view of another node. Throws an Error with the reason if it is invalid. */
+/** Parses the view of another node. Throws an Error with the reason if the view is invalid. */
 export function readView(text: string): NodeView {
   let value: unknown
   try {

@@ -6,6 +6,11 @@ import { FAULTS, FAULT_NAMES, READERS, type Expected, type FaultName, type Reade
 export const SIDES = ['there', 'here'] as const
 export type Side = (typeof SIDES)[number]
 
+/** The names of the two hosts in the page's tables. */
+const HOSTS: Readonly<Record<Side, string>> = { there: 'faulty host', here: 'other host' }
+/** The text of a cell if no tool reports a fault. */
+const NOTHING = 'no tool reports a fault'
+
 /** The limit for the first true report, in seconds. */
 export const SOON_S = 15
 
@@ -40,18 +45,23 @@ export function firstOf({ seconds }: SideReports): readonly [Reader, number] | u
 
 const row = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
 const header = (cells: readonly string[]): string => `${row(cells)}\n${row(cells.map(() => '---'))}`
-const shown = (words: readonly string[]): string =>
-  words.length === 0 ? '·' : words.map((word) => `\`${word}\``).join(' ')
+const shown = (words: readonly string[]): string => words.map((word) => `\`${word}\``).join(' ')
 
-const COLUMNS = ['fault', 'side', ...READERS, 'first true line'] as const
+const COLUMNS = ['fault', 'host', 'reports', 'first true report'] as const
 
-/** Returns the table with the reports of each reader. */
+/** Returns the table with one row for each fault and host; a row has the words of each reader that reports a fault. */
 function saidTable(all: readonly Reports[]): string {
   const rows = all.flatMap((reports) =>
     SIDES.map((side) => {
       const [reader, seconds] = firstOf(reports[side]) ?? []
-      const first = reader === undefined || seconds === undefined ? '·' : `${seconds.toFixed(1)} s, ${reader}`
-      return row([`\`${reports.name}\``, side, ...READERS.map((each) => shown(reports[side].words[each])), first])
+      const { words } = reports[side]
+      const texts = READERS.filter((each) => words[each].length > 0).map((each) => `${each}: ${shown(words[each])}`)
+      const first =
+        reader === undefined || seconds === undefined
+          ? 'no report is expected'
+          : `${reader}, after ${seconds.toFixed(1)} s`
+      const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
+      return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
     }),
   )
   return [header(COLUMNS), ...rows].join('\n')
@@ -61,7 +71,7 @@ function saidTable(all: readonly Reports[]): string {
 function madeTable(all: readonly Reports[]): string {
   const rows = all.map(({ name, greenSeconds }) => {
     const { title, does, remedy } = FAULTS[name]
-    return row([`\`${name}\``, title, does, remedy, `${greenSeconds.toFixed(0)} s`])
+    return row([`\`${name}\``, title, does, remedy, `green after ${greenSeconds.toFixed(0)} s`])
   })
   return [header(['fault', 'name', 'how it is made', 'remedy', 'green after']), ...rows].join('\n')
 }
@@ -80,13 +90,18 @@ export function withTables(page: string, all: readonly Reports[]): string {
 /** Parses the reports from the page's tables. */
 export function reportsOf(page: string): { name: string; side: string; reports: SideReports }[] {
   const table = between(MARK.said).exec(page)?.[0] ?? ''
-  return [...table.matchAll(/^\| `([\w-]+)` \| (\w+) \| (.*) \|$/gm)].map(([, name = '', side = '', cells = '']) => {
-    const texts = cells.split(' | ')
-    const wordsIn = (text = ''): string[] => [...text.matchAll(/`([^`]+)`/g)].map(([, word = '']) => word)
-    const words = Object.fromEntries(
-      READERS.map((reader, at) => [reader, wordsIn(texts[at])]),
-    ) as unknown as SideReports['words']
-    const [, seconds, reader] = /^([\d.]+) s, (\w+)$/.exec(texts.at(-1) ?? '') ?? []
-    return { name, side, reports: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
-  })
+  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (\w+ host) \| (.*) \| (.*) \|$/gm)].map(
+    ([, name = '', host = '', texts = '', first = '']) => {
+      const wordsOf = (reader: Reader): string[] => {
+        const text = texts.split('; ').find((each) => each.startsWith(`${reader}: `)) ?? ''
+        return [...text.matchAll(/`([^`]+)`/g)].map(([, word = '']) => word)
+      }
+      const words = Object.fromEntries(
+        READERS.map((reader) => [reader, wordsOf(reader)]),
+      ) as unknown as SideReports['words']
+      const [, reader, seconds] = /^(\w+), after ([\d.]+) s$/.exec(first) ?? []
+      const side = SIDES.find((each) => HOSTS[each] === host) ?? host
+      return { name, side, reports: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
+    },
+  )
 }

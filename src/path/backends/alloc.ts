@@ -1,4 +1,4 @@
-// alloc.ts - only acquires a lease. Another program carries the packets, for example by the routes of a cloud. It
+// alloc.ts - the alloc backend, which only acquires a lease. Another program, such as a cloud's route controller, carries the packets. It
 // behaves like flanneld's alloc (pkg/backend/alloc).
 
 import type { Lease } from '../../control/lease/lease.ts'

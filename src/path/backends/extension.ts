@@ -1,9 +1,9 @@
-// extension.ts - runs the operator's commands, which carry the packets: one before the lease is acquired, one after it,
-// and one for each peer that comes or goes.
+// extension.ts - the extension backend, which runs the operator's commands; these carry the packets. One command runs before the lease is
+// acquired, one after it, and one for each peer that is added or removed.
 //
-// Arguments, variables, input and the handling of failures are those of flanneld (pkg/backend/extension, v0.28.2 and
-// later). There is no shell: a command is split at white space. Addresses of peers are passed as variables, and data
-// that a peer published only on the standard input, never as an argument that the command does not name.
+// The commands' arguments, variables and input, and the handling of failures, are those of flanneld (pkg/backend/extension, v0.28.2 and
+// later). weftd runs commands without a shell: it splits a command at white space. It passes peers' addresses as variables, and the data
+// that a peer published only on the standard input. So a peer can add no arguments that the command does not name.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { withoutUser } from '../../base/secret.ts'
@@ -20,11 +20,11 @@ const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
-/** The names of the variables for a peer's addresses, for each family of the peer. */
+/** The names of the variables with a peer's subnet and public address, for each family. */
 const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
 
 /**
- * Splits a command at white space, then replaces `$NAME` and `${NAME}` in each word, so that a value never becomes
+ * Splits a command at white space and then replaces `$NAME` and `${NAME}` in each word. In this order a value with spaces never becomes
  * several words.
  */
 export function wordsOf(command: string, variables: Variables): string[] {
@@ -47,12 +47,12 @@ export function createExtensionBackend({
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
-  /** Returns a command for the log: complete, but without user names in URLs. */
+  /** Returns a command's text for the log: the whole command, except user names and passwords in URLs. */
   const shown = (name: Command): string => withoutUser(commands[name].reveal())
 
   /**
-   * Runs a command, if it is configured, and returns its output. Like flanneld, sets no time limit. If the command still runs after ten
-   * seconds, logs that, and again after twice as long each time.
+   * Runs a command and returns its output; returns an empty text if the command is not configured. Like flanneld it sets no time limit. If
+   * the command runs longer than ten seconds, that is logged, and logged again each time the waiting time has doubled.
    */
   async function call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
     const [file, ...args] = wordsOf(commands[name].reveal(), variables)
@@ -86,7 +86,8 @@ export function createExtensionBackend({
 
   return {
     name: TYPE,
-    // After the first start the commands may have made any device and any route, so none is known to be a leftover.
+    // True because the commands make all routes. After the commands have run once, no route or device counts as a leftover, because a
+    // command may have made it.
     routesByOthers: true,
     get external() {
       return external
@@ -151,7 +152,8 @@ export function createExtensionBackend({
         mtu: external.mtu,
         fault: watch.moved,
         async apply(leases, ownKey) {
-          // A peer may be usable in only one of its families, and gets only that one.
+          // Each family has its own filter. A peer that is usable in only one of its families is passed to the commands with only that
+          // family.
           const peers = new Map<string, Lease>()
           for (const { family, filter } of filters)
             for (const peer of filter.usable(leases, ownKey)) {

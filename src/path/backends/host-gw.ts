@@ -1,6 +1,6 @@
-// host-gw.ts - no tunnel: a route to each peer's subnet through the peer's host, for hosts on one link.
+// host-gw.ts - the host-gw backend, without a tunnel: a route to each peer's subnet through the peer's host. All hosts must be on one link.
 //
-// Routes, lease and error texts are those of flanneld (pkg/backend/hostgw, pkg/backend/route_network.go).
+// The routes, the lease and the error texts are those of flanneld (pkg/backend/hostgw, pkg/backend/route_network.go).
 
 import { WeftError } from '../../base/errors.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
@@ -73,7 +73,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
       },
       resync: () => routes.resync(),
       carrier: () => ({ engine: 'kernel', features: [] }),
-      // Hosts without containers may lack an overlay address, so the host itself is probed.
+      // Probes go from host to host, because a host without containers may have no address in its subnet.
       probeSource: { [family]: address[family] },
       peers: () =>
         [...filter.peers().values()]
@@ -84,7 +84,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
           })),
       counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
       threads: () => ({}),
-      // The routes stay, as in flanneld, and the kernel forwards while the daemon is away.
+      // Like flanneld, weftd keeps the routes, so that the kernel forwards while the daemon is stopped.
       close: async () => {},
     })
   }

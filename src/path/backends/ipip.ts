@@ -1,8 +1,8 @@
-// ipip.ts - IP in IP carried by the kernel (RFC 2003): one device, and a route to each peer's subnet through the peer's
-// host.
+// ipip.ts - the ipip backend: IP in IP (RFC 2003) carried by the kernel, with one device and a route to each peer's subnet through the
+// peer's host.
 //
-// Device, routes, lease and error texts are those of flanneld (pkg/backend/ipip). There is no port: the underlay must
-// let IP protocol 4 pass.
+// The device, the routes, the lease and the error texts are those of flanneld (pkg/backend/ipip). There is no UDP port; firewalls between
+// the hosts must let IP protocol 4 pass.
 
 import { WeftError } from '../../base/errors.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
@@ -42,7 +42,9 @@ export function createIpipBackend({ config, settings, external: found, run, log 
   const make = (local: string): Promise<void> =>
     sayingWhoHasIt(run, { name: NAME }, () => addDevice(run, NAME, TYPE, [], ['local', local]))
 
-  /** Finds or creates the device. Returns the repairs in words. Throws WeftError DEVICE, NO_DEVICE_TYPE. */
+  /**
+   * Finds or creates the device and returns a description of each repair. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks ipip.
+   */
   async function ensureDevice(): Promise<readonly string[]> {
     const local = formatIpv4(ipv4For(NEEDS, external.address))
     if (await findLink(run, NAME)) {
@@ -135,11 +137,11 @@ export function createIpipBackend({ config, settings, external: found, run, log 
           if (wrong.length > 0) await state.configure()
           const routed = await routes.resync()
           if (((await direct?.lookUpAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
-          // A missing device explains its missing routes, so only the device is reported.
+          // If the device was repaired, only that is reported, because its routes were lost with it.
           return wrong.length > 0 ? wrong : routed
         },
         carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
-        // The kernel counts packets by device, not by peer.
+        // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
         probeSource: { ipv4: address },
         families: ['ipv4'],
         peers: () =>
@@ -155,7 +157,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
             })),
         counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
         threads: () => ({}),
-        // Device and routes stay, as in flanneld, and the kernel forwards while the daemon is away.
+        // Like flanneld, weftd keeps the device and the routes, so that the kernel forwards while the daemon is stopped.
         close: async () => {},
       })
     },

@@ -1,9 +1,8 @@
-// udp.ts - the default backend: a TUN device on one side, UDP sockets on the other, and raw IP packets in the
-// datagrams.
+// udp.ts - the udp backend, which is the default: it moves IP packets between a TUN device and UDP sockets, without a header of its own.
 //
-// Port and wire format are those of flanneld (pkg/backend/udp), so both can be in one network. The version field of a
-// packet tells its family. The family of the datagram is the one over which the peer is reached. In a dual-stack
-// network a path that fails is replaced by the path of the other family, so the MTU fits both.
+// The port and the wire format are those of flanneld (pkg/backend/udp), so that nodes with weftd and with flanneld can form one network.
+// The version field of an inner packet shows its family. The family of the datagram is the one over which the peer is reached. In a
+// dual-stack network weftd changes a peer's outer family if the path over the first family fails, so the MTU must fit both.
 
 import { WeftError } from '../../base/errors.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
@@ -16,7 +15,7 @@ import { checkNetwork, openTunnel, type TunnelOptions } from '../tunnel/tunnel.t
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
 
-/** True if peers can send to this address of this host. */
+/** True if peers beyond this link can send to this address of the host. */
 const isUsable = (address: Address | undefined): boolean => address !== undefined && !isLinkLocal(address)
 const overheadOf = (family: Family): number => overheadBy('udp', family)
 
@@ -26,7 +25,10 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   const port = settings.port || outside.port
   const [preferred, second] = underlaysOf(settings.underlay, familiesOf(config))
   const overhead = Math.max(...[preferred, second ?? preferred].map((family) => overheadBy('udp', family)))
-  /** Returns the underlay families in which this host has an address now, the preferred one first; if there are none, the preferred one. */
+  /**
+   * Returns the outer families in which this host has a usable address now, the preferred family first. If there are none, returns only the
+   * preferred family.
+   */
   const underlays = (): readonly Family[] => {
     const has = [preferred, second].filter((family) => family !== undefined && isUsable(external.address[family]))
     return has.length > 0 ? (has as Family[]) : [preferred]
@@ -60,7 +62,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       external = await currentExternal(run, external)
       checkUnderlay()
       checkNetwork(config, external.address, log)
-      // The backend type is empty: flanneld's udp publishes none, and the bytes must be the same.
+      // flanneld's udp backend publishes an empty backend type, and weft's leases must be equal byte for byte.
       return { publicIp: external.publicIp, backendType: '' }
     },
     needs() {

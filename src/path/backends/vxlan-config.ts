@@ -1,5 +1,5 @@
-// vxlan-config.ts - the vxlan data in leases, as flanneld publishes it (pkg/backend/vxlan), and the values that both
-// carriers need.
+// vxlan-config.ts - the vxlan data in leases, as flanneld publishes it (pkg/backend/vxlan), and the values that the kernel's and weftd's
+// carrier both need.
 
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
@@ -16,29 +16,29 @@ export const namesOf = (vni: number): Readonly<Record<Family, string>> => ({
 })
 
 export interface VxlanSetup {
-  /** The names of the devices, `flannel.1` and `flannel-v6.1`, of the network's families. */
+  /** The device names, such as `flannel.1` and `flannel-v6.1`, for the network's families. */
   readonly names: ByFamily<string>
   readonly options: Settings<'vxlan'>
   readonly port: number
   /**
-   * The longest packet that fits into a datagram of each family, in bytes. Containers may send the smaller of the two
+   * The longest inner packet, in bytes, that fits into a datagram of each family. Containers may send packets up to the smaller of the two
    * lengths.
    */
   readonly mtus: Readonly<Record<Family, number>>
-  /** This node's MACs, which are used in the inner Ethernet header. */
+  /** This node's MAC for each family, which is published in the lease and used in the inner Ethernet header. */
   readonly macs: ByFamily<string>
   readonly external: ExternalInterface
 }
 
-/** A carrier of the packets (the kernel or weftd), prepared before there is a lease. */
+/** The carrier of the packets, which is the kernel or weftd. It is created before the node has a lease. */
 export interface VxlanCarrier {
   readonly tunNames?: readonly string[]
-  /** The part of the host that one family needs. */
+  /** Returns the port, the device and the MTU that this family's data path needs. */
   needs(family: Family): NeededPart
   open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
 }
 
-/** Returns the MAC that a node publishes, in lower case; undefined if it publishes no valid unicast MAC. */
+/** Returns the MAC in a node's attributes, in lower case; undefined if they contain no valid unicast MAC. */
 export function vtepMacOf(attrs: LeaseAttrs, family: Family): string | undefined {
   const data = (family === 'ipv4' ? attrs.backendData : attrs.backendV6Data) as
     | { readonly VtepMAC?: unknown }

@@ -1,8 +1,7 @@
-// vxlan-device.ts - the kernel's vxlan device, as flannel creates it: its options, its address, and its entries for
-// each peer.
+// vxlan-device.ts - the kernel's vxlan device, configured as by flannel: its options, its address, and its entries for each peer.
 //
-// Each peer has a neighbour entry (the first address of its subnet, with its MAC) and a forwarding entry (that MAC,
-// with its host). Both are static, so there are no ARP requests and no flooding (pkg/backend/vxlan/device.go).
+// Each peer has a neighbour entry, which maps the first address of the peer's subnet to the peer's MAC, and a forwarding entry, which maps
+// that MAC to the peer's host. Both are static, so the kernel sends no ARP requests and floods no packets (pkg/backend/vxlan/device.go).
 
 import { randomBytes } from 'node:crypto'
 import { writeFile } from 'node:fs/promises'
@@ -22,16 +21,22 @@ interface VxlanOptions {
   readonly port: number
   readonly learning: boolean
   readonly gbp: boolean
-  /** The outer source address, whose family all peers use, and the external interface, which has the address. */
+  /**
+   * The outer source address of datagrams; all peers are reached over its family. `underlay` names the external interface, which has this
+   * address.
+   */
   readonly local: Address
   readonly underlay: string
-  /** The kernel's index of the external interface, to which the device is bound; left out if it is not known. */
+  /**
+   * The kernel's index of the external interface to which the device is bound, by which a renamed interface is recognised; left out if it
+   * is not known.
+   */
   readonly underlayIndex?: number | undefined
   readonly mtu: number
 }
 
 export interface VxlanPeer {
-  /** The first address of the peer's subnet. */
+  /** The first address of the peer's subnet, as text. */
   readonly address: string
   /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
   readonly mac: string
@@ -39,18 +44,15 @@ export interface VxlanPeer {
 }
 
 interface VxlanDevice {
-  /** Sets the device's address and MTU and brings it up; repeating it changes nothing. */
+  /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
   configure(address: Address, network: Net): Promise<void>
   add(peers: readonly VxlanPeer[]): Promise<void>
-  /**
-   * Sets the entries of these peers without reading existing ones. Resolves with true if the kernel accepted all of
-   * them.
-   */
+  /** Sets the entries of these peers without reading the existing entries first. Resolves with true if the kernel accepted all of them. */
   put(peers: readonly VxlanPeer[]): Promise<boolean>
-  /** Removes these entries. Resolves with true if the kernel had all of them. */
+  /** Removes these entries from the device. Resolves with true if the device had all of them. */
   remove(gone: VxlanEntries): Promise<boolean>
   keepOnly(peers: readonly VxlanPeer[]): Promise<void>
-  /** Repairs the device and the entries, and returns the repairs in words. */
+  /** Repairs the device and the entries of these peers, and returns a description of each repair. */
   resync(peers: readonly VxlanPeer[]): Promise<readonly string[]>
 }
 
@@ -68,7 +70,9 @@ export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
   return { addresses, macs }
 }
 
-/** True if a line of `ip monitor neigh` reports a state that is wanted, as after a change by this process. */
+/**
+ * True if a line of `ip monitor neigh` reports an entry as it should be. Then this process made the change, or the change needs no repair.
+ */
 export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
   const [, deleted, name = '', mac = '', state = ''] =
     /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
@@ -104,13 +108,13 @@ interface JsonForwarding {
   dst?: string
 }
 
-/** Returns a random, locally administered unicast MAC (IEEE 802, the two low bits of the first byte). */
+/** Returns a random MAC with the bits of a locally administered unicast address (IEEE 802, the two low bits of the first byte). */
 export function randomMac(): string {
   const bytes = [...randomBytes(6)].map((byte, index) => (index === 0 ? (byte & 0xfc) | 0x02 : byte))
   return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
 }
 
-/** Returns how an existing device differs from the wanted one; undefined if it does not. */
+/** Describes how the existing device differs from the options; undefined if it does not differ. */
 function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
   if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
   const { id, local, local6, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}
@@ -131,18 +135,20 @@ async function show(run: Run, name: string): Promise<JsonVxlan | undefined> {
   return (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
 }
 
-/** Returns the MAC of the vxlan device with this name; undefined if there is none. */
+/** Returns the MAC of the vxlan device called `name`; undefined if no vxlan device has that name. */
 export async function vxlanMac(run: Run, name: string): Promise<string | undefined> {
   const found = await show(run, name)
   return found?.linkinfo?.info_kind === 'vxlan' ? found.address : undefined
 }
 
-/** A temporary device. Its VNI is larger than that of any flannel network. */
+/**
+ * A device that `checkVxlan` creates and deletes. Its VNI is larger than the VNI of any flannel network, so that it conflicts with none.
+ */
 const PROBE = { name: 'flannel.probe', vni: 0xff_ffff }
 
 /**
- * Checks that the kernel supports vxlan devices, without changing a device. Throws WeftError NO_DEVICE_TYPE if it does
- * not.
+ * Checks that the kernel supports vxlan devices; existing devices do not change. Throws WeftError NO_DEVICE_TYPE if the kernel does not
+ * support them.
  */
 export async function checkVxlan(run: Run, name: string): Promise<void> {
   if ((await vxlanMac(run, name)) !== undefined) return
@@ -154,7 +160,7 @@ export async function checkVxlan(run: Run, name: string): Promise<void> {
   if (await findLink(run, PROBE.name)) await run('ip', ['link', 'del', PROBE.name])
 }
 
-/** Finds or creates the device, and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks vxlan. */
+/** Finds or creates the device and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel does not support vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
   const { name, mtu } = options
   let { underlay } = options
@@ -174,14 +180,14 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
         cause: error,
       })
     }
-    // The device must ignore router advertisements from containers of other hosts. The file is missing if IPv6 is
-    // disabled.
+    // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel. The file is missing if
+    // IPv6 is disabled.
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
   /**
-   * Describes how a device differs from the wanted one; undefined if it does not. A renamed underlay interface is not a
-   * difference.
+   * Describes how the device differs from the options; undefined if it does not differ. If only the external interface was renamed, that is
+   * not a difference.
    */
   async function differenceNow(device: JsonVxlan): Promise<string | undefined> {
     const { link } = device.linkinfo?.info_data ?? {}
@@ -192,8 +198,8 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     return difference(device, { ...options, underlay })
   }
   /**
-   * Deletes the device so that it can be created again. First checks that creating it is possible, because a working
-   * device is better than none.
+   * Deletes the device so that it can be created again. If the external interface is missing, it throws and keeps the device, because the
+   * new device could not be created.
    */
   async function removeForAnother(): Promise<void> {
     const under = await findLinkAgain(run, underlay, options.underlayIndex)
@@ -222,7 +228,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     try {
       await state.configure()
     } catch (error) {
-      // Delete a device that cannot be brought up, because it would hinder the search for the cause.
+      // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
       if (isMade) await run('ip', ['link', 'del', name]).catch(() => {})
       throw error
     }
@@ -240,7 +246,8 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
       ),
     )
   /**
-   * Returns the forwarding entries: the host of each MAC. There is no entry of all zeros, because nothing is flooded.
+   * Returns the device's forwarding entries: the host for each MAC. The device has no entry for the MAC 00:00:00:00:00:00, because flannel
+   * floods no packets.
    */
   const forwarding = async (): Promise<Map<string, string>> => {
     const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', name])
@@ -261,7 +268,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
       peers.map(({ address: of, mac: at }) => `neigh replace ${of} lladdr ${at} dev ${name} nud permanent`),
     )
 
-  /** Adds the missing entries of these peers, and returns their number. */
+  /** Adds the entries that the device lacks for these peers, and returns the number of added entries. */
   async function putMissing(peers: readonly VxlanPeer[]): Promise<number> {
     const [known, behind] = [await neighbours(), await forwarding()]
     const forward = peers.filter(({ mac: to, host }) => behind.get(to) !== host)

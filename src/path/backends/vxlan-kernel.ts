@@ -1,7 +1,7 @@
-// vxlan-kernel.ts - VXLAN carried by the kernel: a device for each family, and a neighbour, a forwarding entry and a
-// route for each peer.
+// vxlan-kernel.ts - VXLAN carried by the kernel: one device for each family; for each peer a neighbour entry, a forwarding entry and a
+// route.
 //
-// Devices, entries and routes are those of flanneld (pkg/backend/vxlan).
+// The devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 
 import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
@@ -27,8 +27,8 @@ import {
 type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
 
 /**
- * Checks that the kernel supports vxlan, and changes nothing yet, because another carrier may still run. `setup`
- * returns the result of the last `prepare`. Throws WeftError NO_DEVICE_TYPE if the kernel lacks vxlan.
+ * Checks that the kernel supports vxlan, and returns the carrier. It changes no device in use, because weftd may still carry the packets
+ * itself. `setup` returns the result of the last `prepare`. Throws WeftError NO_DEVICE_TYPE if the kernel does not support vxlan.
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
@@ -42,7 +42,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     needs(family) {
       const { options, port, external } = setup()
       return {
-        // The kernel opens the port for all addresses of the family.
+        // The kernel binds a vxlan port on all addresses of the family.
         ports: [
           {
             family,
@@ -59,7 +59,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     open(lease) {
       const entries: { [F in Family]?: () => VxlanEntries } = {}
       const watched = entriesOf(...devices)
-      // Changes by this process are reported too, and must not cause a check of all entries.
+      // The kernel also reports the changes that this process makes. They are filtered out, because each other change starts a check of all
+      // entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(entries).some((each) => isAsWanted(line, each()))
       return openFamilies({
@@ -81,7 +82,7 @@ async function openFamily(
   { names, options, port, mtus, macs, external }: VxlanSetup,
   { config, run, log }: Parts,
   lease: OwnLease,
-  /** Called once with the function that returns the wanted entries. */
+  /** Called once with a function that returns the neighbour and forwarding entries that the device should have. */
   setWanted: (wanted: () => VxlanEntries) => void,
 ): Promise<DataPath> {
   const { vni, learning, gbp, directRouting } = options
@@ -105,14 +106,17 @@ async function openFamily(
   const filter = createPeerFilter({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
   const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
-  /** The next hops, and the peers with entries on the device, by subnet. */
+  /** The next hops of all peers by subnet; `tunnelled` has the peers that are reached through the device, by subnet. */
   let hops: ReadonlyMap<string, NextHop> = new Map()
   let tunnelled: ReadonlyMap<string, VxlanPeer> = new Map()
   let wanted: VxlanEntries | undefined
   const entries = (): VxlanEntries => (wanted ??= entriesOfPeers(tunnelled.values()))
   setWanted(entries)
 
-  /** Assigns the peers of `changed`, or all peers if it is left out, to the tunnel or to direct routes, as `direct` decides. */
+  /**
+   * Sets entries and routes for the peers in `changed`, or for all peers if it is left out. A peer gets a direct route if `direct` has one
+   * for it, otherwise it is reached through the device.
+   */
   const assign = async (
     peers: ReadonlyMap<string, Lease>,
     changed: ReadonlyMap<string, Lease | undefined> | undefined,
@@ -168,11 +172,11 @@ async function openFamily(
       const routed = await routes.resync()
       const moved = await direct?.lookUpAgain(filter.peers(), routes)
       if (moved && moved.size > 0) await assign(filter.peers(), moved)
-      // A missing device explains its missing routes, so only the device is reported.
+      // If the device was repaired, only that is reported, because its routes were lost with it.
       return repaired.length > 0 ? repaired : routed
     },
     carrier: () => ({ device: name, engine: 'kernel', features: [] }),
-    // The kernel counts packets by device, not by peer.
+    // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
     probeSource: { [family]: subnet.address },
     peers: () =>
       [...filter.peers().values()]
@@ -188,7 +192,7 @@ async function openFamily(
         })),
     counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
     threads: () => ({}),
-    // Device and entries stay, as in flanneld, and the kernel forwards while the daemon is away.
+    // Like flanneld, weftd keeps the device and its entries, so that the kernel forwards while the daemon is stopped.
     close: async () => {},
   })
 }

@@ -1,5 +1,5 @@
-// vxlan-userspace.ts - VXLAN carried by the engine, for hosts whose kernel lacks it. Each family has a TUN with the
-// name of the kernel's device, and the datagrams are those of a kernel device.
+// vxlan-userspace.ts - VXLAN carried by weftd's engine, for hosts whose kernel does not support it. Each family has a TUN with the name
+// that the kernel's device would have. The datagrams equal those of a kernel device.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
@@ -15,8 +15,8 @@ import { vxlanMac } from './vxlan-device.ts'
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
 
 /**
- * Returns the encapsulation's facts about a peer for native/encap/vxlan.h: the MAC. Those about this host also have the
- * VNI.
+ * Returns a peer's data for the encapsulation (native/encap/vxlan.h), which is the peer's MAC. `ownEnd` below returns this host's data, the
+ * MAC and the VNI.
  */
 const endOf = ({ attrs }: Lease, family: Family): Uint8Array =>
   Uint8Array.from(macBytes(vtepMacOf(attrs, family) ?? ''))
@@ -24,8 +24,8 @@ const ownEnd = (mac: string, vni: number): Uint8Array =>
   Uint8Array.from([...macBytes(mac), vni >>> 16, (vni >>> 8) & 0xff, vni & 0xff])
 
 /**
- * Opens nothing yet, because another carrier may still use a device with the name of the TUN. `setup` returns the
- * result of the last `prepare`.
+ * Returns the carrier. It changes nothing on the host, because a device of the kernel with the TUN's name may still carry the packets.
+ * `setup` returns the result of the last `prepare`.
  */
 export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOptions<'vxlan'>): VxlanCarrier {
   const { config, run, log } = options

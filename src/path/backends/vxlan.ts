@@ -1,9 +1,8 @@
-// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice of the
-// carrier, the kernel or weftd.
+// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice whether the kernel or weftd
+// carries the packets.
 //
-// Both carriers publish the same lease and send the same datagrams, so a host can change its carrier without an effect
-// on its peers. Options and lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and ProbePathMTU
-// are weft's own.
+// The kernel and weftd publish the same lease and send the same datagrams, so a host can change between them without an effect on its
+// peers. The options and the lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and ProbePathMTU are weft's own.
 
 import { isWeftError, messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -23,8 +22,8 @@ import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 const { outside } = KINDS.vxlan
 
 /**
- * Returns flanneld's log line for a lease, which is the same whether the lease comes or goes (pkg/backend/vxlan,
- * pkg/lease).
+ * Returns flanneld's log line for a peer's lease. flanneld logs the same line when the lease is added and when it is removed
+ * (pkg/backend/vxlan, pkg/lease).
  */
 const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
   const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))
@@ -36,7 +35,7 @@ const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data }
 }
 
 export interface VxlanBackendOptions extends TunnelOptions<'vxlan'> {
-  /** Returns the attributes that this node published earlier, if the store still has them. */
+  /** Returns the attributes that this node published in an earlier run; undefined if the store no longer has them. */
   readonly publishedBefore: (publicIp: Addresses, signal: AbortSignal) => Promise<LeaseAttrs | undefined>
 }
 
@@ -50,10 +49,13 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   let logged = ''
   let carrier: VxlanCarrier | undefined
   let setup: VxlanSetup
-  // `prepare` runs repeatedly while one of two families cannot be carried.
+  // The daemon calls `prepare` again and again while one of two families cannot be carried, so `calm` logs the same warning only seldom.
   const calm = seldom(log)
 
-  /** Chooses the carrier: that of the configuration, by default the kernel if it can. */
+  /**
+   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports vxlan, otherwise
+   * weftd.
+   */
   async function choose(): Promise<VxlanCarrier> {
     const logOnce = (line: string): void => {
       if (line !== logged) log.info(line)
@@ -98,7 +100,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
         const before = await (attrs ??= options.publishedBefore(external.publicIp, signal))
         return before && vtepMacOf(before, family)
       }
-      // Peers send to the MAC that they know, so it must survive the process, the device and the host.
+      // Peers send to the MAC that they know from the lease. So this node uses the same MAC again after a restart of weftd, a new device or
+      // a reboot, and makes a random MAC only if no earlier one is known.
       const macOf = async (family: Family): Promise<string> =>
         (await vxlanMac(run, names[family] ?? '')) ?? macs[family] ?? (await published(family)) ?? randomMac()
       const found: { ipv4?: string; ipv6?: string } = {}

@@ -1,6 +1,6 @@
-// wireguard-device.ts - the kernel's WireGuard device and its peers, controlled with `wg` of wireguard-tools.
+// wireguard-device.ts - the kernel's WireGuard device and its peers, which weftd controls with `wg` of wireguard-tools.
 //
-// Secrets are never arguments and never pass through a shell: `wg` reads keys from files that only this user can read.
+// weftd passes no secret as an argument or through a shell: `wg` reads keys from files that only weftd's user can read.
 
 import { lstat, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -18,24 +18,24 @@ import type { PeerTraffic } from '../engine/engine.ts'
 const PEERS_AT_ONCE = 500
 
 export interface WireguardPeer {
-  /** Base64 of 32 bytes. */
+  /** The peer's public key: 32 bytes in base64. */
   readonly publicKey: string
-  /** Address and port, such as `192.0.2.1:51820`. */
+  /** The peer's address and port, such as `192.0.2.1:51820`. */
   readonly endpoint: string
   readonly allowedIps: readonly string[]
 }
 
 interface WireguardOptions {
   readonly name: string
-  /** The file of the private key. Temporary key files for `wg` may be created beside it. */
+  /** The path of the private key's file. Temporary files with keys for `wg` may be created in the same directory. */
   readonly keyFile: string
   readonly privateKey: Secret
-  /** The public key of `privateKey`, in base64. */
+  /** The public key that belongs to `privateKey`, in base64. */
   readonly ownKey: string
   readonly port: number
-  /** Base64 of 32 bytes, or empty. */
+  /** The pre-shared key, 32 bytes in base64; empty if there is none. */
   readonly psk: Secret
-  /** The keepalive interval in seconds; 0 disables it. */
+  /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
   readonly run: Run
   readonly log: Log
@@ -43,23 +43,22 @@ interface WireguardOptions {
 
 interface WireguardDevice {
   /**
-   * Makes the device's peers equal these without touching correct ones. Returns how many settings were wrong, including
-   * those of the device.
+   * Makes the device's peers equal these, and does not touch peers that are already right. Returns the number of settings that were wrong,
+   * including the device's own.
    */
   setPeers(peers: readonly WireguardPeer[]): Promise<number>
-  /** Returns the traffic, the session and the endpoint of each peer, by public key. */
+  /** Returns the traffic, the session and the endpoint of each peer, by the peer's public key. */
   traffic(): Promise<
     ReadonlyMap<string, PeerTraffic & { readonly session: PeerSession; readonly endpoint: string | undefined }>
   >
-  /** Deletes the device. */
   close(): Promise<void>
 }
 
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
 /**
- * Returns the places for a folder with key files, in order: first memory, which a reboot clears, then the folder of the
- * key file.
+ * Returns the directories in which a directory for key files may be created, in order of preference: /dev/shm, which is in memory and so
+ * cleared by a reboot; the key file's directory; and the system's directory for temporary files.
  */
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
 const FOLDER = '.weft-'
@@ -67,8 +66,8 @@ const FOLDER = '.weft-'
 const inUse = new Set<string>()
 
 /**
- * Creates a folder that only this user can open. Its name contains the pid of this process. Throws WeftError
- * PERMISSION.
+ * Creates a directory that only this user can open, and whose name contains the pid of this process. Throws WeftError PERMISSION if no
+ * place allows that.
  */
 async function privateFolder(keyFile: string): Promise<string> {
   const failures: unknown[] = []
@@ -87,14 +86,17 @@ async function privateFolder(keyFile: string): Promise<string> {
   })
 }
 
-/** Removes such folders of killed processes. A folder with our own pid is from a process in another container. */
+/**
+ * Removes the key directories of processes that were killed. A directory with this process's pid that is not in `inUse` is from a process
+ * in an earlier container, which had the same pid.
+ */
 async function removeLeftovers(keyFile: string): Promise<void> {
   for (const place of new Set(placesFor(keyFile))) {
     const names = await readdir(place).catch(() => [])
     for (const name of names.filter((each) => each.startsWith(FOLDER))) {
       const path = join(place, name)
       const pid = Number(/^(\d+)-/.exec(name.slice(FOLDER.length))?.[1] ?? process.pid)
-      // A folder of another user is not weftd's.
+      // A directory that belongs to another user was not made by weftd, and is not removed.
       const isOurs = await lstat(path).then(
         (found) => found.isDirectory() && found.uid === process.geteuid?.(),
         () => false,
@@ -114,8 +116,8 @@ function isAlive(pid: number): boolean {
 }
 
 /**
- * Creates the device, and first deletes an existing one. Throws WeftError DEVICE, COMMAND; NO_DEVICE_TYPE if the kernel
- * lacks WireGuard.
+ * Creates the device; an existing device with this name is deleted first. Throws WeftError DEVICE or COMMAND; NO_DEVICE_TYPE if the kernel
+ * does not support WireGuard.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
   const { name, keyFile, privateKey, ownKey, port, psk, keepalive, run } = options
@@ -124,7 +126,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
   await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
   const setEndpoints = new Map<string, string>() // the endpoint set for each key; the kernel's may differ, because a peer may move
 
-  // The private key is given by value, because the key file may have changed since the node published its key.
+  // The private key is set from memory and not from its file, because the file may have changed since this node published its public key.
   const setOwn = (): Promise<void> =>
     withKey('wgkey', privateKey, async (file) => {
       await run('wg', ['set', name, 'listen-port', String(port), 'private-key', file])
@@ -142,7 +144,8 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
   }
 
   /**
-   * Reads the device: whether its own settings are right, and each peer's settings by public key, without the endpoint.
+   * Reads the device: whether its own key and port are right (`isOwn`), and the settings of each peer by public key, without the peer's
+   * endpoint.
    */
   async function present(): Promise<{ isOwn: boolean; peers: Map<string, string> }> {
     const [own = [], ...lines] = (await run('wg', ['show', name, 'dump']))
@@ -165,7 +168,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       await run('wg', ['set', name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
   }
 
-  /** Passes a key to `wg` in a file that exists only during the call. */
+  /** Writes a key to a file for `wg`, calls `work` with the file's path, and deletes the file. */
   async function withKey(as: string, key: Secret, work: (file: string) => Promise<void>): Promise<void> {
     const folder = await privateFolder(keyFile)
     try {
@@ -217,11 +220,11 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       return new Map(
         lines.map((line) => {
           const [publicKey = '', , endpoint = '', , handshake = '0', received = '', sent = ''] = line.split('\t')
-          // The byte counts include the encryption. Handshakes come at least every two minutes while packets are
-          // exchanged.
+          // The byte counts are those of the encrypted packets. The kernel does not report when the last packet came, so the time of the
+          // last handshake is used: while packets are exchanged, there is a handshake at least every two minutes.
           const counted = { txBytes: Number(sent), rxBytes: Number(received) }
           const handshakeAt = handshake === '0' ? undefined : Number(handshake) * 1000
-          // wg prints the time in whole seconds, so the difference may be negative.
+          // wg prints the time in whole seconds, so the difference to the present time in ms could be negative.
           const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
           const traffic = {
             txPackets: undefined,

@@ -1,8 +1,8 @@
-// wireguard.ts - the wireguard backend, which encrypts the packets between hosts. The whole network is routed to one
-// device for each family, or to one for both.
+// wireguard.ts - the wireguard backend, which encrypts the packets between hosts. The whole network is routed to one device for each
+// family, or to one device for both families.
 //
-// Options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). The devices are deleted
-// when the daemon ends; the key stays.
+// The options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). When the daemon ends, the devices are
+// deleted and the key file stays.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -42,20 +42,20 @@ import { lackingPrimitives } from './wireguard/primitives.ts'
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
-/** The default port of the second device, as in flanneld (pkg/backend/wireguard). */
+/** The default port of the IPv6 device, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
 const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode)'
-/** An unused device name, to test whether the kernel supports WireGuard. */
+/** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
 const TRIED = 'weft-wg-try'
 
 type Mode = Settings<'wireguard'>['mode']
 
-/** The ports on which this node listens. They are equal if one device carries both families. */
+/** The port on which this node listens, for each family. Both ports are equal if one device carries both families. */
 type Ports = Readonly<Record<Family, number>>
 
 /**
- * Returns the key and the port that a lease publishes for a family; undefined if there is no valid key. If the lease
- * names no port, as with flanneld, the port is that of this node.
+ * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or port. flanneld's
+ * leases contain no port; the result is then this node's own port.
  */
 function keyAndPort(
   lease: Lease,
@@ -71,13 +71,13 @@ function keyAndPort(
   return { publicKey, port, anyPort: anyPort === true }
 }
 
-/** True unless the address is unique local (RFC 4193), which is all that flanneld checks, or link-local. */
+/** True unless the address is link-local or unique local (RFC 4193). flanneld checks only for unique local addresses. */
 const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
-/** The networks of RFC 1918, which are what flanneld's `auto` considers private (Go's net.IP.IsPrivate). */
+/** The private IPv4 networks of RFC 1918. flanneld's mode `auto` considers only these private (Go's net.IP.IsPrivate). */
 const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
 
 /**
- * Returns the outer family to a peer if one device carries both families. It is flanneld's choice
+ * Returns the outer family of datagrams to a peer if one device carries both families. The rules are those of flanneld
  * (pkg/backend/wireguard, selectMode).
  */
 function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
@@ -90,9 +90,8 @@ function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
 }
 
 /**
- * Returns a peer's key and its endpoint in the outer family; undefined if its lease has none. With one device a node
- * listens on the port that it publishes with IPv4, or with IPv6 if it has no IPv4; flanneld's lease has another port
- * with IPv6.
+ * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks one of them. A node with one device
+ * listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The IPv6 port in flanneld's lease is then not used.
  */
 function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
   const address = lease.attrs.publicIp[outer]
@@ -113,7 +112,7 @@ export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: 
   }
 }
 
-/** The key of this node. It does not change while the daemon runs. */
+/** The key pair of this node, which does not change while the daemon runs. */
 interface OwnKey {
   readonly privateKey: Secret
   readonly publicKey: string
@@ -121,7 +120,7 @@ interface OwnKey {
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
-    /** The primitives that this Node.js lacks to carry WireGuard itself. */
+    /** The cryptographic primitives that weftd needs to carry WireGuard itself but this Node.js lacks. */
     readonly lacks?: readonly string[]
   }
 type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
@@ -138,7 +137,8 @@ export function createWireguardBackend(options: Parts): Backend {
   let keyAtStart: Promise<OwnKey> | undefined
   let changed: string | undefined
   let carrier: Carrier | undefined
-  // `prepare` and `open` run repeatedly while one of two families cannot be carried.
+  // The daemon calls `prepare` and `open` again and again while one of two families cannot be carried, so `calm` logs the same warning only
+  // seldom.
   const calm = seldom(log)
   const mtuNow = (): number => (givenMtu || external.mtu) - reserved
   const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
@@ -146,7 +146,8 @@ export function createWireguardBackend(options: Parts): Backend {
     isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
     endOf(peer, outerOf(peer, family), isOneDevice, ports)
-  // Behind NAT a port can receive only after it has sent, so all datagrams must leave from the well-known port.
+  // True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
+  // NAT lets packets in only to a port that has sent.
   const hasLanes = (): boolean =>
     keepalive === 0 &&
     FAMILIES.every(
@@ -236,13 +237,16 @@ export function createWireguardBackend(options: Parts): Backend {
     },
   }
 
-  /** True if the node can have a subnet of the family, and an address from which weftd sends the datagrams itself. */
+  /**
+   * True if the node can have a subnet of the family. If weftd carries the packets itself, the host also needs an address of the family to
+   * send from.
+   */
   function isHere(family: Family): boolean {
     if (external.publicIp[family] === undefined) return false
     return carrier !== 'userspace' || external.address[family] !== undefined
   }
 
-  /** The part of the host that the device for these families needs. */
+  /** Returns the ports, the device and the MTU that the device for these families needs. */
   function partOf(name: string, listenPort: number, carried: readonly Family[]): NeededPart {
     const [first = 'ipv4'] = carried
     const option = (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
@@ -252,7 +256,7 @@ export function createWireguardBackend(options: Parts): Backend {
           const address = external.address[family]
           return address === undefined ? [] : [[family, formatAddress(address)] as const]
         })
-      : // The kernel opens the port for all addresses of both families.
+      : // The kernel binds the port on all addresses of both families.
         ([
           ['ipv4', '0.0.0.0'],
           ['ipv6', '::'],
@@ -268,8 +272,8 @@ export function createWireguardBackend(options: Parts): Backend {
   }
 
   /**
-   * Returns the key that was in the file at the start. Sessions and leases belong to it, so changes of the file have no
-   * effect until a restart.
+   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the file has no effect
+   * until weftd is restarted.
    */
   async function ownKey(): Promise<OwnKey> {
     keyAtStart ??= readOwn()
@@ -287,7 +291,7 @@ export function createWireguardBackend(options: Parts): Backend {
       : publicKeyTo(privateKey)
     return { privateKey, publicKey }
   }
-  /** Logs once that the file has changed, or contains the right key again. */
+  /** Logs once when the key file has changed, and once when it contains this node's key again. */
   async function checkKey({ privateKey }: OwnKey): Promise<void> {
     const change = await changeOf(keyFile, privateKey)
     if (change === changed) return
@@ -299,7 +303,10 @@ export function createWireguardBackend(options: Parts): Backend {
       )
   }
 
-  /** Chooses the carrier: that of the configuration, by default the kernel if it can. */
+  /**
+   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
+   * otherwise weftd.
+   */
   async function choose(): Promise<Carrier> {
     const { name: option } = OPTIONS.dataPath
     const lack = `this Node.js has no ${lacks.join(', no ')}`
@@ -332,7 +339,8 @@ export function createWireguardBackend(options: Parts): Backend {
     return {
       type: TYPE,
       alsoUnusable: (peer: Lease): string | undefined =>
-        // With one device the datagrams may have the other family.
+        // If one device carries both families, the datagrams may have another family than the inner packets, so the address in that outer
+        // family is checked.
         unusableReason(peer, lease, outerOf(peer, family)) ??
         (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
       identity: {
@@ -344,7 +352,7 @@ export function createWireguardBackend(options: Parts): Backend {
     }
   }
 
-  /** Opens the data path of these families through one TUN, carried by weftd. */
+  /** Opens a data path for these families that weftd carries itself, through one TUN. */
   async function openUserspaceTunnel(
     name: string,
     listenPort: number,
@@ -380,8 +388,8 @@ export function createWireguardBackend(options: Parts): Backend {
   }
 
   /**
-   * Returns the families of this host's datagrams for a TUN that carries this family. There are two if one device
-   * carries both families.
+   * Returns the outer families of datagrams for the TUN that carries this family: one, or two in mode `auto` if the host has addresses in
+   * both families.
    */
   function outersOf(family: Family): readonly [Family, Family?] {
     if (mode === 'separate') return [family]
@@ -391,7 +399,7 @@ export function createWireguardBackend(options: Parts): Backend {
     return first === undefined ? [family] : second === undefined ? [first] : [first, second]
   }
 
-  /** Opens the kernel's device for those of these families of which the node has a subnet. */
+  /** Opens the kernel's device for those of the families in which the node has a subnet. */
   async function openDevice(
     name: string,
     listenPort: number,
@@ -404,8 +412,8 @@ export function createWireguardBackend(options: Parts): Backend {
         checkMtu(family, mtuNow(), external.name)
         return true
       } catch (error) {
-        // If the MTU is too small for IPv6, the device may carry only IPv4. If the MTU grows, the device is opened
-        // again.
+        // If the MTU is too small for IPv6, the device carries only IPv4, or opening it fails if the node has no IPv4 subnet. When the MTU
+        // grows, the device is opened again.
         if (family === 'ipv4' || carried.every((each) => each === family || !lease.subnet[each])) throw error
         lacking[family] = messageOf(error)
         calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
@@ -454,13 +462,13 @@ export function createWireguardBackend(options: Parts): Backend {
     let peers: readonly WireguardPeer[] = []
     let applied: readonly (readonly [Lease, Family])[] = []
     /**
-     * The endpoints by public key as last read from the device. They differ from the leases if a peer has moved, as
-     * behind NAT.
+     * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind
+     * NAT.
      */
     const moved = new Map<string, string>()
     return inTurn({
       mtu,
-      // rtnetlink reports neither keys nor peers.
+      // The kernel sends no rtnetlink messages about keys and peers, so changes of them are only found by regular checks.
       unreported: true,
       fault: ended,
       lacking,
@@ -468,7 +476,7 @@ export function createWireguardBackend(options: Parts): Backend {
         const usable = parts.flatMap(({ filter, family }) =>
           filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
         )
-        // A host with several leases, or with both families, is one peer.
+        // A host with two leases, or with both families, is one WireGuard peer, because it has one key.
         const byKey = new Map<string, WireguardPeer>()
         for (const [peer, family] of usable) {
           const end = endIn(peer, family)

@@ -1,11 +1,12 @@
-// device-refusal.ts - explains the kernel's refusal of a device: another program or device has its port, or its identity.
+// device-refusal.ts - explains why the kernel refused to create a device: another program or device has the same port or the same
+// parameters.
 
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
 import { ipJson } from '../../host/links.ts'
 import { KINDS } from '../catalog.ts'
 
-/** The kernel's types of the tunnels that backends make. */
+/** The kernel's link types of the tunnels that weft's and flannel's backends create, except TUN. */
 const TUNNELS: ReadonlySet<string> = new Set(
   Object.values(KINDS).flatMap(({ devices }) => devices.flatMap(([type]) => (type === 'tun' ? [] : [type]))),
 )
@@ -15,14 +16,17 @@ interface JsonPortDevice {
   linkinfo?: { info_kind?: string; info_data?: { port?: number; id?: number; external?: boolean } }
 }
 
-/** A device that is being made. */
+/** The device that weftd is creating when the kernel refuses. */
 interface MadeDevice {
   readonly name: string
-  /** The UDP port, if the device has one, and the option of the `Backend` object that sets it. */
+  /** The device's UDP port and the option of the `Backend` object that sets it; left out if the device uses no port. */
   readonly port?: { readonly number: number; readonly option: string }
 }
 
-/** Does the work. If the kernel refuses because a port, a name or an identity is taken, throws a WeftError that names the holder. */
+/**
+ * Runs `work`, which creates the device. If the kernel refuses because the port, the name or an equal device exists, throws a WeftError
+ * that lists the devices that conflict.
+ */
 export async function sayingWhoHasIt<T>(run: Run, device: MadeDevice, work: () => Promise<T>): Promise<T> {
   try {
     return await work()
@@ -66,7 +70,7 @@ async function existsError(run: Run, name: string, cause: WeftError): Promise<We
   })
 }
 
-/** Lists the tunnel devices except the one with this name. */
+/** Lists the tunnel devices on this host except the device called `name`. */
 async function otherDevices(run: Run, name: string): Promise<readonly JsonPortDevice[]> {
   const links = await ipJson<JsonPortDevice>(run, ['-d', 'link', 'show']).catch((error: unknown) => {
     if (!isWeftError(error)) throw error

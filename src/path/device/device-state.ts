@@ -1,19 +1,20 @@
-// device-state.ts - keeps a kernel device up, with its MTU and the node's address.
+// device-state.ts - keeps a network device of the kernel up, with the right MTU and with this node's address.
 
 import type { Run } from '../../host/command.ts'
 import { findLink } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, hostNet, netContains, type Address, type Net } from '../../net/address.ts'
 
 export interface DeviceState {
-  /** Sets the complete state; repeating it changes nothing. Removes addresses of an earlier lease. */
+  /** Sets the MTU and the address and brings the device up, and removes addresses of an earlier lease. Calling it again changes nothing. */
   configure(): Promise<void>
-  /** Returns the differences from the wanted state, in words. */
+  /** Describes what on the device differs from the wanted state; the list is empty if all is right or the device does not exist. */
   wrong(): Promise<readonly string[]>
 }
 
 export function deviceState(run: Run, name: string, mtu: number, own: Address, network: Net): DeviceState {
   const family = familyOf(own)
-  // The address belongs to this node's subnet, so it needs no duplicate address detection (RFC 4862), during which it could not send.
+  // Nodes' subnets differ, so no other node has this address, and duplicate address detection (RFC 4862) is switched off (`nodad`).
+  // Otherwise the kernel could not send from the address for about a second.
   const words = family === 'ipv6' ? ['nodad'] : []
   return {
     async configure() {

@@ -1,4 +1,4 @@
-// external-watch.ts - checks whether the external interface is still the one for which a data path was opened.
+// external-watch.ts - checks if the external interface has changed since a data path was opened on it.
 
 import type { Run } from '../../host/command.ts'
 import {
@@ -11,23 +11,32 @@ import {
 import { FAMILIES, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 
 interface ExternalWatch {
-  /** Resolves with the change when one is found; pending until then. */
+  /** Resolves with an Error that describes the change of the external interface; pending while there is none. */
   readonly moved: Promise<Error>
-  /** Checks the interface. True if the data path must be reopened, because its sockets, routes, MTU and lease are for the earlier state. */
+  /**
+   * Checks the external interface. Returns true if the data path must be opened again, because its sockets, routes, MTU and lease match the
+   * interface's earlier state.
+   */
   hasMoved(): Promise<boolean>
-  /** Returns the families whose address is missing from the interface, as of the last check, each with the reason (DataPath.gone). */
+  /**
+   * Returns the families whose address is missing from the external interface as of the last `hasMoved`, each with the reason
+   * (DataPath.gone).
+   */
   readonly gone: () => ByFamily<string>
-  /** A changed address of a family that the data path does not use. Peers must learn it; undefined if there is none. */
+  /**
+   * Describes a changed address in a family that the data path does not use, which must be published to the peers; undefined if there is
+   * none.
+   */
   readonly news: string | undefined
-  /** Returns the interface as of the last check. */
+  /** Returns the external interface as of the last `hasMoved`. */
   now(): ExternalInterface
-  /** Marks the state of the last check as published to the peers. */
+  /** Records that the state of the last `hasMoved` was published to the peers, so that `news` is undefined until the next change. */
   markPublished(): void
 }
 
 /**
- * Watches the addresses of these families only, because no other address is in use. A rename counts as a change if `isByName`, that is, if
- * the caller made something by the name of the interface.
+ * Watches the external interface's addresses in `families` only, because the data path uses no others. A renaming counts as a change if
+ * `isByName`, that is, if the caller made a route or device that refers to the interface by its name.
  */
 export function watchExternal(
   run: Run,
@@ -38,7 +47,7 @@ export function watchExternal(
   let resolveMoved!: (reason: Error) => void
   let gone: ByFamily<string> = {}
   const others = FAMILIES.filter((family) => !families.includes(family))
-  /** The state as of the last check, and the state that peers know. */
+  /** The external interface as of the last `hasMoved`, and as it was last published to the peers. */
   let [last, published] = [external, external]
   const moved = new Promise<Error>((resolve) => (resolveMoved = resolve))
   return {

@@ -1,4 +1,4 @@
-// flannel-devices.ts - finds the network devices on this host that backends of weft and flannel make.
+// flannel-devices.ts - finds the network devices on this host that backends of weft and flannel created.
 
 import type { Run } from '../../host/command.ts'
 import { ipJson, isNamedBy, isTunOpen } from '../../host/links.ts'
@@ -15,51 +15,55 @@ interface JsonLink {
 
 interface FlannelDevice {
   readonly name: string
-  /** The kernel's type, such as `vxlan`. */
+  /** The link type in the kernel's terms, such as `vxlan`. */
   readonly kind: string
-  /** True if a process forwards packets through the device. */
+  /** True if a running process has the TUN open; always false for devices whose packets the kernel forwards. */
   readonly inUse: boolean
 }
 
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
-/** Returns the device if a backend made it, by its type and its name; a name alone does not prove that. */
+/**
+ * Returns the device, in a list, if its link type and its name match a backend's; an empty list otherwise. A name alone does not prove that
+ * a backend created the device.
+ */
 async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<FlannelDevice[]> {
   const kind = linkinfo?.info_kind ?? ''
   const data = linkinfo?.info_data ?? {}
   const isOurs =
     DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
     (kind !== 'tun' || data.type === 'tun') &&
-    // The name ends with the VNI, and flannel's devices never take the VNI from each packet (`external`).
+    // flannel's vxlan devices have a fixed VNI, with which their name ends; a device with `external` takes the VNI from each packet.
     !data.external &&
     (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
-  // A TUN that is not persistent ends with its process; a persistent one has a carrier while a process has it open.
+  // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunOpen` finds out if a process has it
+  // open.
   const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
   return [{ name, kind, inUse }]
 }
 
-/** Finds all devices of flannel and weft on this host. */
+/** Lists the devices on this host that backends of weft and flannel created. */
 export async function findDevices(run: Run): Promise<FlannelDevice[]> {
   const links = await ipJson<JsonLink>(run, ['-d', 'link', 'show'])
   return (await Promise.all(links.map(deviceOf))).flat()
 }
 
 interface AddressedDevice extends FlannelDevice {
-  /** The device's addresses, without the link-local IPv6 address that the kernel gives every device. */
+  /** The device's addresses, except the link-local IPv6 address that the kernel gives to each device. */
   readonly addresses: readonly Address[]
 }
 
-/** The kernel's types of a bridge. */
+/** The kernel's link types of bridges. */
 const BRIDGES = new Set(['bridge', 'openvswitch'])
 
-/** The devices of flannel and weft on a host with their addresses, and the names of all bridges. */
+/** The devices of weft's and flannel's backends on this host, with their addresses, and the names of all bridges. */
 export interface Devices {
   readonly flannels: readonly AddressedDevice[]
   readonly bridges: ReadonlySet<string>
 }
 
-/** Lists the devices of this host. */
+/** Lists the flannel devices and the bridges of this host. */
 export async function listDevices(run: Run): Promise<Devices> {
   const links = await ipJson<JsonLink>(run, ['-d', 'address', 'show'])
   const found = await Promise.all(

@@ -1,8 +1,8 @@
-// leftovers.ts - finds and removes leftovers of other backends, of weft or of flannel: devices, and routes to other nodes' subnets.
+// leftovers.ts - finds and removes what other backends of weft or flannel left on this host: devices, and routes to other nodes' subnets.
 //
-// A route to one subnet takes precedence over the route to the whole network. So packets would still use the old path, which may be
-// unencrypted, and the new data path would carry none. Leftovers that are certainly flannel's are removed; every other route past the data
-// path is reported.
+// The kernel prefers a leftover route to one node's subnet over the new route to the whole network. Packets would still use the old path,
+// which may be unencrypted. weftd removes what is certainly flannel's or its own, and reports every other route that bypasses the data
+// path.
 
 import { readFile } from 'node:fs/promises'
 import { parseEnv } from 'node:util'
@@ -40,63 +40,63 @@ import {
 } from '../../net/address.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 
-/** The facts that distinguish leftovers from routes and devices that belong here. */
+/** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */
 export interface Surroundings {
   readonly networks: Nets
-  /** This node's subnets. */
+  /** This node's current subnets; `earlier` has those of earlier runs. */
   readonly subnets: Nets
-  /** The subnets that this host had in an earlier run. */
+  /** The subnets that this host had in earlier runs of weftd or flanneld. */
   readonly earlier: Nets
-  /** The devices, by name or pattern, that the data path of this node has or may have. */
+  /** The names or name patterns of the devices that this node's data path has or may have. */
   readonly ownDevices: readonly string[]
-  /** True if routes to subnets through their hosts belong to this data path, or if other programs make them on purpose. */
+  /** True if routes to subnets through the nodes' hosts must stay, because this data path or another program makes them on purpose. */
   readonly routesToHosts: boolean
-  /** True if other programs make all routes to the network, so that each of these routes is right. */
+  /** True if another program makes all routes to the network. No route then counts as a leftover. */
   readonly routesByOthers?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
-  /** The range from which subnets are leased, by family; left out if another program gives out the subnets. */
+  /** The range from which subnets are leased, by family; left out if another program, such as Kubernetes, assigns the subnets. */
   readonly ranges?: ByFamily<SubnetRange | undefined>
   readonly leases: readonly Lease[]
 }
 
-/** The subnets that may be leased: their prefix length, and the first and the last subnet. */
+/** The subnets that may be leased: their prefix length, and the addresses of the first and the last subnet. */
 interface SubnetRange {
   readonly subnetLength: number
   readonly subnetMin: Address
   readonly subnetMax: Address
 }
 
-/** A daemon of flannel's kind that runs beside this one. */
+/** A running weftd or flanneld other than this process. */
 export interface OtherDaemon {
   readonly name: string
   readonly pid: number
-  /** The networks that its subnet file names; undefined if the file cannot be read. */
+  /** The networks in the daemon's subnet file (subnet.env); undefined if the file cannot be read. */
   readonly networks: Nets | undefined
 }
 
-/** A device or a route that must be removed. */
+/** A device or route that an earlier backend left and that must be removed. */
 interface Leftover {
-  /** The leftover in words, such as `the device flannel.1 (vxlan)`. */
+  /** The device or route as text, such as `the device flannel.1 (vxlan)`. */
   readonly what: string
   readonly command: readonly string[]
 }
 
-/** A device or a route of another backend that belongs to a running process. */
+/** A device or route of another backend that must stay, because a running process uses it. */
 interface Held {
-  /** The device, such as `flannel.1`, or the route in words. */
+  /** The device's name, such as `flannel.1`, or the route as text. */
   readonly device: string
   readonly by: string
-  /** The command that removes a route; left out for a device. */
+  /** The command with which an operator can remove the route; left out for a device. */
   readonly command?: string
 }
 
-/** A route past the data path that is not certainly flannel's. */
+/** A route that takes packets past the data path, but that flannel did not certainly make. */
 export interface Bypass {
   readonly family: Family
-  /** The route in words, such as `10.5.2.0/24 via 192.0.2.9 to eth0`. */
+  /** The route as text, such as `10.5.2.0/24 via 192.0.2.9 to eth0`. */
   readonly route: string
-  /** True if it diverts packets for this node's own subnet; false if it diverts packets for other nodes. */
+  /** True if the route diverts packets for this node's own subnet; false if it diverts packets for other nodes. */
   readonly isOfOwn: boolean
 }
 
@@ -104,11 +104,14 @@ export interface Found {
   readonly leftovers: readonly Leftover[]
   readonly held: readonly Held[]
   readonly bypasses: readonly Bypass[]
-  /** True if there are routes to hosts that may be leftovers, which only the leases can show. */
+  /** True if some routes may be leftovers, which only the leases of all nodes can show. */
   readonly needsLeases: boolean
 }
 
-/** Searches the host for leftovers and bypasses. Calls `others` only if another daemon might own a device or a route. */
+/**
+ * Searches this host for leftovers and bypasses. `others` lists the other running daemons; it is called only if one of them may own a
+ * device or route.
+ */
 export async function findLeftovers(
   run: Run,
   surroundings: Surroundings,
@@ -165,12 +168,12 @@ export async function findLeftovers(
   return { leftovers, held, bypasses, needsLeases }
 }
 
-/** The facts about one family: this node's subnet, and the subnets and hosts of the other nodes. */
+/** The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other nodes. */
 interface Side {
   readonly family: Family
   readonly network: Net
   readonly subnet: Net | undefined
-  /** The subnets of other nodes, and the address of each node's host by its subnet. */
+  /** The subnets of the other nodes; `hosts` has the address of each node's host by the node's subnet. */
   readonly peers: readonly Net[]
   readonly hosts: ReadonlyMap<string, Address | undefined>
   readonly addresses: ReadonlySet<Address>
@@ -197,7 +200,7 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
   }
 }
 
-/** True if a device of another backend was made for this node's network, which its addresses or the routes through it show. */
+/** True if the addresses of another backend's device, or the routes through it, show that it was created for this node's network. */
 function isOfThisNode(
   addresses: readonly Address[],
   via: readonly { readonly family: Family; readonly route: Route }[],
@@ -218,7 +221,10 @@ function isOfThisNode(
   return leads || (addresses.length > 0 && addresses.every(isInside))
 }
 
-/** Returns the running daemon that may own a device: one of the same network, or one whose network is unknown. */
+/**
+ * Returns a running daemon that may own the device, because its networks overlap ours, contain the device's address, or are unknown;
+ * undefined if there is none.
+ */
 function ownerOf(
   addresses: readonly Address[],
   networks: Nets,
@@ -233,8 +239,8 @@ function ownerOf(
 }
 
 /**
- * Returns the running daemon that may have made a route to a host. A daemon whose network is unknown cannot have made a route to exactly
- * the subnet of a lease of this network.
+ * Returns a running daemon that may have made the route to a host; undefined if there is none. A daemon whose networks are unknown counts
+ * only if no lease of this network has the destination as its subnet.
  */
 function routeOwnerOf(
   { destination }: Route,
@@ -248,14 +254,14 @@ function routeOwnerOf(
   )
 }
 
-/** The maximum number of peers whose routes `findDiverted` queries. */
+/** The maximum number of peers to which `findDiverted` looks up routes. */
 const MAX_PEERS = 100
-/** The maximum number of bridges from which it queries routes. A few suffice, even if each container has its own bridge. */
+/** The maximum number of bridges from which `findDiverted` looks up routes. A few are enough, even if each container has its own bridge. */
 const MAX_BRIDGES = 4
 
 /**
- * Finds the peers to which policy routing leads packets past our devices, by looking up the kernel's routes; none if there are no policy
- * rules. Looks up packets of this host, and packets of its containers from each bridge that has an address of this node's subnet.
+ * Finds the peers for which policy routing sends packets past our devices, by looking up the kernel's routes; none if the host has no
+ * policy rules. It looks up packets from this host, and packets of its containers from each bridge with an address in this node's subnet.
  */
 export async function findDiverted(run: Run, surroundings: Surroundings): Promise<readonly Bypass[]> {
   const { ownDevices } = surroundings
@@ -264,7 +270,8 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   for (const family of familiesOf(surroundings.networks)) {
     if (!(await hasPolicyRules(run, family))) continue
     const side = sideOf(family, surroundings)
-    // A lease of another network, such as an old one after a change of the network, is not a peer, so its packets may use any route.
+    // Leases outside the network, such as old leases after a change of the network, do not count as peers, so packets to their subnets may
+    // take any route.
     const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, MAX_PEERS)
     const lookups = await lookupArguments(run, side, isOwn)
     for (const lookup of lookups) {
@@ -281,7 +288,10 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   return found
 }
 
-/** Returns further arguments of `ip route get` for packets of this node: none for the host's packets, source and bridge for a container's. */
+/**
+ * Returns the variants of a route lookup as further arguments of `ip route get`: an empty text for packets of this host, and source and
+ * bridge for packets of a container.
+ */
 async function lookupArguments(
   run: Run,
   { family, subnet }: Side,
@@ -301,29 +311,31 @@ const isPartOf = (net: Net, of: Net): boolean =>
 type RouteKind = 'right' | 'left' | 'own' | 'peers' | 'unknown'
 
 /**
- * Classifies a route within the network: `right`; `left`, a leftover; `own` or `peers`, a route that diverts packets for our own containers
- * or for peers; or `unknown`, which more leases may explain.
+ * Classifies a route within the network. `right`: it must stay. `left`: it is a leftover. `own` or `peers`: it diverts packets for our own
+ * containers or for peers. `unknown`: more leases may show what it is.
  */
 function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'bridges'>): RouteKind {
   const { network, subnet, peers, hosts, addresses, family } = side
   const net = parseNet(route.destination)
   if (!net || route.type !== 'unicast' || here.routesByOthers) return 'right'
-  // Packets to a bridge of containers, or of virtual machines, stay within this host.
+  // Packets to a bridge stay within this host, because containers or virtual machines are behind it, unless the bridge is the external
+  // interface.
   const isInner = here.bridges.has(route.device) && route.device !== here.external
   if (route.protocol === 'kernel' && (isInner || route.gateway !== undefined)) return 'right'
-  // Of several routes to one destination the kernel uses the one with the lowest metric.
+  // The kernel uses the route with the lowest metric, so a route to the whole network with a higher metric than ours takes no packets.
   const isWhole = net.prefixLength <= network.prefixLength
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
   const isToHost = gateway !== undefined && addresses.has(gateway)
-  // weftd and flanneld name no protocol for their routes, so the kernel uses `boot`, as for a manual `ip route add`.
+  // weftd and flanneld name no protocol for their routes, so the kernel records `boot`, as for a manual `ip route add`.
   const isMadeByHand = route.protocol === undefined || route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'
-    // A route through a container stays within this host.
+    // A route without a gateway, or through a container of this node, stays within this host.
     if (route.gateway === undefined || (gateway !== undefined && netContains(subnet, gateway))) return 'right'
     if (isInner && !isToHost) return 'right'
-    // A backend's route uses the external interface, which may have changed since, or leads to the host of a node.
+    // A backend's route uses the external interface or leads to a node's host. If the external interface is not known, any device may have
+    // been it.
     const isLikeOurs = isToHost || here.external === undefined || route.device === here.external
     const isWhollyAway = net.prefixLength === subnet.prefixLength
     return isMadeByHand && isLikeOurs && (isWhollyAway || isToHost) ? 'left' : 'own'
@@ -335,13 +347,13 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   return route.gateway === undefined ? 'right' : 'unknown'
 }
 
-/** True if this could be the subnet of a node whose lease is gone. An operator may use the rest of the network for other purposes. */
+/** True if `net` could be the subnet of a node whose lease is gone. An operator may use other parts of the network for other purposes. */
 function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined): boolean {
   if (net.prefixLength !== subnet?.prefixLength) return false
   return !range || range.subnetLength === 0 || (net.address >= range.subnetMin && net.address <= range.subnetMax)
 }
 
-/** Returns the arguments with which `ip route del` matches exactly this route. */
+/** Returns the arguments with which `ip route del` deletes exactly this route. */
 const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family): string[] => [
   destination,
   ...(gateway === undefined ? [] : ['via', gateway]),
@@ -350,12 +362,13 @@ const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family
   ...(metric === USUAL_METRIC[family] ? [] : ['metric', String(metric)]),
 ]
 
-/** The number of routes above which one command removes all, because thousands of separate commands take minutes. */
+/** If more routes than this must be removed, one `ip -batch` command removes them all, because thousands of commands take minutes. */
 const ONE_BY_ONE = 20
 
 /**
- * Removes leftovers, and returns the failures, each with the reason. If many routes are removed by one command that fails, it returns all
- * of them, and the caller must check which of them remain. Stops when `mayGo` returns false, since this process may no longer change the host.
+ * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, it returns all of these
+ * routes, and the caller must check which of them still exist. It calls `removed` with a description of each removed leftover. It stops
+ * when `mayGo` returns false, because this process may then no longer change the host.
  */
 export async function removeLeftovers(
   run: Run,
@@ -374,7 +387,7 @@ export async function removeLeftovers(
       removed(what)
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // Another program has already removed it.
+      // The device or route is already gone, because another program removed it.
       if (/cannot find device|no such (process|device)|does not exist/i.test(error.message)) continue
       failures.push([what, describeError(error)])
     }
@@ -395,12 +408,15 @@ export async function removeLeftovers(
   return failures
 }
 
-/** Removes a kernel device of another backend that blocks a route to these networks, unless another daemon owns it. */
+/**
+ * Removes a kernel device of another backend that blocks a route to these networks. It leaves the device if another running daemon may own
+ * it.
+ */
 export async function removeKernelDevice(run: Run, name: string, networks: Nets): Promise<void> {
   if (await isRemovableKernelDevice(run, name, networks)) await run('ip', ['link', 'del', 'dev', name])
 }
 
-/** True if this is a kernel device of a backend for these networks that no other daemon owns. */
+/** True if the device called `name` is a kernel device of a backend for these networks, and no other running daemon may own it. */
 export async function isRemovableKernelDevice(run: Run, name: string, networks: Nets): Promise<boolean> {
   const device = (await listDevices(run)).flannels.find((each) => each.name === name)
   if (!device || device.inUse || device.kind === 'tun') return false
@@ -413,8 +429,8 @@ export async function isRemovableKernelDevice(run: Run, name: string, networks: 
 }
 
 /**
- * Lists the running daemons of other networks, and flanneld of this network, in this network namespace. A weftd that holds the lock
- * `lockFile` is the predecessor or the successor of this process, and is left out.
+ * Lists the running daemons in this network namespace, except this one: weftd of other networks, and every flanneld. A weftd with the lock
+ * `lockFile` is this process, its predecessor or its successor, and is left out.
  */
 export async function otherDaemons(lockFile?: string, proc?: string): Promise<OtherDaemon[]> {
   const own = lockFile === undefined ? undefined : await identityOf(lockFile)
@@ -428,7 +444,7 @@ export async function otherDaemons(lockFile?: string, proc?: string): Promise<Ot
   return found.flat()
 }
 
-/** Reads the networks that a subnet file names; undefined if it cannot be read or names none. */
+/** Reads the networks from a subnet file (subnet.env); undefined if it cannot be read or contains none. */
 async function networksIn(path: string): Promise<Nets | undefined> {
   const text = await readFile(path, 'utf8').catch(() => '')
   const values = parseEnv(text)

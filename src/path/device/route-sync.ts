@@ -1,8 +1,8 @@
-// route-sync.ts - makes the kernel's routes to peers' subnets equal a set, and repairs them.
+// route-sync.ts - makes the kernel's routes to peers' subnets equal a given set, and repairs them.
 //
-// All differences go to one `ip -batch`, so thousands of peers cost one process. All routes through the backend's own device are weftd's,
-// including those of an earlier process. Through another device only the routes that this process made are weftd's, because the others may
-// be an operator's.
+// All changes are passed to one `ip -batch` process, so that thousands of peers cost one process. All routes through the backend's own
+// device belong to weftd, including those of an earlier process. Through other devices only the routes that this process made belong to
+// weftd, because an operator may have made the others.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -12,23 +12,26 @@ import type { Run } from '../../host/command.ts'
 import { routesExactly, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
-/** The maximum number of refused routes that are tried again one by one, to get the kernel's reason, and of unknown routes in a log line. */
+/**
+ * The maximum number of refused routes that are tried again one by one to get the kernel's reason; also the maximum number of unknown
+ * routes that one log line names.
+ */
 const NAMED = 5
 
 export interface NextHop {
   readonly gateway: string
   readonly device: string
-  /** True if the gateway counts as on the device's link, regardless of the device's addresses. */
+  /** True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device covers it. */
   readonly onlink?: boolean
 }
 
-/** Next hops by destination, such as `10.5.2.0/24`. */
+/** The next hops by destination, which is text such as `10.5.2.0/24`. */
 export type NextHops = ReadonlyMap<string, NextHop>
 
 interface RouteSyncOptions {
-  /** The network that contains all the routes. */
+  /** The network that contains the destinations of all routes. */
   readonly network: Net
-  /** The backend's own device, if it has one. */
+  /** The backend's own device; left out if the backend routes through the external interface. */
   readonly ownDevice?: string
   readonly run: Run
   readonly log: Log
@@ -36,13 +39,13 @@ interface RouteSyncOptions {
 
 export interface RouteSync {
   /**
-   * Makes weftd's routes equal these. Routes that the kernel refuses are logged, and resync tries them again. If `touched` is given, only
-   * these destinations have changed since the last call, and only their routes are read.
+   * Makes weftd's routes equal `hops`. Routes that the kernel refuses are logged, and `resync` tries them again. With `touched`, only
+   * routes to these destinations differ from the last call, so that only they are read.
    */
   apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void>
-  /** True if the kernel accepted the route to this destination. */
+  /** True if the route to this destination was requested, the kernel accepted it, and no other program's route has its place. */
   isSet(destination: string): boolean
-  /** Restores missing routes. Returns the repairs in words. */
+  /** Restores missing routes and returns a description of each restored route. */
   resync(): Promise<readonly string[]>
 }
 
@@ -55,7 +58,10 @@ const wordsFor = (destination: string, hop: NextHop): string[] => [
   ...(hop.onlink ? ['onlink'] : []),
 ]
 
-/** The log lines of backends that route to a peer's host (flannel: pkg/backend/route_network.go). */
+/**
+ * The functions that make the log lines for peers in backends that route to the peer's host; the text is flanneld's
+ * (pkg/backend/route_network.go).
+ */
 export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
@@ -63,7 +69,10 @@ export const ROUTE_WORDS = {
 export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
   let wanted: NextHops = new Map()
   let refused: NextHops = new Map()
-  /** The destinations with a local route that another program made, or the kernel for a bridge. Such a route is never replaced. */
+  /**
+   * The destinations that already have a route to a link of this host, made by another program or by the kernel for a bridge. weftd never
+   * replaces such a route.
+   */
   let taken: ReadonlySet<string> = new Set()
   let isFirst = true
 
@@ -75,14 +84,19 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     )
   const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
     route?.gateway === gateway && route.device === device
-  /** True for a route without a gateway through a foreign device, such as a bridge: its packets are for a link of this host. */
+  /**
+   * True if the route leads to a link of this host, that is, without a gateway through a device that is not the backend's own, such as a
+   * bridge.
+   */
   const isAnothers = (route: Route | undefined): boolean =>
     route !== undefined &&
     route.gateway === undefined &&
     !route.isMultipath &&
     route.type === 'unicast' &&
     route.device !== ownDevice
-  /** Records which of these destinations have such a foreign route, and logs the new ones. */
+  /**
+   * Records in `taken` which of these destinations have a route that `isAnothers` accepts, and logs those that were not recorded before.
+   */
   function noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = wanted.keys()): void {
     const looked = [...where]
     const theirs = looked.filter((destination) => wanted.has(destination) && isAnothers(routes.get(destination)))
@@ -104,7 +118,10 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
       return hop && !isThere(route, hop) && !isAnothers(route) ? [[destination, hop] as const] : []
     })
 
-  /** Runs these lines. `touched` are their destinations; if it is omitted, they may concern any destination. */
+  /**
+   * Passes these lines to `ip -batch` and records which routes the kernel refused. `touched` lists the lines' destinations; if it is left
+   * out, the lines may concern all destinations.
+   */
   async function change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
     if (await runBatch(run, 'ip', lines)) {
       refused = new Map(touched ? [...refused].filter(([destination]) => !touched.has(destination)) : [])
@@ -121,7 +138,10 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     refused = still
   }
 
-  /** Logs once the unknown routes through the same devices, which an earlier process or another program made. */
+  /**
+   * Logs the routes within the network that no peer needs, through devices of peers' routes. An earlier process or another program made
+   * them, so they are not removed.
+   */
   function warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
     const devices = new Set([...wanted.values()].map(({ device }) => device))
     const strange = [...routes.values()].filter(

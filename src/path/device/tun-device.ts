@@ -1,6 +1,6 @@
 // tun-device.ts - configures a TUN or WireGuard device for a network (address, MTU, queue, route), and repairs the configuration.
 //
-// Device, address, MTU and route are those of flanneld (pkg/backend/udp, pkg/backend/wireguard).
+// The device's name, address, MTU and route are those that flanneld uses (pkg/backend/udp, pkg/backend/wireguard).
 
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -33,30 +33,36 @@ import {
 } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 
-/** The length of the TUN's queue, in packets. With it 290,000 packets of 64 bytes per second pass without loss, against 155,000 with the kernel's 500. */
+/**
+ * The length of the TUN's queue in packets. In a measurement, 290,000 packets of 64 bytes per second passed without loss, against 155,000
+ * with the kernel's default of 500.
+ */
 const QUEUE_LENGTH = 4000
-/** The number of routes that one line names. */
+/** The maximum number of routes that one log line names. */
 const HIDING_NAMED = 5
 
 interface TunOptions {
   readonly name: string
   readonly network: Net
-  /** This node's subnet of the network. */
+  /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
   /** The device's MTU in bytes. */
   readonly mtu: number
-  /** The scope of the route to the network (rtnetlink(7)). */
+  /** The scope of the kernel's route to the network (rtnetlink(7)); defaults to `global`. */
   readonly scope?: 'global' | 'link'
   readonly run: Run
   readonly log: Log
-  /** Returns true for a route of weftd to a part of the network that does not use the device. */
+  /** Returns true if weftd itself made the route to `destination`, a part of the network, that does not use the device. */
   readonly isOwnRoute?: ((destination: string) => boolean) | undefined
 }
 
 export interface TunDevice {
-  /** Sets the complete configuration of the existing device; repeating it changes nothing. */
+  /** Sets address, MTU, queue length and route of the existing device. Calling it again changes nothing. */
   configure(): Promise<void>
-  /** Repairs the configuration and returns the repairs in words. Does nothing if the device is missing; its opener must create it. */
+  /**
+   * Repairs the device's configuration and returns a description of each repair. Does nothing if the device is missing, because only the
+   * caller that opened the device can create it again.
+   */
   resync(): Promise<readonly string[]>
 }
 
@@ -66,9 +72,9 @@ interface JsonTun {
 }
 
 /**
- * Returns the idle device of an earlier process, if its queues and addresses are as wanted. Tries the last known devices first, then the
- * device to which the network is routed. Removes an idle device in another state, because it would be in the way. A device through which a
- * process forwards is left alone.
+ * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are right; undefined if
+ * there is none. Tries the devices of the last process first, then the device to which the network is routed. It deletes an unused device
+ * whose queues or addresses are wrong, because the device would be in the way.
  */
 export async function adoptTun(
   run: Run,
@@ -80,7 +86,8 @@ export async function adoptTun(
   const names = [...last, pattern, ...routed].filter((name) => isNamedBy(pattern, name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
-    // A TUN with an address outside the network belongs to another daemon. An address of a family that the network lacks does not count.
+    // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the network lacks do
+    // not count.
     if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
     const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
     if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(isOwn)) return name
@@ -90,9 +97,9 @@ export async function adoptTun(
 }
 
 /**
- * Throws WeftError DEVICE if another process has the TUN open. A TUN with several queues accepts every process that opens it by name and
- * gives each a part of the packets (drivers/net/tun.c, tun_set_iff), so two daemons would take each other's packets. For a name pattern the
- * kernel always creates a new device.
+ * Throws WeftError DEVICE if another process has the TUN open. Each process that opens a TUN with several queues by its name gets a part of
+ * the packets (drivers/net/tun.c, tun_set_iff), so two daemons would take each other's packets. If the name is a pattern, there is no such
+ * conflict, because the kernel creates a new device.
  */
 export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   if (name.includes('%d') || !(await findLink(run, name))) return
@@ -105,7 +112,9 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   })
 }
 
-/** Returns a TUN that no process has open. */
+/**
+ * Returns the addresses of the TUN called `name`, and if it has several queues; undefined if there is no such TUN or a process has it open.
+ */
 async function findIdleTun(
   run: Run,
   name: string,
@@ -118,7 +127,7 @@ async function findIdleTun(
   return { addresses: givenTo(link), isMultiQueue: data.multi_queue === true }
 }
 
-/** Returns a device's addresses without the link-local IPv6 address that the kernel gives every device. */
+/** Returns a device's addresses, except the link-local IPv6 address that the kernel gives to each device. */
 const givenTo = ({ addresses: { ipv4, ipv6 } }: Link): readonly Address[] =>
   [...ipv4, ...ipv6.filter(({ address }) => !isLinkLocal(address))].map(({ address }) => address)
 
@@ -127,47 +136,47 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
   return network !== undefined && !netContains(network, address)
 }
 
-/** Removes the device that another backend's data path left in these networks, if no process has it open. */
+/** Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. */
 export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
   if (tun && !tun.addresses.some((address) => isElsewhere(networks, address)))
     await run('ip', ['link', 'del', 'dev', name])
 }
 
-/** Removes the addresses and routes of these families, which the tunnel no longer carries, from its device. */
+/** Removes from a tunnel's device the addresses and routes of the families that the tunnel no longer carries. */
 export async function removeFamilies(run: Run, device: string, families: readonly Family[]): Promise<void> {
   const link = families.length > 0 ? await findLink(run, device) : undefined
   for (const family of families) {
     if (!link || !givenTo(link).some((address) => familyOf(address) === family)) continue
     const flag = family === 'ipv4' ? '-4' : '-6'
-    // The routes of `ip` have the protocol boot by default.
+    // `ip route` records the protocol `boot` for routes that name none, as weftd's do.
     await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
     await run('ip', [flag, 'address', 'flush', 'dev', device, 'scope', 'global'])
   }
 }
 
 interface AdoptOptions {
-  /** The networks, and this node's subnets of them. */
+  /** `networks` are the networks to carry, and `subnets` this node's subnets in them. */
   readonly networks: Nets
   readonly subnets: Nets
-  /** A name, or a pattern such as `flannel%d`. */
+  /** The device's name, or a pattern such as `flannel%d`; `last` lists the names of the earlier process's devices. */
   readonly name: string
   readonly last: readonly string[]
   readonly isMultiQueue: boolean
 }
 
-/** The kernel's types and the name patterns of all backends' devices. */
+/** The link types, in the kernel's terms, and the name patterns of all backends' devices. */
 const DEVICES = Object.values(KINDS).flatMap(({ devices }) => devices as readonly (readonly [string, string])[])
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
-/** The minimum MTU of a link with IPv6 (RFC 8200, section 5). The kernel disables IPv6 on a device with a smaller MTU. */
+/** The minimum MTU in bytes of a link with IPv6 (RFC 8200, section 5). The kernel disables IPv6 on a device with a smaller MTU. */
 export const LEAST_MTU = 1280
 
-/** The minimum MTU of each family. 68 for IPv4 is from RFC 791, section 3.2; the kernel allows no smaller MTU. */
+/** The minimum MTU in bytes for each family. 68 is the minimum for IPv4 (RFC 791, section 3.2), and the kernel refuses a smaller MTU. */
 const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 
-/** Throws WeftError CONFIG if `mtu`, the maximum packet length of containers in bytes, is too small for the family. */
+/** Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family. */
 export function checkMtu(family: Family, mtu: number, external: string): void {
   const least = LEAST[family]
   if (mtu >= least) return
@@ -180,12 +189,12 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
   )
 }
 
-/** Finds a route to the network with the metric of ours, to a device that is not ours. It would take the place of ours. */
+/** Returns the route to network `to` that weftd's own route would replace, because it has the same metric, if it uses a foreign device. */
 async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<Route | undefined> {
   return (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
 }
 
-/** Returns the kernel's types of the backends' devices with this name. */
+/** Returns the link types, in the kernel's terms, of the backends' devices that may have this name. */
 const typesNamed = (device: string): readonly string[] =>
   DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, device) ? [type] : []))
 
@@ -197,8 +206,8 @@ function foreignRouteError(to: Net, foreign: Route): WeftError {
 }
 
 /**
- * Throws WeftError DEVICE if a foreign device has the route to the network with the same metric: weftd's route would silently replace it.
- * First removes an unused device with the name and type of a backend's device, because another backend left it.
+ * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route would silently replace
+ * it. Before that, it deletes an unused device whose name and type show that another backend left it.
  */
 export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
   const first = await findForeignRoute(run, to, isOwn)
@@ -213,7 +222,10 @@ export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: stri
   if (foreign) throw foreignRouteError(to, foreign)
 }
 
-/** Throws WeftError DEVICE if `refuseForeignRoute` would. Changes nothing. `isOwn` is true for a device that stays. */
+/**
+ * Throws WeftError DEVICE in the cases in which `refuseForeignRoute` would, but changes nothing on the host. `isOwn` returns true for a
+ * device whose route may stay.
+ */
 export async function checkForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
   const foreign = await findForeignRoute(run, to, isOwn)
   if (!foreign) return
@@ -234,22 +246,23 @@ export function createTunDevice(options: TunOptions): TunDevice {
   const { name: device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
   const family = familyOf(network)
   const route = formatNet(network)
-  // The address belongs to this node's subnet, so it needs no duplicate address detection (RFC 4862).
+  // Nodes' subnets differ, so no other node has this address, and duplicate address detection (RFC 4862) is switched off (`nodad`).
   const address = [formatNet(hostNet(subnet.address)), 'dev', device, ...(family === 'ipv6' ? ['nodad'] : [])]
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
-    // gso_max_size stays at its default although a superpacket of 64 KiB exceeds one message: the kernel splits larger superpackets of
-    // containers in software (gso_features_check in net/core/dev.c).
+    // The line leaves gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram: the kernel splits larger
+    // superpackets of containers in software (gso_features_check in net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', ...address])
-    // The scope must be named: otherwise `ip` gives a route to a device the scope link (iproute2, ip/iproute.c).
+    // For IPv4 the scope must be given, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2, ip/iproute.c).
     await run('ip', ['route', 'replace', route, 'dev', device, ...(family === 'ipv4' ? ['scope', scope] : [])])
   }
 
   /**
-   * Logs routes to a part of the network, which take precedence over weftd's route to the whole network. Routes to this node's containers
-   * must exist. Any other route takes packets out of the tunnel; an operator may want that, so it is only logged.
+   * Logs routes to parts of the network that do not use the device, because the kernel prefers them to weftd's route to the whole network.
+   * Routes to this node's containers are needed and not logged. Other routes take packets out of the tunnel, which an operator may want, so
+   * they are only logged.
    */
   function logBypassing(routes: readonly Route[]): void {
     const hiding = new Set<string>()
@@ -274,7 +287,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // The routes are read first. If the device goes down in between and takes its route with it, only the device is reported.
+      // The routes are read before the device. If the device goes down between the two commands, its route disappears with it, and only the
+      // device is reported.
       const within = await routesWithin(run, network)
       const link = await findLink(run, device)
       if (!link) return []

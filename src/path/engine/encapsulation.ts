@@ -1,17 +1,17 @@
 // encapsulation.ts - the encapsulations: how a datagram contains an inner packet.
 //
-// The code here serves the dgram engine, which supports only flannel's udp. The native engine has all encapsulations,
-// under the same names, in native/encap/all.h.
+// The code here serves the dgram engine, which supports only flannel's udp. The native engine supports all encapsulations, with the same
+// names, in native/encap/all.h.
 
 export type EncapsulationName = 'udp' | 'vxlan' | 'wireguard'
 
 export interface Encapsulation {
-  /** The number of bytes that are added before and after each packet. */
+  /** The number of bytes that the encapsulation adds before each packet (`headerBytes`) and after it (`trailerBytes`). */
   readonly headerBytes: number
   readonly trailerBytes: number
-  /** Returns the datagram for a packet. It is the packet itself if nothing is added. */
+  /** Returns the datagram that contains a packet. It is the same Buffer if the encapsulation adds no bytes. */
   readonly seal: (packet: Buffer) => Buffer
-  /** Returns the packet in a datagram, without a copy; undefined if there is none. */
+  /** Returns a view of the packet in a datagram; undefined if the datagram contains none. */
   readonly open: (datagram: Buffer) => Buffer | undefined
 }
 

@@ -8,89 +8,86 @@ import type { UnknownSender } from './filter.ts'
 
 export type { SessionKeys, UdpEndpoint }
 
-/** Counters since the engine started, by name. `native/core/counters.h` explains each of them. */
+/** The counters of an engine by name, since its start. `native/core/counters.h` explains each counter. */
 export type Counters = Readonly<Record<string, bigint>>
 
-/** The traffic between this host and a peer. Members that are not counted are undefined. */
+/** The traffic between this host and a peer. A member is undefined if the carrier of the packets does not count it. */
 export interface PeerTraffic {
   readonly txPackets: number | undefined
   readonly txBytes: number | undefined
-  /** Only accepted packets count. */
+  /** The number of packets received from the peer. Refused packets do not count, neither here nor in `rxBytes`. */
   readonly rxPackets: number | undefined
   readonly rxBytes: number | undefined
-  /** The time by performance.now() at which the last accepted packet came. */
+  /** The time in ms of performance.now() at which the last accepted packet from the peer arrived. */
   readonly lastReceivedAt: number | undefined
 }
 
 export interface EngineConfig {
   readonly encapsulation: EncapsulationName
   /**
-   * The encapsulation's facts about this host, in the layout of its file in native/encap; left out if it needs none.
+   * This host's own data for the encapsulation, such as a MAC, in the layout that the encapsulation's file in native/encap documents. Left
+   * out if the encapsulation needs none.
    */
   readonly ownEnd?: Uint8Array
   readonly tunName: string
-  /** The address of the external interface, of either family, as text. */
+  /** The address of the external interface, IPv4 or IPv6, as text. The engine sends from it and receives on it. */
   readonly bindAddress: string
   /**
-   * The address of the external interface in the other family, for peers that are reached over it; left out if all
-   * datagrams have one family.
+   * The address of the external interface in the second outer family, for peers that are reached over that family; left out if all
+   * datagrams use one family.
    */
   readonly otherAddress?: string | undefined
   readonly port: number
   readonly mtu: number
-  /** The source addresses of ICMP errors to peers: the TUN's own addresses. */
+  /** The TUN's own addresses, which are the source addresses of ICMP errors to peers. */
   readonly tunAddress: Addresses
   /**
-   * The source addresses of ICMP errors into the TUN. The IPv4 address must not be this host's own, because the kernel
-   * would refuse it.
+   * The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not belong to this host, because the
+   * kernel drops packets that arrive from its own address.
    */
   readonly networkAddress: Addresses
   readonly network: Nets
   readonly subnet: Nets
   readonly settings: TunnelSettings
   /**
-   * Returns the encoded peer table (peers.ts) for the start, and for each restart after `takeBack`; left out if there
-   * are no peers.
+   * Returns the encoded peer table (peers.ts). The engine calls it at the start and after each `takeBack`. Left out if there are no peers.
    */
   readonly peers?: () => Uint8Array
-  /**
-   * True if the device, with its addresses and routes, must survive this process when it ends without stopping the
-   * engine.
-   */
+  /** True if the TUN device, with its addresses and routes, must stay when this process ends without calling `stop`. */
   readonly persistent?: boolean
-  /** Called when `sessions.takeMail` has something to return; never for an encapsulation without sessions. */
+  /** Called when `sessions.takeMail` has new messages to return; never called for an encapsulation without sessions. */
   readonly onMail?: () => void
   /**
-   * The open path of another process with the same options, on which the engine runs instead of opening one. It comes
-   * from an engine with `lend`.
+   * The open descriptors of another process with the same options, which `lend` returned there. The engine runs on them and opens no
+   * others.
    */
   readonly inherited?: OpenPath | undefined
-  /** True if the engine must continue the sessions that came with the inherited path. */
+  /** True if the engine must continue the encrypted sessions of the process that passed on `inherited`. */
   readonly keepsSessions?: boolean | undefined
 }
 
-/** The sessions of an encapsulation with keys, by the session numbers in the peers' records. */
+/** The encrypted sessions of an engine. Each is identified by the session number in its peer's record. */
 export interface EngineSessions {
-  /** True if the running engine continues the sessions of the previous engine. */
+  /** True if the running engine continues the encrypted sessions of the engine before it. */
   readonly areKept: boolean
   setKeys(session: number, keys: SessionKeys): void
-  /** Wipes the keys of a session and drops its waiting packets. */
+  /** Erases the keys of a session and drops the packets that wait for new keys. */
   forget(session: number): void
   /**
-   * Returns everything since the last call. Of the messages from unknown hosts it returns at most `mostOfOthers` and
-   * discards the rest.
+   * Returns the messages and events since the last call. It returns at most `mostOfOthers` messages from unknown hosts and discards the
+   * rest of them.
    */
   takeMail(mostOfOthers: number): Mail
-  /** Sends one datagram from the well-known port. Returns false if the kernel refused it. */
+  /** Sends a datagram from the port of the network configuration. Returns false if the kernel refused it. */
   send(to: UdpEndpoint, datagram: Uint8Array): boolean
 }
 
-/** The open descriptors of an engine with their options, with which another process can continue. */
+/** The open descriptors of an engine, with the options with which they were opened, so that another process can continue to use them. */
 export interface OpenPath extends Descriptors {
   readonly bindAddress: string
   readonly otherAddress?: string | undefined
   readonly port: number
-  /** The kernel features that were not requested, from `addon.featureNames`. */
+  /** The kernel features that the engine must not use, by their names in `addon.featureNames`. */
   readonly without: readonly string[]
 }
 
@@ -98,55 +95,57 @@ export interface Engine {
   readonly kind: 'native' | 'dgram'
   readonly tunName: string
   readonly offloads: readonly string[]
-  /** Facts about the start that the operator should know, such as a smaller buffer or a refused feature. */
+  /** Messages about the start for the operator, such as a smaller receive buffer or a feature that the kernel refused. */
   readonly notes: readonly string[]
-  /** Facts that could be better, which are logged with -v 1. */
+  /** Messages about the start that matter less; weftd logs them only with -v 1 or higher. */
   readonly details: readonly string[]
-  /** Resolves with the reason if the engine can no longer forward; pending until then. */
+  /** Resolves with the reason if the engine can no longer forward; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** Makes the peer table equal these encoded records (peers.ts). Idempotent. */
+  /** Replaces the peer table with these encoded records (peers.ts). */
   setPeers(records: Uint8Array): void
-  /** Adds, changes or removes the peers of these records; all others stay. Idempotent. */
+  /** Adds, changes or removes the peers of these encoded records; all other peers stay. */
   changePeers(records: Uint8Array): void
-  /** True if the engine has the sockets of the other family that were requested. */
+  /** True if the engine has sockets of the second outer family, which `otherAddress` requested. */
   readonly hasOther?: boolean
   /**
-   * Binds the sockets of the other family to another address, while packets wait. Rejects if that fails; the engine
-   * then continues with one family.
+   * Binds the sockets of the second outer family to another address. Packets wait meanwhile. If the bind fails, the promise rejects and the
+   * engine continues with one family.
    */
   bindOther?(address: string): Promise<void>
-  /** Sends a datagram from the well-known port, over any family with sockets; left out if the engine cannot. */
+  /** Sends a datagram from the port of the network configuration, over IPv4 or IPv6; left out if the engine cannot. */
   send?(to: Address, port: number, datagram: Uint8Array): void
-  /** Reads the device's offload switches and joins received packets accordingly; left out if the engine joins no packets. */
+  /**
+   * Reads the TUN device's offload settings and coalesces received packets accordingly; left out if the engine does not coalesce packets.
+   */
   followSwitches?(): void
   counters(): Counters
   /**
-   * Returns five numbers for each slot since the engine started: packets and bytes sent, packets and bytes received,
-   * and the milliseconds since the last packet was received, -1 for never. It covers all slots, or only `slot`. Peer
-   * records name the slots.
+   * Returns five numbers for each traffic slot since the engine started: packets and bytes sent, packets and bytes received, and the
+   * milliseconds since the last packet was received (-1 if none was). With `slot` it returns the five numbers of that slot only. The peers'
+   * records assign the slots.
    */
   traffic(slot?: number): Float64Array
   /**
-   * Returns the last dropped packets with their headers, of which the engine keeps a few hundred per loop and
-   * direction. `after` is the `next` of an earlier result, also of an earlier engine: only later packets are returned.
+   * Returns the last dropped packets with their headers. The engine keeps a few hundred for each thread and direction. With `after`, the
+   * member `next` of an earlier result, it returns only later packets; the result may come from an earlier engine.
    */
   drops(after?: Drops['next']): Drops
   /**
-   * Returns the number of rounds of each forwarding thread so far, by thread name, and wakes each thread, so that a
-   * live thread soon goes round once more. Empty if the event loop forwards.
+   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
+   * does not hang soon completes another iteration. The result is empty if the engine has no threads.
    */
   threads(): Readonly<Record<string, number>>
   readonly sessions?: EngineSessions
-  /** Returns the senders of packets that were refused since the last call; a few dozen are kept. */
+  /** Returns the senders whose packets were refused since the last call. The engine keeps only a few dozen senders. */
   takeUnknownSenders(): readonly UnknownSender[]
   /**
-   * Stops forwarding and returns the descriptors, which stay open here, to be sent to another process. Packets wait in
-   * them meanwhile. The sessions are saved with them, and `head` describes the sessions to the process that continues:
-   * the other process, or this one. Resolves with undefined if there is nothing to lend, because it is lent already,
-   * stopped, or could not be taken back. Left out if another process cannot continue.
+   * Stops forwarding and returns the descriptors, so that the caller can pass them to another process. They also stay open in this process,
+   * and packets wait in them. The encrypted sessions are saved with them together with `head`, a description of the sessions for the
+   * process that continues. Resolves with undefined if the engine is stopped, has already passed on its descriptors, or failed to take them
+   * back. Left out if another process cannot continue.
    */
   lend?(head?: Uint8Array): Promise<OpenPath | undefined>
   takeBack?(): void
-  /** Stops forwarding and closes the TUN and the sockets. Idempotent. */
+  /** Stops forwarding and closes the TUN and the sockets. A second call has no effect. */
   stop(): Promise<void>
 }

@@ -1,5 +1,5 @@
-// filter.ts - decides which packets from peers enter: those with a true source address and a destination on this node.
-// native/core/filter.h has the same rules.
+// filter.ts - decides which packets from peers are accepted: their source address must belong to the sender, and their destination to this
+// node. native/core/filter.h has the same rules.
 
 import { familyOf, isLinkLocal, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
@@ -7,15 +7,15 @@ import type { PeerTable } from './peers.ts'
 
 export interface FilterOptions {
   /**
-   * `strict`: the datagram must come from the peer that has the inner source address. `inner`: the datagram may come
-   * from any address. `off`: all packets enter, as in flanneld.
+   * `strict` accepts a packet only if its datagram came from the peer that has the inner source address. `inner` accepts the datagram from
+   * any address, but still checks the inner addresses. `off` accepts all packets, as flanneld does.
    */
   readonly verifySource: TunnelSettings['verifySource']
   readonly network: Nets
   readonly subnet: Nets
   /**
-   * True if the sender has proved its identity by a key. Such a peer may send only from its own subnet, as with WireGuard's AllowedIPs
-   * (native/core/filter.h, `session_`).
+   * True if the encapsulation proves the sender by a key. Each peer may then send only packets with a source in its own subnet, as with
+   * WireGuard's AllowedIPs (native/core/filter.h, `session_`).
    */
   readonly provesSender?: boolean
 }
@@ -35,7 +35,7 @@ const isOf = (nets: Nets, address: Address): boolean => {
   return net !== undefined && netContains(net, address)
 }
 
-/** Returns the name of the counter if the packet must be refused; undefined if it enters. */
+/** Returns the name of the counter that counts the packet as dropped; undefined if the packet is accepted. */
 export function reasonToDrop(
   { verifySource, network, subnet, provesSender = false }: FilterOptions,
   peers: PeerTable,
@@ -49,8 +49,8 @@ export function reasonToDrop(
   const peer = peers.find(source)
   if (peer && verifySource === 'strict' && peer.endpoint !== from && peer.other !== from)
     return 'rx_drop_spoofed_source'
-  // A source without a peer may be a host that does not masquerade its own packets. Without a network of its family it
-  // cannot be one.
+  // A source address outside the network may be that of a peer's host that does not masquerade its own packets. That cannot be decided, and
+  // the packet is dropped, if the network has no subnet of the source's family.
   const family = familyOf(source)
   const mayBeAHost = !provesSender && network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'
@@ -58,8 +58,8 @@ export function reasonToDrop(
 }
 
 /**
- * True if a packet from the TUN can originate on this host. Otherwise no ICMP error is sent, because it would go to a
- * peer that did not send the packet and would refuse the error.
+ * True if a packet from the TUN can have been sent by this host. For other packets the engine sends no ICMP error, because the error would
+ * go to a peer that did not send the packet.
  */
 export function isFromHere({ verifySource, network, subnet }: FilterOptions, source: Address): boolean {
   return verifySource === 'off' || isOf(subnet, source) || !isOf(network, source)

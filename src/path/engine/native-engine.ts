@@ -1,4 +1,4 @@
-// native-engine.ts - the engine in C++ threads (native/): starts it, reads its counters, lends it and stops it.
+// native-engine.ts - the engine in C++ threads (native/): starts it, reads its counters, passes its descriptors on and stops it.
 
 import type { Descriptors } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
@@ -8,18 +8,18 @@ import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
 
 interface NativeOptions {
-  /** The number of loops. Each has a TUN queue, a socket and a thread. */
+  /** The number of forwarding threads. Each has its own TUN queue and socket. */
   readonly workers?: number
-  /** The nice value of the threads, -20 (highest priority) to 19; 0 means that of the process. */
+  /** The nice value of the forwarding threads, from -20 (highest priority) to 19; with 0 they run at the process's nice value. */
   readonly nice?: number
-  /** How long an idle thread polls before it sleeps, in microseconds. */
+  /** How long, in microseconds, an idle thread polls its descriptors before it sleeps. */
   readonly pollUs?: number
   readonly without?: readonly string[]
 }
 
-/** The features that each socket has or lacks (native/io/udp.cc). */
+/** The kernel features that are set on each UDP socket (native/io/udp.cc), so that a socket may lack one that the others have. */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
-/** The feature that is requested when an engine runs, not when its descriptors are opened. */
+/** The kernel feature that `runEngine` requests; all others are requested when the descriptors are opened. */
 const STEERING = 'tun-steering'
 
 /** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
@@ -61,7 +61,10 @@ export function startNativeEngine(
   const notes: string[] = []
   const open = (): ReturnType<typeof addon.openDescriptors> =>
     addon.openDescriptors({ tunName, bindAddress, port, workers, features })
-  /** Gives the loops the wanted sockets of the other family. A failure is only noted, because one family is enough. */
+  /**
+   * Adds sockets of the second outer family to the descriptors, if `otherAddress` is set. If they cannot be opened, the engine runs with
+   * one family and adds a note.
+   */
   const withOther = (on: Descriptors & Pick<OpenPath, 'otherAddress'>): Descriptors => {
     if (on.otherAddress === otherAddress) return on
     closeAll(
@@ -134,7 +137,10 @@ export function startNativeEngine(
   }
 
   const names = addon.counterNames
-  /** The counts of the earlier engines of this object, before the path was lent and taken back. */
+  /**
+   * The sums of the counters of this object's earlier native engines. A new one starts after each `takeBack`, and its own counters start at
+   * 0.
+   */
   let counted: Counters = {}
   function counters(): Counters {
     const sums: Record<string, bigint> = {}
@@ -145,10 +151,10 @@ export function startNativeEngine(
     })
     return sums
   }
-  /** The traffic that earlier engines counted, and when it was read. */
+  /** The traffic by slot that earlier native engines of this object counted; `passedAt` is when it was read, in ms of performance.now(). */
   let passed: Float64Array = new Float64Array()
   let passedAt = 0
-  /** True while the native engine forwards; false while it is lent, and after the stop. */
+  /** True while the native engine forwards; false while its descriptors are passed on, and after `stop`. */
   let runs = true
   let lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
   const traffic = (slot?: number): Float64Array => {
@@ -183,7 +189,7 @@ export function startNativeEngine(
     runs = false
     lending = release()
     await lending
-    // A stop in the meantime took the path back.
+    // If `stop` was called meanwhile, it took the descriptors back and closed them, so that there are none to bind.
     if (!lent) return
     const notesBefore = notes.length
     const on = lent
@@ -222,7 +228,7 @@ export function startNativeEngine(
     traffic,
     drops(after = []) {
       const drops = native.drops(after)
-      // A lent engine has no drops to read.
+      // While the descriptors are passed on, the engine has no drops to read, and `next` is empty.
       return drops.next.length > 0 ? drops : { next: after, packets: [] }
     },
     threads: () => native.askThreads(),

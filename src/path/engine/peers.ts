@@ -1,21 +1,21 @@
-// peers.ts - the peer table of the engines: the subnets, and the UDP endpoint of each.
+// peers.ts - the peer table of the engines: the peers' subnets, and the UDP endpoint that each subnet is reached through.
 //
-// The table goes to C++ as one array of fixed records: the whole table at the start, after a gap and for a repair,
-// otherwise only the changed records. Subnet and endpoint may have different families. The layout:
+// The table is passed to C++ as an array of records of fixed length. weftd passes the whole table at the start, after missed changes and
+// for a repair, otherwise only the changed records. A record's subnet and endpoint may have different families. The layout of a record:
 //
 //   offset size
 //        0    1  address family of the subnet: 4 or 6
 //        1    1  prefix length of the subnet
 //        2    1  address family of the endpoint: 4 or 6
-//        3    1  flags. 1: the subnet no longer has a peer; all other fields but family, length and subnet are 0.
-//                2: datagrams to the peer must leave from the well-known port.
+//        3    1  flags. 1: the subnet no longer has a peer; all fields except family, length and subnet are 0.
+//                2: datagrams to the peer must leave from the port of the network configuration.
 //        4    2  UDP port of the endpoint, big-endian
-//        6    2  limit: the longest packet that reaches the peer, big-endian; 0 if it is not known
+//        6    2  limit: the longest packet in bytes that reaches the peer, big-endian; 0 if it is not known
 //        8   16  subnet, network order; an IPv4 address uses the first 4 bytes
 //       24   16  endpoint address, in the same format
-//       40   16  the encapsulation's facts about the peer: 0 for udp, the MAC for vxlan, the session for wireguard
-//       56    4  slot that counts the peer's traffic, in the byte order of this host; 0 for none
-//       60   16  another address from which its datagrams may come: IPv6, or IPv4 as ::ffff:a.b.c.d; 0 for none
+//       40   16  the encapsulation's data about the peer: 0 for udp, the MAC for vxlan, the session number for wireguard
+//       56    4  slot that counts the peer's traffic, in the byte order of this host; 0 if the traffic is not counted
+//       60   16  second address from which the peer's datagrams may come: IPv6, or IPv4 as ::ffff:a.b.c.d; 0 for none
 
 import { familyOf, isIpv4Net, netAround, type Address, type Family, type Net } from '../../net/address.ts'
 
@@ -25,20 +25,20 @@ export interface Peer {
   readonly subnet: Net
   readonly endpoint: Address
   readonly port: number
-  /** Another address of the peer's host, of the other family, from which its datagrams may come. */
+  /** A second address of the peer's host, in the other family, from which the peer's datagrams may come. */
   readonly other?: Address | undefined
-  /** The encapsulation's facts about the peer, at most 16 bytes; left out if it needs none. */
+  /** The encapsulation's data about the peer, such as its MAC, at most 16 bytes; left out if the encapsulation needs none. */
   readonly encap?: Uint8Array
-  /** The longest packet that reaches the peer, in bytes, if it is less than the kernel's path MTU allows. */
+  /** The longest packet in bytes that reaches the peer, if a search found it to be shorter than the kernel's path MTU allows. */
   readonly limit?: number
-  /** The slot that counts the peer's traffic (traffic.ts); left out if the traffic is not counted. */
+  /** The slot in which the engine counts the peer's traffic (traffic.ts); left out if the traffic is not counted. */
   readonly slot?: number
   /**
-   * True if datagrams to this peer must leave from the well-known port, because the peer replies to the port that it
-   * received from.
+   * True if datagrams to this peer must leave from the port of the network configuration, because the peer replies to the port from which
+   * it received a datagram.
    */
   readonly isFromKnownPort?: true
-  /** Set in a change if the subnet no longer has a peer. */
+  /** True in a change that removes the subnet's peer from the table. */
   readonly isGone?: true
 }
 
@@ -49,9 +49,9 @@ const ENDPOINT_OFFSET = 24
 const ENCAP_OFFSET = 40
 const SLOT_OFFSET = 56
 const OTHER_OFFSET = 60
-/** The prefix of IPv4 addresses in IPv6 form (RFC 4291, section 2.5.5.2). */
+/** The upper 96 bits of an IPv4 address that is written as IPv6 address, ::ffff:a.b.c.d (RFC 4291, section 2.5.5.2). */
 const MAPPED = 0xffffn << 32n
-/** True on a little-endian host. C++ reads the slot in the byte order of the host. */
+/** True on a little-endian host. The slot is written in the byte order of the host, because C++ reads it as a plain integer. */
 const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 function setAddress(view: DataView, at: number, address: Address): void {
@@ -108,15 +108,15 @@ export function decodePeers(records: Uint8Array): Peer[] {
   return peers
 }
 
-/** Finds peers by address, like native/core/peers.h. */
+/** A peer table that finds peers by address, with the same rules as native/core/peers.h. */
 export interface PeerTable {
   find(address: Address): Peer | undefined
-  /** True if any peer with a subnet of this family has the address as its endpoint or as its other address. */
+  /** True if a peer with a subnet of this family has `address` as its endpoint or second address. */
   hasEndpointAt(address: Address, family: Family): boolean
   change(peers: readonly Peer[]): void
 }
 
-/** Returns the table of these peers. If two peers have the same subnet, the later one counts. */
+/** Returns a peer table with these peers. If two peers have the same subnet, the later one replaces the earlier. */
 export function createPeerTable(peers: readonly Peer[]): PeerTable {
   interface Length {
     readonly family: Family

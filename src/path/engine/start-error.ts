@@ -1,4 +1,4 @@
-// start-error.ts - turns a refusal by the kernel at the start of an engine into an error with a remedy.
+// start-error.ts - turns the kernel's refusal to start an engine into an error with a remedy.
 
 import { WeftError } from '../../base/errors.ts'
 import type { EngineConfig } from './engine.ts'
@@ -18,7 +18,9 @@ export function noTun(error: NodeJS.ErrnoException): WeftError {
   })
 }
 
-/** Makes the error for a missing CAP_NET_ADMIN. Root lacks it only in a container. */
+/**
+ * Returns the error for a missing CAP_NET_ADMIN. Only in a container or a restricted unit can root lack it, so root gets another remedy.
+ */
 export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   new WeftError('PERMISSION', what, {
     remedy: isRoot()
@@ -28,7 +30,8 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   })
 
 /**
- * Makes the error for a failed start. `error` comes from the addon or node:dgram: an Error with `code` and `syscall`.
+ * Returns the error with a remedy for an engine that could not start. `error` is the Error, with `code` and `syscall`, that the addon or
+ * node:dgram threw.
  */
 export function engineStartError(
   error: unknown,
@@ -55,7 +58,7 @@ export function engineStartError(
       'raise the limit of tasks: TasksMax= of the unit, the pids limit of the container, `ulimit -u`',
     )
   }
-  // native/engine.cc reports a missing cipher under this name, for encapsulations that encrypt.
+  // native/engine.cc reports under this name that OpenSSL lacks the cipher, which encapsulations with encryption need.
   if (syscall === 'ChaCha20-Poly1305 of OpenSSL') {
     return fail(
       'DEVICE',

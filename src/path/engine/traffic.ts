@@ -1,33 +1,30 @@
-// traffic.ts - the traffic between this host and each peer, from the slots in which the engines count it.
+// traffic.ts - the traffic between this host and each peer, computed from the slots in which the engines count it.
 //
-// A peer keeps its slot and its counts while it is a peer, even if the table is sent again. A freed slot is given to
-// another peer, whose counts start from the slot's values at that time.
+// A peer keeps its slot and its counts as long as it is a peer, even if the peer table is replaced. When a peer is removed, its slot is
+// given to another peer, whose counts start from the slot's numbers at that time.
 
 import type { PeerTraffic } from './engine.ts'
 
 /**
- * The numbers of each slot: packets and bytes sent, packets and bytes received, and the milliseconds since the last
- * packet was received, or -1.
+ * The number of values in each slot: packets and bytes sent, packets and bytes received, and the milliseconds since the last packet was
+ * received (-1 if none was).
  */
 export const SLOT_NUMBERS = 5
-/**
- * The number of slots, as in native/core/traffic.h. Slot 0 belongs to no peer, and traffic without a slot is not
- * counted.
- */
+/** The number of slots, equal to that in native/core/traffic.h. Slot 0 means that a peer's traffic is not counted. */
 const MAX_SLOTS = 1 << 24
 const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
 /**
- * Adds the counts of two engines that used the same slots one after another. `agoMs` is the time since the first engine
- * was read.
+ * Adds the counts of two engines that used the same slots one after the other. `agoMs` is the time in ms since the numbers of the first
+ * engine, `before`, were read.
  */
 export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: number): Float64Array {
   if (before.length === 0) return now
   const sum = new Float64Array(Math.max(now.length, before.length))
   for (let at = 0; at < sum.length; at++) {
     const [a, b] = [now[at] ?? nothing(at), before[at] ?? nothing(at)]
-    // The fifth number is an age. The later engine's age is used if it has one; otherwise the earlier age has grown by
-    // `agoMs`.
+    // The fifth number of a slot is an age in ms. If the later engine received no packet, the earlier engine's age counts, plus the `agoMs`
+    // that have passed since.
     if (!isAge(at)) sum[at] = a + b
     else sum[at] = a < 0 && b >= 0 ? b + agoMs : a
   }
@@ -37,24 +34,24 @@ const isAge = (at: number): boolean => at % SLOT_NUMBERS === SLOT_NUMBERS - 1
 const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
 export interface TrafficSlots {
-  /** Gives each of these peers, by lease key, a slot. All other peers lose theirs. */
+  /** Gives a slot to each peer with one of these lease keys, and takes the slots of all other peers. */
   keep(keys: Iterable<string>): void
   add(key: string): void
   remove(key: string): void
-  /** Returns the slot of a peer; 0 if it has none, because all slots are used. */
+  /** Returns the slot of a peer; 0 if it has none, because it is unknown or all slots were in use. */
   slotOf(key: string): number
-  /** Returns the traffic of each peer with a slot, since the peer came. */
+  /** Returns the traffic of each peer that has a slot, by lease key, since the peer was added. */
   read(): ReadonlyMap<string, PeerTraffic>
 }
 
 interface Slot {
   readonly slot: number
-  /** The time when the peer got the slot, and the slot's numbers then. */
+  /** The time in ms of the clock `now` when the peer got the slot; `before` below has the slot's numbers at that time. */
   readonly since: number
   readonly before: readonly number[]
 }
 
-/** `counted` reads one slot or all slots from the engine. `now` is a monotonic time in ms. */
+/** Creates the slots. `counted` reads the numbers of one slot or of all slots from the engine. `now` is a monotonic clock in ms. */
 export function createTrafficSlots(
   counted: (slot?: number) => Float64Array,
   now: () => number = () => performance.now(),

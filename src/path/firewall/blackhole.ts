@@ -1,19 +1,23 @@
-// blackhole.ts - the blackhole route for this node's own subnet (--ip-blackhole-route). It drops packets for containers that do not exist,
-// which would otherwise take the tunnel or the default route.
+// blackhole.ts - the blackhole route for this node's own subnet (--ip-blackhole-route). The kernel drops with it the packets for containers
+// that do not exist, which would otherwise leave by the tunnel or the default route.
 
 import type { Run } from '../../host/command.ts'
 import { ipFlag, routesWithin } from '../../host/links.ts'
 import { formatNet, type Net } from '../../net/address.ts'
 
 /**
- * The metric makes it the last of all routes to the subnet. flanneld sets no metric. In IPv4 that means 0: the kernel puts the route of a
- * bridge that is created later behind it (Linux 6.18, net/ipv4/fib_trie.c, fib_table_insert), which cuts the bridge off. In IPv6 it means
- * 1024 (net/ipv6/route.c, IP6_RT_PRIO_USER), so the kernel refuses an operator's route to the same subnet.
+ * The highest metric, so that every other route to the subnet is preferred. flanneld sets no metric. In IPv4 the metric is then 0, and the
+ * kernel puts the route of a bridge that is created later behind the blackhole route (Linux 6.18, net/ipv4/fib_trie.c, fib_table_insert),
+ * so that the bridge gets no packets. In IPv6 it is then 1024 (net/ipv6/route.c, IP6_RT_PRIO_USER), and the kernel refuses an operator's
+ * route to the same subnet.
  */
 const METRIC = 0xffffffff
 
 interface Blackhole {
-  /** Sets the route for this subnet, or none, and removes the route for an earlier subnet. Returns the repairs in words. */
+  /**
+   * Sets the blackhole route for this subnet, or for none, and removes the route for an earlier subnet. Returns a description of each
+   * repair.
+   */
   ensure(subnet: Net | undefined): Promise<readonly string[]>
 }
 

@@ -1,4 +1,5 @@
-// families.ts - the firewall's interface, and its parts for each family. A failure of one family does not affect the other.
+// families.ts - the interface of the firewall, and the wanted rules of each family. A failure of one family does not affect the other
+// family.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -8,22 +9,22 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * Throws WeftError if `raise` would, as far as the tool shows it without a change. A tool that does not answer in time is no reason to
-   * throw. Left out if `raise` never throws.
+   * Throws WeftError if `raise` would throw, as far as iptables or nft shows that without a change of the rules. If the tool does not
+   * answer in time, it does not throw. Left out if `raise` never throws.
    */
   check?(): Promise<void>
   /**
-   * Sets the rules for the first time, and removes rules that other versions, flags or the other mode left. If flanneld would continue after
-   * a failure, it logs the failure; if flanneld would end, it throws WeftError.
+   * Sets the rules for the first time, and removes rules that other versions, other flags or the mode with the other tool left. A failure
+   * after which flanneld would continue is logged; for a failure with which flanneld would exit, it throws WeftError.
    */
   raise(subnet: Nets): Promise<void>
-  /** Repairs the rules, or sets them for another subnet. */
+  /** Repairs the rules, or changes them for another subnet of this node. */
   ensure(subnet: Nets): Promise<Ensured>
-  /** Makes the next `ensure` search again for unwanted rules, because another daemon may have restored them since `raise`. */
+  /** Makes the next `ensure` search again for rules that must go, because another daemon may have restored them since `raise`. */
   lookAgain?(): void
 }
 
-/** The repairs in words, and the failures. */
+/** Descriptions of the repairs, and the errors of the parts that failed. */
 export interface Ensured {
   readonly repaired: readonly string[]
   readonly failures: readonly WeftError[]
@@ -31,31 +32,31 @@ export interface Ensured {
 
 export interface FirewallOptions extends Pick<FirewallWish, 'masq' | 'forward'> {
   readonly network: Nets
-  /** --ip-masq-fully-random-disable */
+  /** True if masquerading must not use fully random source ports (--ip-masq-fully-random-disable). */
   readonly plainPorts: boolean
-  /** The network and the subnet of an earlier run. */
+  /** The network and the subnet in the subnet.env of an earlier run. */
   readonly previous: { readonly network: Nets; readonly subnet: Nets }
   readonly run: Run
   readonly log: Log
 }
 
-/** The wanted rules of one family. If `isOn` is false there are none, and the nets have no meaning. */
+/** The wanted rules of one family. If `isOn` is false, the family must have no rules, and `network` and `subnet` have no meaning. */
 export interface FamilyWish extends Omit<FirewallWish, 'randomFully'> {
   readonly isOn: boolean
 }
 
-/** The options of one family. */
+/** The networks and wanted rules of one family. */
 export interface Part {
   readonly family: Family
-  /** The family's network; if the family is off, the network of the earlier run. */
+  /** The family's network; if the family is not enabled, the network of the earlier run, whose rules must go. */
   readonly network: Net
-  /** The networks whose rules belong to this daemon, as the tools print them: its own network and that of an earlier run. */
+  /** The networks whose rules belong to this daemon, in the notation of iptables and nft: the present network and the earlier run's. */
   readonly ours: ReadonlySet<string>
-  /** Returns the wanted rules. The family is off if the configuration or the node lacks it. */
+  /** Returns the family's wanted rules for this node's subnets. The family is off if the network configuration or the node lacks it. */
   readonly wishFor: (subnet: Nets) => FamilyWish
 }
 
-/** Returns the parts of the enabled families, and of the families of an earlier run, whose rules must go. */
+/** Returns a part for each enabled family, and for each family that an earlier run had, because that family's rules must go. */
 export function partsOf({ network, previous, masq, forward }: FirewallOptions): readonly Part[] {
   return FAMILIES.flatMap((family) => {
     const [now, before] = [network[family], previous.network[family]]
@@ -69,11 +70,11 @@ export function partsOf({ network, previous, masq, forward }: FirewallOptions): 
   })
 }
 
-/** Returns networks as iptables and nft print them. */
+/** Returns these networks in the notation in which iptables and nft print them. */
 const networksOf = (...networks: readonly (Net | undefined)[]): ReadonlySet<string> =>
   new Set(networks.flatMap((network) => (network ? [formatNet(network)] : [])))
 
-/** Runs all works in order and collects their repairs. A work that fails does not prevent the next one. */
+/** Runs all works in order and collects their repairs and errors. A work that fails does not prevent the next work. */
 export async function ensureEach(works: readonly (() => Promise<readonly string[]>)[]): Promise<Ensured> {
   const repaired: string[] = []
   const failures: WeftError[] = []

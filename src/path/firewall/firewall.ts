@@ -1,7 +1,7 @@
-// firewall.ts - sets the firewall rules with iptables or nft, and repairs them.
+// firewall.ts - creates the firewall that sets and repairs the rules with iptables or nft.
 //
-// Versions of iptables and nft print the same rule in different ways. So the listing right after the rules were set is stored, and later
-// listings must equal it, rule by rule and in order. The log lines are those of flanneld.
+// Versions of iptables and nft print the same rule in different ways. So weftd stores the listing that the tool prints right after the
+// rules were set. Later listings must equal the stored listing, rule by rule and in order. The log lines are those of flanneld.
 
 import { describeError, prefixed } from '../../base/errors.ts'
 import type { Nets } from '../../net/address.ts'
@@ -13,8 +13,8 @@ import { createNftables } from './nftables.ts'
 export type { Firewall } from './families.ts'
 
 /**
- * Returns the firewall for the tool that the network configuration names. It is needed even if no rules are wanted, because an earlier run
- * may have left rules that must go.
+ * Returns the firewall for the tool that the network configuration names. It is needed even if no rules are wanted, because rules of an
+ * earlier run may have to be removed.
  */
 export function createFirewall(
   tool: 'iptables' | 'nftables',
@@ -24,7 +24,7 @@ export function createFirewall(
   return options.blackhole ? withBlackhole(rules, options) : rules
 }
 
-/** Adds the blackhole route to a firewall. A failure to set the route at the start is only logged. */
+/** Returns a firewall that also sets the blackhole route. If the route cannot be set at the start, that is only logged. */
 function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
   const { run, log } = options
   const routes = partsOf(options).map(({ network, wishFor }) => {

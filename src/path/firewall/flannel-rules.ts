@@ -1,21 +1,21 @@
-// flannel-rules.ts - recognises the rules of every flannel version in a listing, and no other rules. Pure.
+// flannel-rules.ts - recognises the rules of every flannel version in a listing of iptables or nft, and no other rules. Pure.
 //
-// Up to 0.5 flannel had a chain FLANNEL. Up to 0.19 its rules were in POSTROUTING and FORWARD, with a comment since 0.16. Since 0.20 they
-// are in chains of their own (network/ipmasq.go, network/iptables.go of those versions). A rule with flannel's comment, or in a chain with
-// flannel's name, is flannel's. A rule without them counts as flannel's only as part of the complete set, in order, for a network that is
-// known to be flannel's.
+// Up to version 0.5 flannel had a chain FLANNEL. Up to 0.19 its rules were in the chains POSTROUTING and FORWARD, since 0.16 with a
+// comment. Since 0.20 they are in chains that only flannel uses (network/ipmasq.go, network/iptables.go of those versions). A rule is
+// flannel's if it has flannel's comment or is in a chain with flannel's name. Another rule counts as flannel's only if it is part of a
+// complete set of flannel's rules, in order, for a network that is known to be flannel's.
 
 import type { Family } from '../../net/address.ts'
 
-/** The names that the tools use for a family, and its multicast range, which is never masqueraded. */
+/** The names that iptables and nft use for a family, and the family's multicast range, which is never masqueraded. */
 export const WORDS = {
   ipv4: { iptables: 'iptables', nft: 'ip', table: 'flannel-ipv4', multicast: '224.0.0.0/4' },
   ipv6: { iptables: 'ip6tables', nft: 'ip6', table: 'flannel-ipv6', multicast: 'ff00::/8' },
 } as const satisfies Readonly<Record<Family, object>>
 
-/** A chain of flannel in iptables, and the rule of the built-in chain `from` that jumps to it (without `-A CHAIN`). */
+/** A chain of flannel in iptables. `jump` is the rule (without `-A CHAIN`) in the built-in chain `from` that jumps to the chain. */
 export interface IptablesChain {
-  /** The member of the wish that enables the chain. */
+  /** The member of FirewallWish that must be true for the chain to exist. */
   readonly wish: 'masq' | 'forward'
   readonly table: 'nat' | 'filter'
   readonly chain: string
@@ -23,7 +23,7 @@ export interface IptablesChain {
   readonly jump: string
 }
 
-/** The comments of flannel's rules. */
+/** The comments with which iptables marks flannel's rules, as match arguments. */
 export const MASQ = '-m comment --comment "flanneld masq"'
 export const FORWARD = '-m comment --comment "flanneld forward"'
 
@@ -41,18 +41,18 @@ const FWD: IptablesChain = {
   from: 'FORWARD',
   jump: `${FORWARD} -j FLANNEL-FWD`,
 }
-/** All chains, in the order in which flanneld creates them. */
+/** flannel's chains, in the order in which flanneld creates them. */
 export const FLANNEL_CHAINS = [POSTRTG, FWD] as const
 
-/** The tables of iptables-save, each with the lines between its name and COMMIT. */
+/** The output of iptables-save: for each table, the lines between its name and COMMIT. */
 export type Tables = ReadonlyMap<string, readonly string[]>
 
 interface FlannelRules {
-  /** Rules and chains, as iptables-save shows them. */
+  /** The rules and chains that are flannel's, in the notation of iptables-save. */
   readonly rules: readonly string[]
-  /** The input of iptables-restore --noflush that removes them, between the table's name and COMMIT. */
+  /** The commands that remove these rules, as input of `iptables-restore --noflush` between the table's name and COMMIT. */
   readonly removal: readonly string[]
-  /** Foreign rules that jump to a chain of flannel. Such a chain must stay, without its rules. */
+  /** Rules of other programs that jump to a chain of flannel. Such a chain is emptied but not deleted. */
   readonly stays: readonly string[]
 }
 
@@ -73,7 +73,10 @@ const forwardForm = (match: string): RegExp =>
   new RegExp(`^-A FORWARD ${match} (-m comment --comment "flanneld forward" )?-j ACCEPT$`)
 const MASQUERADE = 'MASQUERADE(?: --random-fully)?'
 
-/** The rules that flannel put into built-in chains, each with a letter. The first group is the network, the second the comment. */
+/**
+ * The forms of the rules that old versions of flannel put into built-in chains, each with a letter for `MASQ_SETS`. The first group of the
+ * expression is the network, the second is flannel's comment.
+ */
 const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['r', masqForm(String.raw`-s ${NET} -d \1`, 'RETURN')],
   ['m', masqForm(String.raw`-s ${NET} ! -d (?:224\.0\.0\.0\/4|ff00::\/8)`, MASQUERADE)],
@@ -83,7 +86,10 @@ const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['f', forwardForm(`-s ${NET}`)],
   ['t', forwardForm(`-d ${NET}`)],
 ]
-/** The complete sets of letters. MASQ_SETS has those of 0.6 to 0.8, of 0.9 to 0.19, and of 0.5. FORWARD_SETS has that of 0.9 and later. */
+/**
+ * The complete sets of rules, as sequences of the letters of `FORMS`. MASQ_SETS has the sets of flannel 0.6 to 0.8, 0.9 to 0.19, and 0.5.
+ * FORWARD_SETS has the set of 0.9 and later.
+ */
 const MASQ_SETS = /rms?h|jh?/g
 const FORWARD_SETS = /ft/g
 
@@ -106,7 +112,7 @@ function placed(lines: readonly string[]): Placed[] {
   })
 }
 
-/** Returns the rules that form complete sets of one network, in order. Foreign rules may be in between. */
+/** Returns those rules that form complete sets for one network, in order. Rules of other programs may be between them. */
 function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
   const networks = new Set(rules.map(({ network }) => network))
   return [...networks].flatMap((network) => {
@@ -116,7 +122,7 @@ function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
   })
 }
 
-/** True if the chain FLANNEL has exactly the two rules of flannel 0.5. */
+/** True if the chain FLANNEL contains exactly the two rules of flannel 0.5, so that no other program made the chain. */
 function hasChainOf05(lines: readonly string[]): boolean {
   const rules = lines.filter((line) => line.startsWith('-A FLANNEL ')).join('\n')
   return new RegExp(String.raw`^-A FLANNEL -d ${NET} -j ACCEPT\n-A FLANNEL ! -d 224\.0\.0\.0/4 -j MASQUERADE$`).test(
@@ -128,29 +134,33 @@ const rulesOf = (lines: readonly string[], chain: string): string[] =>
   lines.filter((line) => line.startsWith(`-A ${chain} `))
 const networksIn = (text: string): string[] => text.match(new RegExp(NET, 'g')) ?? []
 
-/** Matches a rule of flannel's chains that names networks, as iptables-save and `nft list` print it. */
+/** Matches a rule that names networks and is in a chain of flannel, as iptables-save and `nft list` print it. */
 const NETWORK_RULE = new RegExp(
   `^-A FLANNEL-\\S+( (! )?-[sd] ${NET})+ -m comment --comment "flanneld (masq|forward)" -j [A-Z]+( --random-fully)?$` +
     `|^\\s*(?<ip>ip6?) [sd]addr (!= )?${NET}( \\k<ip> daddr (!= )?${NET})? (return|accept|masquerade( fully-random)?)$`,
 )
 
-/** True for a flannel rule that names none of `networks`. Another daemon on this host made it, because all daemons share the chains. */
+/**
+ * True for a rule of flannel that names networks, but none of `networks`. It belongs to another daemon on this host, because all daemons
+ * use the same chains.
+ */
 export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean {
   return NETWORK_RULE.test(rule) && !networksIn(rule).some((network) => networks.has(network))
 }
 
-/** Returns the networks of the rules that are certainly flannel's. */
+/** Returns the networks that are named by rules that certainly are flannel's. */
 export function flannelNetworks(lines: readonly string[]): string[] {
   const rules = placed(lines)
   const sure = [...rules.filter(({ commented }) => commented), ...inSets(rules, MASQ_SETS)]
-  // In the chains of 0.20 and later these rules begin with the network, and the others with the node's subnet.
+  // In the chains of flannel 0.20 and later, the rules that this expression matches begin with the network; the other rules begin with the
+  // node's subnet.
   const own = lines.filter((line) => /^-A FLANNEL-(?:POSTRTG -s \S+ ! -d|FWD -[sd]) /.test(line))
   return [...new Set([...sure.map(({ network }) => network), ...own.flatMap((line) => networksIn(line).slice(0, 1))])]
 }
 
 /**
- * Finds flannel's rules in one table for any of `networks`, which are in the format of iptables. Ignores the chain `except` and the jumps to
- * it. A chain that also has rules of another daemon stays.
+ * Finds in one table the rules of flannel for `networks`, which are in iptables' notation. It ignores the chain `except` and the jumps to
+ * it. A chain that also contains rules of another daemon is not removed, only its rules for `networks`.
  */
 export function findFlannelRules(
   table: string,
@@ -189,7 +199,7 @@ export function findFlannelRules(
   return { rules, removal, stays }
 }
 
-/** Returns the existing chains of flannel, each with the jump to it. */
+/** Returns those chains of flannel that exist in the table, each with the rule that jumps to it. */
 function chainsIn(table: string, lines: readonly string[]): { readonly chain: string; readonly jump: string }[] {
   const chains = FLANNEL_CHAINS.filter((each) => each.table === table).map(({ chain, from, jump }) => ({
     chain,
@@ -199,7 +209,7 @@ function chainsIn(table: string, lines: readonly string[]): { readonly chain: st
   return chains.filter(({ chain }) => lines.some((line) => line.startsWith(`:${chain} `)))
 }
 
-/** Returns input of `iptables-restore --noflush` that removes these rules; empty if there are none. */
+/** Returns input of `iptables-restore --noflush` that removes the found rules; an empty text if there are none. */
 export function removalInput(found: ReadonlyMap<string, FlannelRules>): string {
   return [...found]
     .filter(([, { removal }]) => removal.length > 0)
@@ -214,9 +224,9 @@ interface NftRule {
 }
 
 /**
- * Finds flannel's chains, and the jumps to them, in the output of `nft -j -a list table` for a table that iptables-nft made. It is for hosts
- * without iptables. Without `networks` it finds the chains of any network. nft does not print the comments of rules, so rules of flannel
- * versions without own chains are not found. `removal` is input for `nft -f`.
+ * Finds flannel's chains, and the jumps to them, in a table that iptables-nft made; `json` is the output of `nft -j -a list table`. It
+ * serves hosts on which iptables is not installed. Without `networks` it finds chains of any network. nft does not print the comments of
+ * rules, so the rules of flannel up to 0.19, which have no chains of their own, are not found. `removal` is input for `nft -f`.
  */
 export function findFlannelNftRules(
   family: string,
@@ -234,7 +244,7 @@ export function findFlannelNftRules(
     if (!names.has(chain)) continue
     const own = all.filter((rule) => rule.chain === chain)
     const ours = own.filter((rule) => !networks || networksOf(rule).some((network) => networks.has(network)))
-    // The chain stays if another daemon has rules in it.
+    // A chain in which another daemon has rules is not deleted; only the rules for `networks` are.
     if (own.some((rule) => !ours.includes(rule) && networksOf(rule).length > 0)) {
       rules.push(...(ours.length > 0 ? [`${ours.length} rules of chain ${chain}`] : []))
       removal.push(...ours.map(({ handle }) => `delete rule ${family} ${table} ${chain} handle ${handle}`))
@@ -257,11 +267,13 @@ export function findFlannelNftRules(
   return { rules, removal, stays }
 }
 
-/** Returns the networks that a rule names, as iptables prints them. */
+/** Returns the networks that a rule of `nft -j` names, in iptables' notation. */
 const networksOf = (rule: NftRule): string[] =>
   [...JSON.stringify(rule).matchAll(/"addr":"([^"]+)","len":(\d+)/g)].map(([, addr, len]) => `${addr}/${len}`)
 
-/** True for an expression that restricts nothing: the jump itself, a counter, or a comment (which nft prints without its text). */
+/**
+ * True if the expression does not limit which packets match: the jump itself, a counter, or a comment, which nft prints without its text.
+ */
 function restrictsNothing(expression: Readonly<Record<string, unknown>>): boolean {
   if ('jump' in expression || 'counter' in expression) return true
   const { xt } = expression as { xt?: { name?: string } | null }

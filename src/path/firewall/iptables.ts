@@ -1,4 +1,4 @@
-// iptables.ts - sets the rules with iptables and ip6tables.
+// iptables.ts - sets and repairs the firewall rules with iptables and ip6tables.
 
 import { access } from 'node:fs/promises'
 import { describeError, isWeftError, prefixed } from '../../base/errors.ts'
@@ -20,7 +20,7 @@ import {
 import { listNftTable } from './nft-listing.ts'
 import { iptablesRules, nftRemoval, oursIn, restoreInput } from './rules.ts'
 
-/** flanneld's log texts for each family. */
+/** The texts of flanneld's log lines for each family, which must stay the same. */
 const SAYS = {
   ipv4: {
     masq: 'Setting up masking rules',
@@ -36,7 +36,10 @@ const SAYS = {
   },
 } as const
 
-/** A state that no listing equals. It is stored if another program changed the rules right after they were set, so that they are set again. */
+/**
+ * A text that no listing equals. It is stored instead of the listing if another program changed the rules right after they were set; the
+ * next `ensure` then sets them again.
+ */
 const UNDONE = 'undone'
 
 export function createIptables(options: FirewallOptions): Firewall {
@@ -67,7 +70,7 @@ export function createIptables(options: FirewallOptions): Firewall {
   }
 }
 
-/** Removes the rules that an earlier run of this daemon left in nftables mode; the rules of other daemons stay. */
+/** Removes the nftables rules of an earlier run of this daemon in nftables mode; rules of other daemons stay. */
 async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   const listings = await Promise.all(
     FAMILIES.map(async (family) => ({
@@ -80,7 +83,7 @@ async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   if (input !== '') await run('nft', ['-f', '-'], { input })
 }
 
-/** Returns the functions that set the chains of one family. */
+/** Returns the functions that set and repair the chains of one family. */
 function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
   const program = WORDS[family].iptables
   const shown = new Map<string, string>()
@@ -88,12 +91,15 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
   let isModern: boolean | undefined
   let isByChain: boolean | undefined
 
-  /** Reads all rules. It omits -t, because with -t legacy iptables creates the table, and a nat table enables connection tracking. */
+  /**
+   * Reads the rules of all tables. It gives no -t option, because legacy iptables creates a missing table for it, and creating the nat
+   * table starts connection tracking.
+   */
   const readAll = async (): Promise<Tables> => readTables(await run(`${program}-save`, []))
 
   /**
-   * Reads the lines of a table that concern a chain. Only iptables-nft can show one chain without reading all rules, of which kube-proxy has
-   * tens of thousands. If a chain must go, all rules are read, because any of them may jump to it.
+   * Reads the lines of a table that concern one chain. Only iptables-nft can show a single chain without reading all rules; kube-proxy has
+   * tens of thousands. If a chain must be deleted, all rules are read, because any rule may jump to the chain.
    */
   async function readLines(
     chain: IptablesChain,
@@ -106,7 +112,10 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
     return some && !goes?.some((line) => line.startsWith('-X ')) ? some : ((await all()).get(table) ?? [])
   }
 
-  /** Sets one chain. Returns true if it was repaired. `all` reads all tables. */
+  /**
+   * Sets the rules of one chain, or removes the chain if it is not wanted. Returns true if rules were missing and had to be restored. `all`
+   * reads all tables.
+   */
   async function ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Nets): Promise<boolean> {
     if (isModern === undefined) {
       const version = await run(program, ['--version'])
@@ -141,7 +150,10 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
     return isMending
   }
 
-  /** For each chain that there is something to do with, the work that makes it right; they read the tables once. */
+  /**
+   * Returns a function for each chain that has to be checked or removed, which sets its rules. The functions read the tables only once,
+   * together.
+   */
   function works(
     subnet: Nets,
     chains: readonly IptablesChain[] = FLANNEL_CHAINS,
@@ -153,7 +165,7 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
       .filter((chain) => wish[chain.wish] || shown.has(chain.chain) || !tidy.has(chain))
       .map((chain) => async () => {
         const isRepaired = await ensureChain(chain, all, subnet).catch((error: unknown) => {
-          // Without the tool this run has made no rules, and cannot remove those of an earlier run.
+          // If the tool is not installed, this run has set no rules and cannot remove those of an earlier run, so that is not an error.
           if (wish[chain.wish] || shown.has(chain.chain) || notInstalled(error) === undefined) throw error
           return false
         })
@@ -162,7 +174,7 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
       })
   }
 
-  /** Sets one chain for the first time. Failures are logged, and `works` tries again. */
+  /** Sets the rules of one chain for the first time. Failures are only logged, because `works` tries again later. */
   async function bootstrap(subnet: Nets, chain: IptablesChain): Promise<void> {
     const says = SAYS[family]
     const wish = wishFor(subnet)
@@ -184,13 +196,14 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
   return { works, bootstrap, lookAgain: () => tidy.clear() }
 }
 
-/** Messages of iptables about a missing chain, of versions up to and since about 1.8.8. */
+/** Matches the error with which iptables reports a missing chain. The wording changed around version 1.8.8; the old and the new match. */
 const NO_CHAIN = /No chain\/target\/match by that name|does not exist|is incompatible/
 
 /**
- * Reads a chain and the chain that jumps to it with iptables-nft, in the format of iptables-save; with `isFirst` also the chain of flannel
- * 0.5. Returns undefined if the tool does not show a chain that may exist: it did not answer, or nft put a rule into the built-in chain that
- * this iptables does not know. A chain that is wrongly considered missing would be rebuilt without the rules of other daemons.
+ * Reads with iptables-nft the chain of flannel and the built-in chain that jumps to it, and returns their lines in the notation of
+ * iptables-save; with `isFirst` also the chain of flannel 0.5. Returns undefined if the tool failed for a chain that may exist, for example
+ * because the built-in chain contains a rule from nft that this iptables cannot print. The caller then reads all rules, because a chain
+ * that is wrongly considered missing would be rebuilt without the rules of other daemons.
  */
 async function readChains(
   run: Run,
@@ -212,7 +225,9 @@ async function readChains(
   return shown.map((line) => line.replace(/^-N (\S+)$/, ':$1 - [0:0]').replace(/^-P (\S+) (\S+)$/, ':$1 $2 [0:0]'))
 }
 
-/** Logs flanneld's line if subnet.env names another network or subnet. If it names none, the line has `none`. */
+/**
+ * Logs a line of flanneld if the network or subnet differs from that in subnet.env. `none` is the text for a missing network in subnet.env.
+ */
 function logRecycling(log: Log, none: string, now: readonly Net[], before: readonly (Net | undefined)[]): void {
   const text = (nets: readonly (Net | undefined)[]): string =>
     nets.map((net) => (net ? formatNet(net) : none)).join(', ')
@@ -224,8 +239,8 @@ function logRecycling(log: Log, none: string, now: readonly Net[], before: reado
 }
 
 /**
- * Warns if the module br_netfilter is missing, with which the kernel passes packets between two ports of a bridge to iptables. flanneld ends
- * without the module. weft continues, because it is needed only if ports of a bridge exchange packets.
+ * Warns if the kernel module br_netfilter is not loaded. Only with this module does the kernel pass packets between two ports of a bridge
+ * to iptables. flanneld exits without it. weft continues, because only containers on the same bridge are affected.
  */
 async function checkBridgeNetfilter(family: Family, log: Log): Promise<void> {
   const file = `/proc/sys/net/bridge/bridge-nf-call-${WORDS[family].iptables}`

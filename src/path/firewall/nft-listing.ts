@@ -1,4 +1,4 @@
-// nft-listing.ts - reads the nftables table of a family.
+// nft-listing.ts - reads flannel's nftables table of a family.
 
 import { isWeftError } from '../../base/errors.ts'
 import { isRefusal, type Run } from '../../host/command.ts'
@@ -6,8 +6,8 @@ import type { Family } from '../../net/address.ts'
 import { WORDS } from './flannel-rules.ts'
 
 /**
- * Returns the output of `nft list table`; empty if the table does not exist. Rejects with every other failure, because a table that is
- * wrongly considered missing would be rebuilt without the rules of other daemons.
+ * Returns the output of `nft list table` for flannel's table; an empty text if the table does not exist. Rejects for every other failure,
+ * because a table that is wrongly considered missing would be rebuilt without the rules of other daemons.
  */
 export async function listNftTable(run: Run, family: Family): Promise<string> {
   const { nft, table } = WORDS[family]

@@ -1,4 +1,4 @@
-// nftables.ts - sets the rules with nft: one table for each family, each in its own transaction.
+// nftables.ts - sets and repairs the firewall rules with nft: one table for each family, each set in one transaction.
 
 import { describeError, isWeftError, prefixed, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -10,7 +10,7 @@ import { listNftTable } from './nft-listing.ts'
 import { findIptablesRemains } from './rule-remains.ts'
 import { nftInput, nftTable, splitNftTable } from './rules.ts'
 
-/** flanneld's log texts for each family. */
+/** The texts of flanneld's log lines for each family, which must stay the same. */
 const SAYS = {
   ipv4: {
     masq: 'nftables: setting up masking rules (ipv4)',
@@ -22,7 +22,10 @@ const SAYS = {
   },
 } as const
 
-/** A state that no listing equals. It is stored if another program changed the rules right after they were set, so that they are set again. */
+/**
+ * A text that no listing equals. It is stored instead of the listing if another program changed the rules right after they were set; the
+ * next `ensure` then sets them again.
+ */
 const UNDONE = 'undone'
 
 export function createNftables(options: FirewallOptions): Firewall {
@@ -35,13 +38,16 @@ export function createNftables(options: FirewallOptions): Firewall {
     probing.catch(() => (probing = undefined)) // nft gave no answer, so probe again
     return probing
   }
-  // Like flanneld, weft creates the tables of both families regardless of the enabled ones.
+  // Like flanneld, weftd creates the tables of both families, even if the network has only one.
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
   const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
   const removeOther = () => removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
   let isOtherToGo = false
-  /** Returns the failure with which flanneld ends: the table or masquerading fails, and no family works. */
+  /**
+   * Returns the failure that must end the start, as flanneld exits then: the table or its masquerading rules fail, and no family works.
+   * Returns undefined if weftd can continue.
+   */
   const fatalOf = (failures: readonly WeftError[], isUp: boolean): WeftError | undefined =>
     isUp || (forward && !masq) ? undefined : failures[0]
   return {
@@ -50,7 +56,8 @@ export function createNftables(options: FirewallOptions): Firewall {
       const failures: WeftError[] = []
       let isUp = false
       for (const { family, network, wishFor } of parts) {
-        // The node's subnet is not known yet. The kernel judges rules for the whole network in the same way.
+        // This node's subnet is not known yet. The check uses the network instead, because the kernel accepts or refuses both in the same
+        // way.
         const wish = wishFor({ [family]: network })
         const input = nftInput({ ...wish, randomFully: false })
         try {
@@ -99,14 +106,17 @@ export function createNftables(options: FirewallOptions): Firewall {
   }
 }
 
-/** Rejects as the command did, unless it only gave no answer: a later round may have one. */
+/**
+ * Rejects if the command failed for good: the tool refused, or is not installed. Resolves if the command only gave no answer in time,
+ * because a later try may succeed.
+ */
 async function answered(command: Promise<unknown>): Promise<void> {
   await command.catch((error: unknown) => {
     if (isRefusal(error) || notInstalled(error) !== undefined) throw error
   })
 }
 
-/** Returns flanneld's words for a failure to set a family's table. */
+/** Returns the beginning of flanneld's error message for a family whose table cannot be set. */
 function failedWords(family: Family, { masq, forward }: FamilyWish): string {
   if (masq) return "nftables: couldn't setup masq rules: "
   return forward
@@ -114,12 +124,12 @@ function failedWords(family: Family, { masq, forward }: FamilyWish): string {
     : `nftables: couldn't initialise table ${WORDS[family].table}: `
 }
 
-/** Returns the work that sets one family's table for a subnet and returns the repairs. */
+/** Returns a function that, for this node's subnets, sets one family's table and returns a description of each repair. */
 function createTable(
   { family, ours, wishFor }: Part,
   run: Run,
   isFullyRandom: () => Promise<boolean>,
-  /** Input of `nft` for the tables of the other families. */
+  /** Input of `nft` that creates the tables of the families that the network lacks. */
   beside: string,
 ): (subnet: Nets) => () => Promise<readonly string[]> {
   const { table } = WORDS[family]
@@ -153,7 +163,10 @@ function createTable(
 const countNftRules = (text: string): number =>
   text.match(/^\s+(ip6?|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
 
-/** Checks whether nft knows `fully-random`, with an IPv4 table for both families, like flanneld. Rejects if nft gives no answer. */
+/**
+ * Returns true if nft knows the option `fully-random`. Like flanneld it tests an IPv4 table, and the result counts for both families.
+ * Rejects if nft gives no answer.
+ */
 async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   const input =
     'table ip masqueradeTest { chain test { type nat hook postrouting priority srcnat; masquerade fully-random; }; }\n'
@@ -167,7 +180,10 @@ async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   }
 }
 
-/** Removes the rules of iptables mode. A failure does not prevent the node from starting. */
+/**
+ * Removes the iptables rules that an earlier run in iptables mode left. Failures are only logged, because the node can work without the
+ * removal.
+ */
 async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log: Log): Promise<void> {
   try {
     const { remains, unseen } = await findIptablesRemains(run, networks, false)

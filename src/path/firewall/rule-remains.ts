@@ -1,4 +1,4 @@
-// rule-remains.ts - finds and removes flannel's firewall rules, with whichever tool they were set.
+// rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set them.
 
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -18,11 +18,11 @@ import {
 
 interface Search {
   readonly remains: readonly Remains[]
-  /** Descriptions of places whose rules no installed tool can show. */
+  /** Descriptions of the tables whose rules no installed tool can show. */
   readonly unseen: readonly string[]
 }
 
-/** An iptables command without the suffix -save, and the arguments with which its -restore waits for the lock. */
+/** An iptables command, to whose name `-save` and `-restore` are appended, and the arguments with which `-restore` waits for the lock. */
 interface Tool {
   readonly name: string
   readonly wait: readonly string[]
@@ -35,15 +35,16 @@ interface Listing extends Tool {
 const TABLES = FLANNEL_CHAINS.map(({ table }) => table)
 
 /**
- * Finds flannel's rules and chains in legacy iptables and iptables-nft, in both families, for `networks`. With `discover` it also finds
- * those of other networks that flannel's rules name.
+ * Finds the rules and chains of flannel for `networks`, in legacy iptables and iptables-nft and in both families. With `discover` it also
+ * finds those for other networks that flannel's own rules name.
  */
 export async function findIptablesRemains(run: Run, networks: ReadonlySet<string>, discover: boolean): Promise<Search> {
   const listings: Listing[] = []
   const remains: Remains[] = []
   const unseen: string[] = []
   for (const { nft: family, iptables: command } of Object.values(WORDS)) {
-    // Since 1.8 each variant has its own command, and the plain command prints which variant it is. Older versions are legacy.
+    // Since version 1.8 legacy iptables and iptables-nft have a command each, and `iptables --version` prints which of them it is. Older
+    // versions are always legacy.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
     const isNft = isNfTables(version)
@@ -78,7 +79,7 @@ function remainsIn(run: Run, { name, wait, tables }: Listing, networks: Readonly
   ]
 }
 
-/** Returns the version that a command prints; empty if it is not installed. */
+/** Returns the version that a command prints; an empty text if the command is not installed. */
 async function versionOf(run: Run, command: string): Promise<string> {
   try {
     return await run(command, ['--version'])
@@ -88,7 +89,10 @@ async function versionOf(run: Run, command: string): Promise<string> {
   }
 }
 
-/** Returns the listing of the first installed tool. It omits -t, because -t would create a missing table. */
+/**
+ * Returns the rules that the first installed tool lists; undefined if none is installed. It gives no -t option, because legacy iptables
+ * creates a missing table for it.
+ */
 async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise<Listing | undefined> {
   for (const tool of tools) {
     try {
@@ -103,7 +107,10 @@ async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise
   return undefined
 }
 
-/** Names the legacy tables of this network namespace (net/netfilter/x_tables.c) if no tool can show them. */
+/**
+ * Describes the legacy tables of this network namespace, whose names the kernel lists (net/netfilter/x_tables.c), for hosts without a tool
+ * that can show their rules.
+ */
 async function unseenTables(family: string, command: string): Promise<string[]> {
   const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8').catch(() => '') // the kernel has no legacy iptables
   const tables = TABLES.filter((table) => names.split('\n').includes(table))
@@ -111,7 +118,7 @@ async function unseenTables(family: string, command: string): Promise<string[]> 
   return tables.length === 0 ? [] : [`${where}, and ${command}-legacy, which can show their rules, is not installed`]
 }
 
-/** Finds the rules of iptables-nft on a host without iptables. */
+/** Finds the rules that iptables-nft set, using nft, on a host where iptables is not installed. */
 async function findByNft(run: Run, family: string, networks?: ReadonlySet<string>): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const table of (await nftTables(run, family)).filter((name) => (TABLES as string[]).includes(name))) {
@@ -133,7 +140,7 @@ async function findByNft(run: Run, family: string, networks?: ReadonlySet<string
   return remains
 }
 
-/** Finds the tables of nftables mode. */
+/** Finds the nftables tables that weftd or flanneld set in nftables mode. */
 export async function findNftablesRemains(run: Run): Promise<readonly Remains[]> {
   const remains: Remains[] = []
   for (const { nft: family, table: name } of Object.values(WORDS)) {
@@ -147,7 +154,7 @@ export async function findNftablesRemains(run: Run): Promise<readonly Remains[]>
   return remains
 }
 
-/** Returns the names of a family's tables; none if nft is not installed or the kernel lacks nftables. */
+/** Returns the names of a family's nftables tables; none if nft is not installed or the kernel lacks nftables. */
 async function nftTables(run: Run, family: string): Promise<string[]> {
   try {
     const text = await run('nft', ['list', 'tables', family])

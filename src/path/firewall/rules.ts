@@ -5,18 +5,18 @@
 import { familyOf, formatNet, type Family, type Net } from '../../net/address.ts'
 import { FORWARD, isAnothers, MASQ, WORDS, type IptablesChain } from './flannel-rules.ts'
 
-/** The wanted rules of one family. */
+/** The rules that one family should have. */
 export interface FirewallWish {
   readonly network: Net
-  /** This node's subnet of the same family. */
+  /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
   readonly masq: boolean
   readonly forward: boolean
-  /** True if masquerading uses fully random source ports. */
+  /** True if masquerading must choose source ports fully at random. */
   readonly randomFully: boolean
 }
 
-/** Returns the rules of a chain; undefined if the chain is not wanted. */
+/** Returns the rules of a chain without `-A CHAIN`; undefined if the chain is not wanted. */
 export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonly string[] | undefined {
   if (!wish[chain.wish]) return undefined
   const n = formatNet(wish.network)
@@ -24,7 +24,7 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
   if (chain.wish === 'forward') return [`-s ${n} ${FORWARD} -j ACCEPT`, `-d ${n} ${FORWARD} -j ACCEPT`]
   const masquerade = `-j MASQUERADE${wish.randomFully ? ' --random-fully' : ''}`
   return [
-    // With this mark kube-proxy requests its own masquerading.
+    // kube-proxy marks the packets that it masquerades itself with 0x4000, so flannel's rules leave them alone.
     `-m mark --mark 0x4000/0x4000 ${MASQ} -j RETURN`,
     `-s ${s} -d ${n} ${MASQ} -j RETURN`,
     `-s ${n} -d ${s} ${MASQ} -j RETURN`,
@@ -34,15 +34,15 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
   ]
 }
 
-/** Returns the rules of a chain and the jumps to it, in order, from a table of iptables-save. */
+/** Returns those lines of an iptables-save table that are rules of the chain or jumps to it, in order. */
 export function oursIn(table: readonly string[], { chain }: IptablesChain): readonly string[] {
   return table.filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
 }
 
 /**
- * Returns a table of the input of `iptables-restore --noflush`. It is one transaction, so no packet sees an empty chain; declaring the chain
- * empties it within the transaction. `ours` are the present lines: their jumps are removed, and one jump is appended. `removal` lists
- * further commands that remove rules.
+ * Returns input of `iptables-restore --noflush` for one table. The input is one transaction, so that no packet sees an empty chain; the
+ * line that declares the chain empties it. `ours` are the chain's present rules and jumps: the present jumps are removed, and one jump is
+ * appended. `removal` lists further commands that remove rules.
  */
 export function restoreInput(
   { table, chain, from, jump }: IptablesChain,
@@ -62,51 +62,56 @@ export function restoreInput(
   ])
 }
 
-/** The nftables table of a family, as `nft list table` shows it; the text is empty if there is no table. */
+/** The text of flannel's nftables table of a family, as `nft list table` prints it; the text is empty if the table does not exist. */
 interface NftListing {
   readonly family: Family
   readonly text: string
-  /** The networks whose rules belong to this daemon. */
+  /** The networks whose rules belong to this daemon; rules for other networks belong to other daemons. */
   readonly ours: ReadonlySet<string>
 }
 
 /**
- * Returns input for `nft -f -` that removes this daemon's rules, and the tables if no other daemon has rules there; or an empty text.
+ * Returns input of `nft -f -` that removes this daemon's rules, and both families' tables if no other daemon has rules in them. Returns an
+ * empty text if there is nothing to remove.
  */
 export function nftRemoval(listings: readonly NftListing[]): string {
   const there = listings.filter(({ text }) => text.trim() !== '')
   const split = there.map(({ family, text, ours }) => ({ family, text, ...splitNftTable(text, ours) }))
   const isShared = split.some(({ others }) => others.postrtg.length + others.forward.length > 0)
-  // The table is added first, so that the deletion does not fail if another program has already deleted it.
+  // The deletion is preceded by `add table`, because it would fail if another program had already deleted the table.
   const gone = ({ nft, table }: { nft: string; table: string }) =>
     ['add', 'delete'].map((verb) => `${verb} table ${nft} ${table}`)
   if (!isShared) return lines(there.flatMap(({ family }) => gone(WORDS[family])))
-  // A table that stays keeps the rules of the other daemons. It also stays if it has no rules, because it is theirs.
+  // If another daemon has rules in a table, that table keeps those rules, and an empty table of the other family stays too, because that
+  // daemon made both.
   return split
     .filter(({ own }) => NFT_RULE.test(own))
     .map(({ family, others }) => nftChains(family, { postrtg: [], forward: [] }, others))
     .join('')
 }
 
-/** Matches a rule that names a network. */
+/** Matches a rule that names a network in the output of `nft list table`. */
 const NFT_RULE = /^\s+ip6? [sd]addr /m
 
-/** Our chains in a family's table. */
+/** The names of flannel's chains in its nftables table. */
 const NFT_CHAINS = ['postrtg', 'forward'] as const
 
-/** Rules in the nftables table, by chain. */
+/** The rules of each chain of flannel's nftables table. */
 interface NftOthers {
   readonly postrtg: readonly string[]
   readonly forward: readonly string[]
 }
 
-/** Splits the output of `nft list table` into our chains without the rules of other daemons, and those rules. */
+/**
+ * Splits the output of `nft list table` into flannel's chains without the rules of other daemons (`own`), and the rules of other daemons
+ * (`others`).
+ */
 export function splitNftTable(
   text: string,
   networks: ReadonlySet<string>,
 ): { readonly own: string; readonly others: NftOthers } {
   const others = { postrtg: [] as string[], forward: [] as string[] }
-  /** The current block. Blocks other than our chains are skipped. */
+  /** The header of the block that contains the current line, such as `chain postrtg`. Blocks other than flannel's chains are skipped. */
   let block = ''
   const own = text.split('\n').filter((line) => {
     const isEnd = /^(\t| {2})\}$/.test(line)
@@ -121,16 +126,16 @@ export function splitNftTable(
   return { own: own.join('\n'), others }
 }
 
-/** Returns input of `nft -f -` that creates a family's empty table. The comment of an existing table does not change. */
+/** Returns input of `nft -f -` that creates a family's table if it does not exist. An existing table keeps its comment. */
 export function nftTable(family: Family): string {
   const { nft, table } = WORDS[family]
   return lines([`add table ${nft} ${table} { comment "rules for ${table}"; }`])
 }
 
 /**
- * Returns input of `nft -f -` for a family's table. It is one transaction, which rebuilds our chains and leaves the rest of the table alone.
- * The fourth rule of postrtg is the one of iptables, because flanneld's own nft rule (`saddr != S daddr N return`) makes the last rule
- * unreachable.
+ * Returns input of `nft -f -` that sets a family's table. The input is one transaction, which rebuilds flannel's chains and leaves the rest
+ * of the table alone. The fourth rule of postrtg is that of flanneld's iptables mode. flanneld's own nft rule (`saddr != S daddr N return`)
+ * would make the last rule unreachable.
  */
 export function nftInput(
   { network, subnet, masq, forward, randomFully }: FirewallWish,
@@ -153,7 +158,10 @@ export function nftInput(
   return nftTable(family) + nftChains(family, own, others)
 }
 
-/** Returns nft input that rebuilds our chains with these rules and those of other daemons. A chain without rules is not made. */
+/**
+ * Returns input of `nft -f -` that rebuilds flannel's chains with this daemon's rules and those of other daemons. A chain without rules is
+ * not created.
+ */
 function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
   const { nft: ip, table } = WORDS[family]
   const [masq, forward] = [
@@ -176,7 +184,7 @@ function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
     '  }',
   ]
   return lines([
-    // The chain is added first, so that deleting a missing chain is not an error.
+    // Each chain is added before it is deleted, because deleting a missing chain is an error.
     ...NFT_CHAINS.flatMap((name) => ['add', 'flush', 'delete'].map((verb) => `${verb} chain ${ip} ${table} ${name}`)),
     `table ${ip} ${table} {`,
     ...(masq.length > 0 ? postrtg : []),

@@ -1,7 +1,7 @@
-// both-families.ts - joins the data paths of two families into one. A failure of one family does not stop the other.
+// both-families.ts - joins the data paths of IPv4 and IPv6 into one. A failure of one family does not stop the other family.
 //
-// A family that cannot be opened, or whose data path has failed, is logged and opened again later, while the other
-// continues. Only a fault of all carried families is a fault of the joint data path.
+// If a family cannot be opened, or its data path fails, the failure is logged and the family is opened again later, while the other family
+// continues. The joint data path reports a fault only if all carried families have failed.
 
 import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed, WeftError } from '../../base/errors.ts'
@@ -24,27 +24,30 @@ import { checkMtu } from '../device/tun-device.ts'
 import type { Engine, OpenPath } from '../engine/engine.ts'
 
 interface FamilyPaths {
-  /** The network's ranges by family. A family is carried if the node also has a subnet of it. */
+  /** The network's configuration by family. A family is carried if the node also has a subnet in it. */
   readonly of: ByFamily<unknown>
   readonly lease: OwnLease
-  /** The peers that are known until `apply` is called; none if it is left out. */
+  /** The leases, by key, of the peers that are known before the first `apply`; if it is left out, there are none. */
   readonly leases?: ReadonlyMap<string, Lease>
-  /** The longest packet that containers may send over either family, in bytes. */
+  /** The longest packet in bytes that containers may send, for both families. */
   readonly mtu: number
-  /** Returns the external interface as of the backend's last `prepare`. */
+  /** Returns the external interface as the backend's last `prepare` found it. */
   readonly external: () => ExternalInterface
   /**
-   * Opens the data path of a family on that interface, with peers of `leases` from the first packet on if it can. `own`
-   * is updated in place when the node publishes other attributes. The data paths of both families have the same
+   * Opens the data path of a family on that interface. It starts with the peers of `leases`, if it can set peers before the first packet.
+   * When the node publishes other attributes, the member `attrs` of `own` is replaced. The data paths of both families have the same
    * optional members.
    */
   readonly open: (family: Family, own: OwnLease, leases: ReadonlyMap<string, Lease>) => Promise<DataPath>
-  /** True if no data path is bound to addresses of this host. Then a changed address is only published. */
+  /**
+   * True if no data path is bound to an address of this host. A changed address is then only published to the peers; otherwise the data
+   * path is opened again.
+   */
   readonly isUnbound?: boolean
-  /** True if no device or route was made by the name of the external interface, so that a rename has no effect. */
+  /** True if no device or route refers to the external interface by its name, so that renaming the interface has no effect. */
   readonly isUnnamed?: boolean
   readonly watched?: Watched
-  /** Aborts when the daemon stops. Failures after that are not logged. */
+  /** Aborts when the daemon stops. After that, failures of a family are not logged. */
   readonly signal?: AbortSignal
   readonly run: Run
   readonly log: Log
@@ -55,24 +58,24 @@ type Drops = ReturnType<Engine['drops']>
 interface Side {
   readonly path: DataPath
   readonly external: ExternalInterface
-  /** The check of the path that is running, or whose result was not yet returned. */
+  /** The running check of this family's data path, or a completed check whose result `resync` has not yet returned. */
   check?: Work<readonly string[]> | undefined
   transfer?: Promise<void> | undefined
   pending?: Pending | undefined
 }
 
-/** The lease keys whose peers may differ; all if left out (`touched` of DataPath.apply). */
+/** The lease keys of the peers that may have changed since the last transfer; if `touched` is left out, all may have. */
 interface Pending {
   readonly touched?: ReadonlySet<string> | undefined
 }
 
-/** A running piece of work, and its result when it is done. */
+/** A started piece of work; `result` is set when the promise `done` resolves. */
 interface Work<T> {
   readonly done: Promise<void>
   result?: PromiseSettledResult<T>
 }
 
-/** Opens the data paths of all families. Rejects with the reason of the first family if none can be opened. */
+/** Opens the data paths of all families of the network. If no family can be opened, rejects with the first family's reason. */
 export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const {
     mtu,
@@ -91,21 +94,24 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const calm = seldom(log)
   const own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] } = { ...lease }
   const openedFor = external()
-  /** The external interface that this node has published. */
+  /** The external interface as this node last published it to the peers. */
   let published = openedFor
-  /** How the external interface has changed since, in words. */
+  /** A description of how the external interface has changed since it was published; undefined if it has not. */
   let move: string | undefined
-  /** The open paths, including those that failed and are not closed yet. */
+  /** The data paths by family, including failed ones that are not closed yet. */
   const sides: { [K in Family]?: Side } = {}
   const lacking: { [K in Family]?: string } = {}
   let applied: readonly [leases: Parameters<DataPath['apply']>[0], ownKey: string] | undefined
-  /** True if the last check of one of two families failed or is still running. */
+  /**
+   * True if the last check of a family failed or has not returned. The daemon then checks more often, because changes of the family's
+   * device may be unnoticed.
+   */
   let isUnseen = false
   let gone: ByFamily<string> = {}
   let isClosed = false
-  /** True while another process may forward through the open paths. */
+  /** True after `leave` passed the descriptors on, until `takeBack`: another process may forward with them. */
   let isAway = false
-  /** The number of places that each family has in the list `next` of `drops`. */
+  /** The number of entries that each family has in the list `next` of `drops`. */
   const places: { [K in Family]?: number } = {}
   let reportFault!: (reason: Error) => void
   const fault = new Promise<Error>((resolve) => (reportFault = resolve))
@@ -121,21 +127,23 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     if (!signal?.aborted) calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${text}`)
   }
 
-  /** Marks these families as failed. If no other family is carried, reports a fault of the joint data path. */
+  /** Marks these families as failed. If no other family is carried, reports a fault of the joint data path instead. */
   function lose(lost: readonly (readonly [Family, Error])[]): void {
     const [first] = lost
     if (first && carried().length === lost.length) return reportFault(first[1])
     for (const [family, reason] of lost) lack(family, reason, messageOf(reason))
   }
 
-  /** The carried families whose address on the external interface has changed. */
+  /** Returns the carried families whose address on the external interface has changed, each with an Error that describes the change. */
   const moved = (now: ExternalInterface): (readonly [Family, Error])[] =>
     carried().flatMap(([family, side]) => {
       const change = addressChange(side.external, now, family)
       return change === undefined ? [] : [[family, new Error(change)] as const]
     })
 
-  /** Gives the applied peers to a family's path. Peers that are applied in the meantime follow afterwards. */
+  /**
+   * Gives the applied peers to the data path of one family. If `apply` is called again while a transfer runs, another transfer follows it.
+   */
   function transferTo(side: Side, { touched }: Pending): Promise<void> {
     const known = side.pending === undefined ? new Set<string>() : side.pending.touched
     side.pending = { touched: touched && known && new Set([...known, ...touched]) }
@@ -180,7 +188,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     void side.path.fault.then(onFault, onFault)
   }
 
-  /** Opens the families that are not carried. Rejects with the first reason if no family can be carried. */
+  /** Opens the families that are not carried. If no family is carried afterwards, rejects with the first failure. */
   async function openRest(): Promise<void> {
     const rest = families.filter((family) => !carried().some(([each]) => each === family))
     const done = await Promise.allSettled(rest.map(openSide))
@@ -193,7 +201,10 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     for (const [family, reason] of failures) lack(family, reason, describeError(reason))
   }
 
-  /** Closes the failed paths. A failure to close is logged; the path that is opened next replaces the old one. */
+  /**
+   * Closes the failed data paths and returns their families. If closing fails, that is only logged, because the data path that is opened
+   * next replaces the old one's objects.
+   */
   async function closeEnded(): Promise<readonly Family[]> {
     const ended = families.filter((family) => lacking[family] !== undefined)
     for (const family of ended) {
@@ -207,15 +218,15 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
 
   const nameOf = (family: Family): string => (families.length > 1 ? `${FAMILY_NAMES[family]}: ` : '')
 
-  /** Runs `act` for all carried paths. If there are two families, each failure is prefixed with the family's name. */
+  /** Runs `act` for the data path of each carried family. In a dual-stack network each error message begins with the family's name. */
   async function tryEach<T>(act: (path: DataPath) => Promise<T>): Promise<Tried<T>> {
     const now = carried()
     return triedOf(await Promise.allSettled(now.map(([family, { path }]) => prefixed(nameOf(family), act(path)))))
   }
 
   /**
-   * Checks all carried paths. When `late` resolves and one check is done, it returns the results so far; the other
-   * checks go on.
+   * Checks the data paths of all carried families. If `late` resolves, it returns as soon as one check is complete; the other checks
+   * continue, and the next call returns their results.
    */
   async function checkEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
     const now = carried()
@@ -231,11 +242,11 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
 
   await openRest()
-  // The turn ensures that no path is opened while the paths are being closed or lent.
+  // `next` runs one operation at a time, so that no data path is opened while the data paths are being closed or passed on.
   const next = createTurn()
   const paths = (): readonly DataPath[] => carried().map(([, { path }]) => path)
   const can = (what: keyof DataPath): boolean => paths().every((path) => path[what] !== undefined)
-  /** Waits until no check and no transfer of peers runs, because a path must not change after it was lent. */
+  /** Waits until no check and no transfer of peers is running, because neither may change a data path after it was passed on. */
   async function untilIdle(): Promise<void> {
     for (;;) {
       const works = carried().flatMap(([, { check, transfer }]) => [
@@ -248,8 +259,8 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   }
   const leave = (): Promise<readonly OpenPath[]> =>
     next(async () => {
-      // From here on no check starts, because it would repair what another process owns. A check that is reading the
-      // addresses stops too.
+      // Setting `isAway` prevents new checks, which would repair objects that another process now owns. A check that has only read the
+      // addresses so far stops too.
       isAway = true
       let left: readonly OpenPath[] = []
       try {
@@ -266,7 +277,10 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       isAway = false
       await Promise.all(paths().map(async (path) => path.takeBack?.()))
     })
-  /** Each family has its own places in `next`, one family after the other, even while its path is not open. */
+  /**
+   * Returns the dropped packets of all families. The list `next` has the entries of one family after those of the other, and a family that
+   * is not open keeps its entries.
+   */
   function drops(after: readonly number[] = []): Drops {
     const [then, packets]: [number[], Drops['packets'][number][]] = [[], []]
     for (const family of families) {
@@ -299,7 +313,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       return isUnseen || carried().length < families.length || carried().some(([, { path }]) => path.unreported)
     },
     get lacking() {
-      // One path may carry both families and lack one of them.
+      // The data path of one family may itself carry both families, and then reports a missing family in its own `lacking`.
       return { ...Object.assign({}, ...carried().map(([, { path }]) => path.lacking)), ...lacking }
     },
     gone: () => gone,
@@ -324,9 +338,11 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     async resync(late) {
       const { now, gone: missing } = await seeExternal(run, external())
       gone = onlyOf(familiesOf(parts.of), missing)
-      // The successor may already have devices with these names.
+      // If the data path is closed or passed on, the successor may already have devices with these names, which a check would change.
       if (isClosed || isAway) return []
-      // Existing devices and routes refer to the interface by index and stay valid; new ones must use the new name.
+      // The data path must be opened again after a change of the MTU, a new name of the external interface, or its first address in a
+      // family that the node lacked. Existing devices and routes survive a new name, because they refer to the interface by its index, but
+      // new ones would use the old name.
       const came = familiesOf(parts.of).find(
         (family) => !families.includes(family) && openedFor.address[family] === undefined,
       )
@@ -422,7 +438,7 @@ function begin<T>(work: Promise<T>): Work<T> {
   return running
 }
 
-/** Waits until all are done or, after `late` has resolved, until one is done. */
+/** Waits until all works are done. After `late` has resolved, it waits only until one work is done. */
 async function untilLate(works: readonly Work<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
   const [all, one] = [Promise.all(works.map(({ done }) => done)), Promise.race(works.map(({ done }) => done))]
   await (late ? Promise.race([all, Promise.all([one, late])]) : all)
@@ -437,7 +453,7 @@ function mergePeers(sides: readonly PathPeer[]): readonly PathPeer[] {
 const plus = (a: number | undefined, b: number | undefined): number | undefined =>
   a === undefined ? b : b === undefined ? a : a + b
 
-/** Adds the traffic of both paths, by lease key. The time of the last packet is the later one. */
+/** Adds the traffic that several data paths counted for the same peer, by lease key. `lastReceivedAt` is the latest one. */
 function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
   const sums = new Map<string, PathTraffic>()
   for (const [key, one] of counted) {

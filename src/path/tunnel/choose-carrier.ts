@@ -1,5 +1,5 @@
-// choose-carrier.ts - chooses the carrier of each peer's packets. The carriers are tried in order: each takes the peers
-// that it can reach, and the last one takes the rest.
+// choose-carrier.ts - chooses what carries each peer's packets, such as a direct route or the tunnel. The carriers are tried in order: each
+// takes the peers that it can reach, and the last carrier takes the remaining peers.
 
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Family } from '../../net/address.ts'
@@ -7,45 +7,46 @@ import type { PathSide } from '../contract.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 
 type Peers = ReadonlyMap<string, Lease>
-/** The keys of peers that came, changed or went, each with the earlier lease. */
+/** The lease keys of peers that were added, changed or removed, each with the peer's earlier lease; undefined for an added peer. */
 export type PeerChanges = ReadonlyMap<string, Lease | undefined>
 
 /**
- * The last carrier. It knows every peer, even those whose packets another carrier has. The caller gives it the peers of
- * all families.
+ * The carrier that is tried last, such as the tunnel. It has every peer, even a peer whose packets another carrier takes, because the
+ * caller gives it the peers directly.
  */
 export interface FallbackCarrier {
   readonly name: NonNullable<PathSide['way']>
   endpointOf(peer: Lease): string
   /**
-   * The counted traffic by lease key, which may include peers of other carriers; left out if it is not counted by peer.
+   * Returns the traffic by lease key, which may include peers of other carriers. Left out if the carrier does not count the traffic per
+   * peer.
    */
   traffic?(): ReadonlyMap<string, PeerTraffic>
   pathMtu?(peer: Lease): number | undefined
 }
 
 export interface Carrier extends FallbackCarrier {
-  /** True if this carrier takes the packets to a peer that no earlier carrier took. */
+  /** True if this carrier can take the packets to `peer`. It is called only for peers that no earlier carrier takes. */
   takes(peer: Lease): boolean
   /**
-   * Sets the peers, of which it takes those that it can reach. Only the keys of `changed` differ from the last call;
-   * all may differ if it is undefined.
+   * Sets the peers; the carrier takes those that it can reach. Only peers with a key in `changed` differ from the last call; if `changed`
+   * is undefined, all may differ.
    */
   apply(peers: Peers, changed: PeerChanges | undefined): Promise<void>
-  /** True if the carrier has its own route to this part of the network; left out if it makes no routes. */
+  /** True if this carrier has a route to `destination`, a subnet of the network, as text; left out if the carrier makes no routes. */
   hasRoute?(destination: string): boolean
   resync(): Promise<readonly string[]>
 }
 
-/** Returns the choice between carriers. `peers` returns the peers that all carriers were given last. */
+/** Returns the functions that use the right carrier for each peer. `peers` returns the peers that were last given to all carriers. */
 export function createCarriers(
   family: Family,
   carriers: readonly Carrier[],
   last: FallbackCarrier,
   peers: () => Peers,
 ) {
-  // The last carrier has every peer. Applying in reverse order gives a peer its new carrier before it loses the old
-  // one.
+  // The fallback carrier always has every peer. Applying in reverse order gives a peer to its new carrier, if that is a later one, before
+  // the earlier carrier drops it.
   const lastFirst = carriers.toReversed()
   const of = (peer: Lease): FallbackCarrier => carriers.find((carrier) => carrier.takes(peer)) ?? last
   return {
@@ -54,7 +55,7 @@ export function createCarriers(
       const carrier = of(peer)
       return { endpoint: carrier.endpointOf(peer), probe: sideOf(peer, family).subnet.address, way: carrier.name }
     },
-    /** Applies the peers. The last carrier must already have them. */
+    /** Gives the peers to all carriers except the fallback carrier, which must already have them. */
     async apply(changed: PeerChanges | undefined): Promise<void> {
       for (const carrier of lastFirst) await carrier.apply(peers(), changed)
     },

@@ -1,5 +1,5 @@
-// direct-routing.ts - direct routing: packets to peers that are reached without a router use a route to the peer's
-// host, like those of host-gw, instead of the tunnel.
+// direct-routing.ts - direct routing: packets to a peer whose host is on the same link use a route to that host instead of the tunnel, as
+// with host-gw.
 
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
@@ -11,13 +11,14 @@ import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '..
 import type { Carrier } from './choose-carrier.ts'
 
 interface DirectHops {
-  /** Looks up the kernel's routes to peers' hosts: of all peers, or only of those in `changed`. */
+  /** Looks up which peers' hosts the kernel reaches without a router. With `changed` it looks up only the peers with those lease keys. */
   lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
   hops(): NextHops
   has(peer: Lease): boolean
   /**
-   * Looks up the next hops again of peers whose direct route the kernel refused, as `routes` reports, until it accepts one. After a change
-   * of address or interface their hosts may be beyond a router. Returns the peers whose next hop changed, by key; the caller routes them.
+   * Looks up again the next hops of peers whose direct route the kernel refused, according to `routes`, because their host may now be
+   * behind a router. Each call repeats this for a peer until the kernel accepts the peer's route. Returns by lease key the peers whose next
+   * hop has changed; the caller must set their routes.
    */
   lookUpAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }
@@ -43,7 +44,7 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
       }
       const found = await hopsTo([...changed.keys()].flatMap((key) => peers.get(key) ?? []))
       const next = new Map(hops)
-      // Removals come first, because the subnet of a removed peer may belong to another peer now.
+      // Removals come first, because a removed peer's subnet may now belong to another peer, whose hop is added below.
       for (const [key, before] of changed)
         for (const peer of [before, peers.get(key)]) if (peer) next.delete(subnetOf(peer))
       for (const [subnet, hop] of found) next.set(subnet, hop)
@@ -79,14 +80,14 @@ interface DirectCarrierOptions {
   readonly log: Log
 }
 
-/** Returns the carrier with direct routes, for use before a tunnel that carries the whole network. */
+/** Returns the carrier that sends packets over direct routes. It is tried before a tunnel that has a route to the whole network. */
 export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = createDirectHops(run, family)
   const routes = createRouteSync({ network, run, log })
   return {
     name: 'direct',
-    // If the kernel refuses a route, packets to the peer continue to use the tunnel's route.
+    // Only peers whose route the kernel accepted count, because packets to all others still follow the tunnel's route.
     takes: (peer) => routes.isSet(formatNet(sideOf(peer, family).subnet)),
     async apply(peers, changed) {
       if (changed?.size === 0) return

@@ -1,9 +1,7 @@
-// peer-filter.ts - decides which leases are peers of a backend. Each lease that is not usable is logged once while it
-// exists.
+// peer-filter.ts - decides which leases are usable peers of a backend. Each unusable lease is logged once while it exists.
 //
-// If several leases conflict, the result depends only on these leases, not on the order in which they came. So after a
-// change only the changed leases and those that conflict with them are judged again; the result is the same as that of
-// judging all.
+// Which of several conflicting leases wins depends only on these leases, not on the order in which they arrived. So after a change it is
+// enough to judge the changed leases, and those that conflict with them, again.
 
 import type { Log } from '../../base/log.ts'
 import {
@@ -28,7 +26,7 @@ import {
   type Net,
 } from '../../net/address.ts'
 
-/** Returns why the published address of this family cannot belong to another host; undefined if it can. */
+/** Returns why the address that the lease publishes in this family cannot be another host's address; undefined if it can be. */
 export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family): string | undefined {
   const address = attrs.publicIp[family] ?? (family === 'ipv4' ? 0 : 0n)
   if (!isOneHost(address)) return `${formatAddress(address)} is not the address of a host`
@@ -41,42 +39,48 @@ export const reachedBy = (peer: Lease, own: OwnLease, outers: readonly Family[])
   outers.filter((outer) => unusableReason(peer, own, outer) === undefined)
 
 export interface PeerFilterOptions<N extends Net = Net> {
-  /** The backend type that a peer's lease must have; left out if every type is accepted. */
+  /** The `BackendType` that a peer's lease must have; left out if all types are accepted. */
   readonly type?: string
   readonly lease: OwnLease
-  /** The cluster's network of one family. A subnet outside it would divert packets from the host's own routes. */
+  /**
+   * The network of one family. Leases with a subnet outside the network are refused, because their route would divert packets from the
+   * host's own routes.
+   */
   readonly network: N
   /**
-   * True in a dual-stack network, in which each family has its own filter. Leases with only one family are judged by
-   * the filter of that family.
+   * True in a dual-stack network, which has one filter for each family. A lease with only one family is judged, and logged, only by that
+   * family's filter.
    */
   readonly isOneOfTwo?: boolean
-  /** The families over which peers' hosts can be reached; one suffices. Defaults to the family of the network. */
+  /**
+   * The outer families over which this host can reach peers' hosts. A peer needs an address in at least one of them. Defaults to the
+   * network's family.
+   */
   readonly outers?: readonly Family[]
   readonly log: Log
-  /** Returns another reason why a lease is not usable, or undefined. */
+  /** Returns a backend's own reason why a lease is not usable; undefined if it has none. */
   readonly alsoUnusable?: (lease: Lease) => string | undefined
   readonly identity?: Identity | undefined
 }
 
 /**
- * A name by which the kernel distinguishes hosts, such as a MAC. If two hosts have the same name, such as a virtual
- * machine and its clone, one of them would get the packets of both.
+ * A property by which the kernel distinguishes peers' hosts, such as a MAC. If two hosts have the same value, such as a virtual machine and
+ * its clone, one of them would get the packets of both.
  */
 interface Identity {
-  /** The name of the property, such as `MAC`. */
+  /** The name of the property for messages, such as `MAC`. */
   readonly name: string
   readonly own: string
   readonly of: (lease: Lease) => string | undefined
-  /** The remedy, to be applied on one of the two hosts. */
+  /** How the operator gives one of the two hosts another value, for messages. */
   readonly remedy: string
 }
 
 export interface PeerFilter<L extends Lease = Lease> {
   /**
-   * Takes over the leases except our own. `touched` lists the keys that may differ from the last call; all may differ
-   * if it is left out. Returns the earlier peer for each key whose peer came, changed or went; undefined if all may
-   * have changed.
+   * Judges these leases, leaving out this node's own. `touched` lists the lease keys that may differ from the last call; if it is left out,
+   * all may differ. Returns, by key, the earlier lease of each peer that was added (undefined), changed or removed. Returns undefined if
+   * all peers may have changed.
    */
   take(
     leases: ReadonlyMap<string, Lease>,
@@ -85,20 +89,20 @@ export interface PeerFilter<L extends Lease = Lease> {
   ): ReadonlyMap<string, L | undefined> | undefined
   peers(): ReadonlyMap<string, L>
   usable(leases: ReadonlyMap<string, Lease>, ownKey: string): readonly L[]
-  /** The number of leases that were not usable at the last call. */
+  /** The number of leases that the last call found unusable. */
   skipped(): number
 }
 
 /**
- * True if `a` was written after `b`. The newer lease wins, because a host that is gone or has another address no longer
- * renews its old lease. If both are equally old, all nodes make the same choice.
+ * True if lease `a` was written after lease `b`. The newer lease wins a conflict, because a host that is gone or has another address no
+ * longer renews its old lease. If the revisions are equal, the keys decide, so that all nodes make the same choice.
  */
 function isNewer(a: Lease, b: Lease): boolean {
   const [x, y] = [a.revision ?? -1n, b.revision ?? -1n]
   return x === y ? a.key < b.key : x > y
 }
 
-/** Groups of leases that conflict because they share a name. The newest of a group wins. */
+/** Returns groups of leases, by a value (`Name`) that they share and that should be unique. The newest lease of each group wins. */
 function createConflicts<Name, L extends Lease>() {
   const newest = new Map<Name, L>()
   const others = new Map<Name, readonly L[]>()
@@ -121,15 +125,17 @@ function createConflicts<Name, L extends Lease>() {
 }
 
 /**
- * Returns a number that is unique for each subnet. V8 hashes a bigint by its low 64 bits, which are the same for all
- * /64 subnets, so the high bits are mixed in. Otherwise each lookup in a map would compare all entries.
+ * Returns a number that is unique for each subnet, as key of a map. V8 hashes a bigint by its low 64 bits, which are 0 for all /64 subnets,
+ * so the high bits are mixed into them. Otherwise each lookup would compare all entries.
  */
 const numberOf = (net: Net): number | bigint =>
   typeof net.address === 'number'
     ? net.address * 64 + net.prefixLength
     : (BigInt(net.prefixLength) << 128n) | (net.address ^ (net.address >> 64n))
 
-/** The type of a peer's lease in a network of N. If the family is not known at compile time, callers use `sideOf`. */
+/**
+ * The type of a usable lease in a network of type N. If the family is not known at compile time, it is `Lease`, and callers use `sideOf`.
+ */
 type PeerOf<N extends Net> = N['address'] extends number
   ? FamilyLease<'ipv4'>
   : N['address'] extends bigint
@@ -145,40 +151,39 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   let ownKey: string | undefined
   let peers = new Map<string, L>()
   let losing = new Map<string, L>()
-  /** The valid leases of each subnet, including those that lose. */
+  /** The leases that are valid by themselves, grouped by subnet; includes leases that lose against a newer one. */
   let bySubnet = createConflicts<number | bigint, L>()
-  /** The leases of each identity, among the newest of each subnet. */
+  /** The newest lease of each subnet, grouped by identity (such as the MAC). */
   let byIdentity = createConflicts<string, L>()
   let skipped = new Set<string>()
   const hostOf = ({ attrs }: Lease): string =>
     formatAddress(outers.flatMap((outer) => attrs.publicIp[outer] ?? [])[0] ?? 0)
   const subnetOf = (lease: Lease): Net => sideOf(lease, family).subnet
   const keyOf = (lease: Lease): number | bigint => numberOf(subnetOf(lease))
-  /** True if the lease is of type L. By then it is known to have a subnet of the family and a usable outer address. */
+  /** Narrows the type of a lease that has passed all other checks, and so has a subnet of the family and a usable outer address. */
   const isOfNetwork = (lease: Lease): lease is L => outers.some((outer) => outer !== family) || hasFamily(lease, family)
   const isWithin = ({ subnet: { [family]: net } }: Lease, whole: Net): boolean =>
     net !== undefined && netContains(whole, net.address) && net.prefixLength >= whole.prefixLength
   const notUsed = ({ key }: Lease): string =>
     `Lease ${key} is not used${isOneOfTwo ? ` for ${FAMILY_NAMES[family]}` : ''}`
   /**
-   * Returns the lease if it is valid by itself; otherwise why not, or undefined if the filter of the other family logs
-   * the reason.
+   * Returns the lease if it is valid by itself, that is, apart from conflicts; otherwise the reason as text. Returns undefined if the lease
+   * must be skipped silently, for example because the filter of the other family logs the reason.
    */
   function judgeAlone(lease: Lease): L | string | undefined {
     const { subnet, attrs } = lease
     if (isOneOfTwo && subnet[family] === undefined) return undefined
     const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== family
-    // The next log line is flanneld's (pkg/backend/route_network.go, vxlan_network.go).
+    // The text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
       return isLoggedByOther ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
-    // A lease of this node under another key: a successor that is about to take over with more or fewer families writes
-    // one.
+    // This node has a second lease under another key while a successor with more or fewer families is about to take over. That lease is
+    // skipped without a log line.
     if (isOfOneNode(attrs, own.attrs) && ownSubnet && isWithin(lease, ownSubnet)) return undefined
     const reason =
       (reachedBy(lease, own, outers).length > 0 ? undefined : unusableReason(lease, own, outers[0] ?? family)) ??
       (isWithin(lease, network) ? undefined : `its subnet is not within the network ${formatNet(network)}`) ??
-      // A route to this subnet would divert our own containers' packets, because it would replace the route of a
-      // bridge.
+      // A route to this subnet would divert the packets of this node's own containers, because it would replace the route of their bridge.
       (ownSubnet && isWithin(lease, ownSubnet)
         ? `its subnet is this node's ${formatNet(ownSubnet)}, or a part of it`
         : undefined) ??
@@ -189,8 +194,8 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
     return reason === undefined && isOfNetwork(lease) ? lease : `${notUsed(lease)}: ${reason}`
   }
   /**
-   * Returns why a valid lease loses against a newer one. The reason is empty if the newer lease is of the same host,
-   * which kept its subnet under another key when the network got or lost a family.
+   * Returns why a valid lease loses against a newer lease; undefined if it wins. The reason is empty, and so not logged, if both leases
+   * belong to the same host: it keeps its subnet under another key when the network gets or loses a family.
    */
   function whyLosing(lease: L): string | undefined {
     const reasonFor = (what: string, newest: L, remedy: string): string =>
@@ -231,10 +236,7 @@ export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): 
   }
 
   function takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, L | undefined> {
-    /**
-     * The leases that may become or cease to be peers, each with the earlier peer, and the reason if it is invalid by
-     * itself.
-     */
+    /** The leases that the changes may affect, by key: the earlier peer, and why the lease is not valid by itself (undefined if it is). */
     const judged = new Map<string, { readonly before: L | undefined; readonly unsound?: string | undefined }>()
     const newestBefore = new Map<number | bigint, L | undefined>()
     for (const key of new Set(touched)) {

@@ -1,5 +1,5 @@
-// tunnel.ts - opens a tunnel that an engine of weft carries, for any encapsulation: a TUN device on one side, UDP
-// sockets on the other.
+// tunnel.ts - opens a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device
+// and UDP sockets.
 
 import { describeError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -65,7 +65,7 @@ import {
 import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
 import { createUnknownSenderLog } from './unknown-senders.ts'
 
-/** The features of the engine that join received packets, each with its protocol. */
+/** The engine's features that coalesce received packets, each with the protocol's name for the log. */
 const JOINING = [
   ['coalesce-tcp', 'TCP'],
   ['coalesce-udp', 'UDP'],
@@ -82,17 +82,17 @@ interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** The parts of the data path that survive this process, and those that an earlier process left. */
+/** The state that survives a restart of the daemon: the parts that this process leaves, and those that an earlier process left. */
 export interface Persistence {
-  /** True if the device must stay when the process ends, even if the process is killed. */
+  /** True if the TUN device must stay when this process ends, even if it is killed. */
   readonly persist: boolean
-  /** The names of the devices of the earlier process. */
+  /** The names of the TUN devices that the earlier process had. */
   readonly tunNames: readonly string[]
-  /** True if the engine opens several queues. A device has either one queue or several until it is deleted. */
+  /** True if the engine opens several TUN queues. An existing device cannot change between one queue and several. */
   readonly isMultiQueue: boolean
   /**
-   * Takes over the open path of the predecessor if it was opened with the same options; the predecessor then no longer
-   * forwards. Otherwise it closes whatever the predecessor lent.
+   * Takes over the predecessor's open descriptors if they were opened with the same options; the predecessor then no longer forwards. If
+   * the options differ, it closes the descriptors that the predecessor passed and returns undefined.
    */
   inherit(
     wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
@@ -101,78 +101,83 @@ export interface Persistence {
 
 interface TunnelKind {
   readonly encapsulation: EncapsulationName
-  /** The families of inner packets. The tunnel carries those of which the node has a subnet. */
+  /** The families of inner packets that the tunnel can carry. It carries those in which the node has a subnet. */
   readonly families: readonly Family[]
   readonly outer: Family
   /**
-   * The family of datagrams to peers that do not answer over `outer`, or have no address of it; left out if all
-   * datagrams have one family.
+   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all datagrams use one
+   * family.
    */
   readonly other?: Family | undefined
-  /** The underlay family in which this host has no address now. The tunnel is reopened when the host gets one. */
+  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
   readonly awaited?: Family | undefined
-  /** The bytes that are added around an inner packet, with the longer of the possible outer IP headers. */
+  /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
   readonly overhead: number
-  /** The bytes that are added with an outer header of this family; defaults to `overhead`. */
+  /** Returns the number of bytes that the encapsulation adds with an outer header of this family; defaults to `overhead`. */
   readonly overheadOf?: (outer: Family) => number
-  /** The encapsulation's facts about this host, and about a peer; left out if it needs none. */
+  /**
+   * The encapsulation's data about this host (`ownEnd`), such as its MAC, and about a peer (`endOf`); left out if the encapsulation needs
+   * none.
+   */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
   readonly tunName: string
   readonly port: number
-  /** The longest packet that containers may send, in bytes. */
+  /** The longest packet in bytes that containers may send. */
   readonly mtu: number
-  /** The checks of peers that this backend adds to those of all backends. */
+  /** The backend's own checks of peers' leases, in addition to those that all backends share. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** The scope of the route to the network; defaults to that of the device. */
+  /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
   readonly scope?: 'link'
-  /** Agrees with peers on keys; left out if the encapsulation has no keys. */
+  /** Negotiates keys with peers; left out if the encapsulation has no keys. */
   readonly keeper?: SessionKeeper
-  /** Checks, together with the device, what only the backend knows of. */
+  /** Checks objects that only the backend knows. It is called with each check of the device. */
   readonly check?: () => Promise<void>
-  /** Removes the device of another carrier that has this device's place, once no process runs that would repair it. */
+  /**
+   * Removes a device of the kernel that carried the packets under the name of the TUN device. It is called only when no other process
+   * forwards, because that process would create the device again.
+   */
   readonly clear?: () => Promise<void>
-  /** True if packets to peers that are reached without a router bypass the tunnel. */
+  /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
   readonly directRouting?: boolean
 }
 
 export interface SessionKeeper {
   /**
-   * Continues the sessions of another keeper from the bytes that its `pause` returned. Returns false if they are
-   * invalid or belong to other keys. Must be called first.
+   * Continues the sessions of the predecessor's keeper from the bytes that its `pause` returned. Returns false if the bytes are invalid or
+   * were made with other keys. It must be called before all other functions.
    */
   inherit(head: Uint8Array): boolean
-  /**
-   * Starts to work with a running engine, and with the sessions that this engine kept of the previous one, which has
-   * ended.
-   */
+  /** Starts to work with a running engine, including the sessions that the engine kept from the engine before it. */
   begin(sessions: EngineSessions): void
-  /** Stops all work until `begin`. Returns what another keeper needs to continue; it contains no secret key. */
+  /** Stops all work until `begin` is called. Returns the state, without secret keys, from which another keeper can continue. */
   pause(): Uint8Array
-  /** Handles the control messages and events of the engine; called when `takeMail` has something to return. */
+  /** Handles the engine's control messages and events. It is called when the engine's `takeMail` has something to return. */
   onMail(): void
-  /** Sets the peers. Must be called before the engine gets their records. */
+  /** Sets the peers. It must be called before the engine gets the peers' records, which contain the session numbers. */
   setPeers(peers: ReadonlyMap<string, Lease>): void
   /**
-   * The destination of a peer's datagrams: the address in its lease, or the address to which the peer has moved since.
+   * Returns the destination of datagrams to a peer: the address in the peer's lease, or a newer address from which the peer has sent
+   * authentic packets.
    */
   endpointOf(peer: Lease): UdpEndpoint
-  /** True if datagrams to this peer must leave from the port on which this host listens. */
-  isFromKnownPort(peer: Lease): boolean
   /**
-   * The state of the session with a peer, without the bytes that the engine counts; undefined for a peer without a key.
+   * True if datagrams to this peer must leave from the port on which this host listens, because the peer replies to the port from which it
+   * received a datagram.
    */
+  isFromKnownPort(peer: Lease): boolean
+  /** Returns the state of the session with a peer, without the byte counts, which the engine has; undefined for a peer without a key. */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
   unknownKeys(): readonly UnknownKey[]
-  /** Sets the function that is called with the lease key of a peer whose destination has changed. */
+  /** Sets the function that is called with a peer's lease key when the destination of its datagrams has changed. */
   listen(moved: (key: string) => void): void
   stop(): void
 }
 
 /**
- * Returns the source of ICMP errors into the TUN: the network's own address, which no host has, or the address of the
- * next subnet if this node has the first one. It must not be an address of this host: the kernel refuses packets from
- * the TUN with a local IPv4 source, and reverse path filters drop those with a local IPv6 source.
+ * Returns the source address of ICMP errors that the engine writes into the TUN. It is the network's own address, which no host has; if
+ * this node has the first subnet, it is the first address of the next subnet. It must not be an address of this host: the kernel refuses
+ * packets from the TUN with a local IPv4 source, and reverse path filters drop those with a local IPv6 source.
  */
 function networkAddressFor(network: Net, subnet: Net): Address {
   if (network.address !== subnet.address) return network.address
@@ -185,7 +190,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Such a network works if each peer is on a link of this host, because the link's route has a longer prefix.
+    // A network that contains this node's own address works only if all peers are on links of this host, because a link's route has a
+    // longer prefix than the network's route.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -200,7 +206,7 @@ interface Side {
   readonly subnet: Net
   readonly filter: PeerFilter
   readonly carriers: Carriers
-  /** The engine, and the carriers that are tried before it, in order. */
+  /** The carriers of this family: `through` is the engine's tunnel, which is tried last; `earlier` are those tried before it. */
   readonly through: FallbackCarrier
   readonly earlier: readonly Carrier[]
 }
@@ -225,11 +231,11 @@ export async function openTunnel(
   let counted = (_slot?: number): Float64Array => new Float64Array() // until the engine runs
   const slots = createTrafficSlots((slot) => counted(slot))
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
-  /** The family chosen for each peer, by lease key, if it is not the first family of both hosts. */
+  /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
   const chosen = new Map<string, Family>(kind.other ? overOther.map((key) => [key, kind.other as Family]) : [])
   /**
-   * Returns the family of the datagrams to a peer. Peers have at least one usable address, because the filter skips
-   * other leases.
+   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
+   * leases.
    */
   function outerOf(peer: Lease): Family {
     if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
@@ -238,15 +244,15 @@ export async function openTunnel(
   }
   const placeOf = (peer: Lease): UdpEndpoint =>
     kind.keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[outerOf(peer)] ?? 0, port }
-  /** The peer's address of the other family, from which its datagrams may also come. */
+  /** Returns the peer's address in the second outer family, from which its datagrams may also come; undefined if it has none. */
   function otherHostOf(peer: Lease): Address | undefined {
     const outer = outerOf(peer)
     const other = reachedBy(peer, own, outers).find((family) => family !== outer)
     return other && peer.attrs.publicIp[other]
   }
   /**
-   * The minimum path MTU. For IPv6 it is 1280, because no ICMPv6 error can announce less: datagrams are fragmented
-   * instead.
+   * Returns the smallest path MTU in bytes that counts for inner packets of a family. It is 1280 for IPv6, because hosts ignore smaller
+   * values in ICMPv6 errors; if the path takes less, the kernel fragments the datagrams.
    */
   const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
   const known = (peer: Lease, family: Family): number => {
@@ -268,7 +274,7 @@ export async function openTunnel(
       return bytes < mtu ? bytes : undefined
     },
   })
-  /** The attributes that the node has published since its address changed. */
+  /** The attributes that the node publishes since an address of the host changed; undefined if none has changed. */
   let renewed: LeaseAttrs | undefined
   const own: OwnLease = {
     ...lease,
@@ -288,7 +294,7 @@ export async function openTunnel(
       isOneOfTwo: kind.families.length > 1,
       log,
     })
-    // Loaded only if it is needed, because packets wait for the start.
+    // The module is imported only if needed, because packets wait until the tunnel is open and the import takes time.
     const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
     const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
     const through = throughTo(family)
@@ -306,7 +312,10 @@ export async function openTunnel(
     lacking[family] = messageOf(error)
     calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
   }
-  /** Runs `act` for each carried family. If only one family fails, its failure is logged and the other continues. */
+  /**
+   * Runs `act` for each carried family. If only some families fail, their failures are logged and the others continue; if all fail,
+   * rejects.
+   */
   async function eachSide(act: (side: Side) => Promise<void>): Promise<void> {
     const all = carried()
     const done = await Promise.allSettled(all.map(act))
@@ -323,7 +332,8 @@ export async function openTunnel(
     await refuseForeignRoute(run, network, isOwn)
   }
 
-  // A device with this backend's name does not count as foreign; it is checked when no other process forwards any more.
+  // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
+  // checked later, when no other process forwards.
   await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
   const endTo = ({ family }: Side, peer: Lease): Peer => {
     const { address: endpoint, port: to } = placeOf(peer)
@@ -337,7 +347,7 @@ export async function openTunnel(
   const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
   const peerKeys = (of: readonly Side[] = sides): ReadonlySet<string> =>
     new Set(of.flatMap(({ filter }) => [...filter.peers().keys()]))
-  /** Returns the records that differ, for the changes of each family. */
+  /** Updates the slots for these changes of each family's peers, and returns the records of the changed peers. */
   const changedEnds = (changes: readonly (readonly [Side, PeerChanges])[]): Peer[] => {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
     for (const key of keys) {
@@ -357,14 +367,14 @@ export async function openTunnel(
         return peer ? endTo(side, peer) : []
       }),
     )
-    // Removals come first, because the subnet of a removed peer may belong to another peer now.
+    // Removals come first, because a removed peer's subnet may now belong to another peer.
     return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
   const updateKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
   slots.keep(peerKeys())
   const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
-  // If a path was inherited, packets wait in it from here on.
+  // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
   const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
   const keepsSessions = head && kind.keeper?.inherit(head)
   updateKeeper()
@@ -411,8 +421,8 @@ export async function openTunnel(
     engine.changePeers(encodePeers(its))
     unknownSenders.changePeers(its)
   }
-  // Without sockets of the other family, the choices of the earlier process have no effect, and no process would revise
-  // them.
+  // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
+  // peers return to the first family.
   if (!engine.hasOther)
     for (const key of Array.from(chosen.keys())) {
       chosen.delete(key)
@@ -423,7 +433,7 @@ export async function openTunnel(
   async function end(): Promise<void> {
     kind.keeper?.stop()
     await engine.stop()
-    // A persistent device survives the engine and must be deleted, unless its deletion is what ended the engine.
+    // A persistent device survives the engine and must be deleted here, unless the engine stopped because the device was deleted.
     if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
   }
   function takeBack(): void {
@@ -448,7 +458,7 @@ export async function openTunnel(
   let reportFault!: (reason: Error) => void
   const ended = new Promise<Error>((resolve) => (reportFault = resolve))
   try {
-    // With keys both hosts must agree on the family of their datagrams, so this node cannot continue with one family.
+    // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
     if (kind.keeper && otherAddress !== undefined && !engine.hasOther)
       throw new WeftError('PORT_IN_USE', engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
@@ -457,7 +467,7 @@ export async function openTunnel(
     if (inherited) await removeFamilies(run, engine.tunName, others)
     await eachSide(configure)
   } catch (error) {
-    // An existing device stays, because the predecessor may have taken it back.
+    // A device that existed before stays, because the predecessor may have taken it back; a new device is deleted.
     await (inherited || adopted !== undefined ? engine.stop() : end())
     throw error
   }
@@ -477,7 +487,10 @@ export async function openTunnel(
     })
     return its.length > 0 ? { key, ...Object.fromEntries(its) } : undefined
   }
-  /** Adds a peer's session to its traffic. A peer has one session for all families. */
+  /**
+   * Adds the session's state to a peer's traffic, under each inner family. A peer has one session, whose byte counts are those of the
+   * traffic.
+   */
   function withSessions([key, traffic]: readonly [string, PeerTraffic]): readonly [string, PathTraffic] {
     const { txBytes, rxBytes } = traffic
     const its = sides.flatMap(({ family, filter }) => {
@@ -496,7 +509,7 @@ export async function openTunnel(
     },
     ...(settings.probePathMtu ? { limit } : {}),
   }
-  /** Returns the means to choose between the two families of the underlay. */
+  /** Returns the functions that choose between the two families of the underlay for each peer. */
   function underlaysWith(first: Family, other: Family): Underlays {
     const bothOf = (key: string): Lease | undefined => {
       const peer = sides.flatMap(({ filter }) => filter.peers().get(key) ?? [])[0]
@@ -510,7 +523,8 @@ export async function openTunnel(
       choose(key, family) {
         if (family === first) chosen.delete(key)
         else chosen.set(key, family)
-        // The path MTU of one family is not valid for the other.
+        // Removes the limits of the peer's packets, because they were found over the earlier outer family, and the path of the new family
+        // may differ.
         for (const { family: inner } of sides)
           limits[inner] = new Map([...limits[inner]].filter(([each]) => each !== key))
         redirect(key)
@@ -532,7 +546,7 @@ export async function openTunnel(
     })
     beginSessions() // a new engine may run now
   }
-  /** Makes the engine follow the device's offload switches, which control the joining of received packets, and logs a change. */
+  /** Makes the engine read the device's offload settings, which control if received packets are coalesced, and logs a change. */
   function followSwitches(): void {
     const before = engine.offloads
     engine.followSwitches?.()
@@ -581,8 +595,7 @@ export async function openTunnel(
       const changes = sides.map((side) => [side, side.filter.take(all, ownKey, touched)] as const)
       updateKeeper()
       const differing = changes.flatMap(([side, changed]) => (changed ? [[side, changed] as const] : []))
-      // The engine knows every peer, also those with a direct route, because it accepts packets that they send through
-      // the tunnel.
+      // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
       if (differing.length === changes.length) {
         const differ = changedEnds(differing)
         engine.changePeers(encodePeers(differ))
@@ -600,7 +613,7 @@ export async function openTunnel(
       await kind.check?.()
       followSwitches()
       const repaired: string[] = []
-      // The engine reports a missing device as a fault.
+      // A missing device is not repaired here, because the engine reports it as a fault.
       await eachSide(async ({ family, carriers }) => {
         for (const each of [devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
       })
@@ -620,7 +633,7 @@ export async function openTunnel(
       return peer && carriers?.pathMtu(peer)
     },
     pathSearch,
-    // With keys the keeper chooses the family, and unencrypted datagrams would reach no peer.
+    // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
     ...(kind.other && engine.hasOther && !kind.keeper ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
     counters: () => ({
       ...engine.counters(),

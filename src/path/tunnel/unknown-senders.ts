@@ -1,4 +1,4 @@
-// unknown-senders.ts - logs senders whose packets the engine dropped, each sender once, with a remedy.
+// unknown-senders.ts - logs the senders of packets that the engine refused. Each sender is logged once, with a remedy.
 
 import type { Log } from '../../base/log.ts'
 import { formatAddress, netsText } from '../../net/address.ts'
@@ -7,23 +7,23 @@ import { createPeerTable, type Peer, type PeerTable } from '../engine/peers.ts'
 
 const MAX_REMEMBERED = 1024
 /**
- * The maximum number of warnings per minute, because one host can forge many senders. Other senders are logged later if
- * they still send.
+ * The maximum number of warnings per minute. One host can forge any number of senders and would otherwise flood the log. A sender above the
+ * limit is logged later if it still sends.
  */
 const MAX_PER_MINUTE = 8
 
 export interface UnknownSenderLog {
-  /** Sets the function that returns all peers. It is called when there are unknown senders. */
+  /** Sets the function that returns all peers. It is called only when a refused sender is judged. */
   setPeers(peers: () => readonly Peer[]): void
   changePeers(peers: readonly Peer[]): void
   /**
-   * Logs the senders of the previous call that are still refused. The delay allows for a lease that arrives after its
-   * node's first packets.
+   * Logs those senders of the previous call that are still unknown, and keeps `senders` for the next call. The delay allows for a node
+   * whose first packets arrive before its lease.
    */
   report(senders: readonly UnknownSender[]): void
 }
 
-/** Returns the log of unknown senders. `now` is a monotonic time in ms. */
+/** Creates the log of unknown senders. `now` is a monotonic clock in ms. */
 export function createUnknownSenderLog(
   filter: FilterOptions,
   log: Log,
@@ -48,7 +48,8 @@ export function createUnknownSenderLog(
       const early = new Set<string>()
       for (const sender of senders) {
         const from = formatAddress(sender.from)
-        // The current peers decide: the source may have become a peer's, so that the packet would now be forged.
+        // The packet is judged again, because the peers may have changed since the engine refused it: it may now be acceptable, or refused
+        // for another reason.
         const reason = reasonToDrop(filter, known, sender)
         if (reason === undefined) {
           if (!logged.has(`early ${from}`)) early.add(from)

@@ -1,5 +1,4 @@
-// charts.ts - charts of the traffic (sent upwards, received downwards), the drops, the round trips and the lost probes of the last hour. uPlot
-// draws them.
+// charts.ts - draws charts of the last hour with uPlot: traffic (sent upwards, received downwards), drops, round trips and lost probes.
 
 import uPlot from 'uplot'
 import { byId, createList, h, setText } from './dom.ts'
@@ -18,7 +17,7 @@ export function createCharts(history: History) {
       { stroke: colour('--in'), fill: colour('--in-fill'), ...LINE },
     ],
     values: (value) => bitRate(Math.abs(value)),
-    /** Both directions have the same scale. The minimum range keeps low traffic from looking like peaks. */
+    /** Give the sent and the received traffic the same scale. The minimum range keeps low traffic from looking like peaks. */
     range: (low, high) => {
       const most = Math.max(1000, high, -low) * 1.1
       return [-most, most]
@@ -97,7 +96,7 @@ export function createCharts(history: History) {
   }
 }
 
-/** Describes the chart in words, for screen readers. */
+/** Describes the traffic chart in words, for screen readers. */
 function spoken(samples: readonly Sample[]): string {
   const most = (of: (sample: Sample) => number | undefined): string =>
     bitRate(Math.max(0, ...samples.map((sample) => of(sample) ?? 0)))
@@ -105,11 +104,14 @@ function spoken(samples: readonly Sample[]): string {
   return `Traffic of the last minutes: out now ${or(last?.tx, bitRate)}, at most ${most(({ tx }) => tx)}; in now ${or(last?.rx, bitRate)}, at most ${most(({ rx }) => rx)}.`
 }
 
-/** Returns the width for the longest label of an axis, in px. */
+/** Returns the width in px that an axis needs for its longest label. */
 const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
   16 + 7 * Math.max(...(labels ?? []).map(({ length }) => length), 3)
 
-/** Half the width of the longest label of the time axis. Labels are centred on their ticks, so the last label needs this room. */
+/**
+ * Half the width of the longest label of the time axis, in px. Labels are centred on their ticks, so the chart needs
+ * room of this width to the right of the last tick.
+ */
 const LABEL_HALF_PX = 30
 
 interface Look {
@@ -118,7 +120,7 @@ interface Look {
   readonly range: (low: number, high: number) => [number, number]
 }
 
-/** Creates a chart that fills `place`. It is created again when the color scheme changes between light and dark. */
+/** Creates a chart that fills `place`. When the browser's color scheme changes between light and dark, creates the chart again. */
 function createChart(place: HTMLElement, lookOf: (colour: (name: string) => string) => Look) {
   let data: uPlot.AlignedData = [[]]
   let chart: uPlot | undefined

@@ -1,4 +1,4 @@
-// details.ts - a dialog with all facts about one peer. It is updated while it is open.
+// details.ts - a dialog with all facts about one peer. The facts are updated while the dialog is open.
 
 import { publishers } from '../../path/catalog.ts'
 import { titleOf } from '../status.ts'
@@ -14,7 +14,8 @@ export function createDetails(history: History) {
   let peers: readonly Peer[] = []
   dialog.addEventListener('close', () => (lease = undefined))
   byId('details-close').addEventListener('click', () => dialog.close())
-  // A click outside closes the dialog. Its content fills the dialog, so only clicks on the backdrop have the dialog as target.
+  // Close the dialog on a click outside it. The dialog's content fills the dialog, so only clicks on the backdrop have the dialog itself as
+  // target.
   dialog.addEventListener('click', ({ target }) => {
     if (target === dialog) dialog.close()
   })

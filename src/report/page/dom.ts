@@ -1,4 +1,5 @@
-// dom.ts - creates and changes elements. Text is set as text and never as markup, so the text of a peer or a log cannot become a script.
+// dom.ts - creates and changes elements of the page. Text is set as text and never as markup, so text from a peer or from the log cannot
+// become a script.
 
 export type Child = Node | string
 type Props = Readonly<Record<string, string>>
@@ -27,7 +28,10 @@ export function elementOf<T extends Element>(kind: new () => T, id: string): T {
 
 export const byId = (id: string): HTMLElement => elementOf(HTMLElement, id)
 
-/** Sets the text if it differs. An unchanged element is not touched, so that screen readers and selections are not disturbed. */
+/**
+ * Sets an element's text if it differs. An unchanged element is left alone, because a change would make screen readers speak and would
+ * clear a selection.
+ */
 export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text
 }
@@ -36,13 +40,16 @@ export function setAttribute(element: Element, name: string, value: string): voi
   if (element.getAttribute(name) !== value) element.setAttribute(name, value)
 }
 
-/** The element for one item of a list. */
+/** The element that shows one item of a list, and the function that updates it. */
 interface Part<T> {
   readonly element: HTMLElement
   show(item: T, at: number): void
 }
 
-/** Returns a function that makes the children of `parent` match `items`. An item with the same key keeps its element and the focus. */
+/**
+ * Returns a function that makes the children of `parent` match `items`. An item with the same key keeps its element, and thus the keyboard
+ * focus.
+ */
 export function createList<T>(
   parent: HTMLElement,
   keyOf: (item: T) => string,
@@ -64,12 +71,12 @@ export function createList<T>(
     })
     for (const { element } of parts.values()) element.remove()
     parts = next
-    // An element that is moved loses the focus.
+    // Restore the keyboard focus, which an element loses when it is moved.
     if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true })
   }
 }
 
-/** Creates the rows of a `dl`. Each row has a name and a text that may change. */
+/** Fills a `dl` element with rows. Returns a function that sets the name and the text of each row. */
 export function createFacts(parent: HTMLElement): (facts: readonly (readonly [name: string, text: string])[]) => void {
   return createList(
     parent,

@@ -23,7 +23,7 @@ export function createEventList() {
   )
   function show(): void {
     const shown = events.filter(({ level }) => !isBrief.checked || level !== 'info')
-    // Equal lines of the same millisecond get a number, so that their keys differ.
+    // How often each line with the same time and text has occurred. The number becomes a part of the line's key, so that keys differ.
     const seen = new Map<string, number>()
     const keyed = shown.map((event) => {
       const same = `${event.at} ${event.level} ${event.text}`

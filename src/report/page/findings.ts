@@ -1,4 +1,4 @@
-// findings.ts - the doctor's findings from the status, with their remedies.
+// findings.ts - shows the findings that weft doctor derives from the status, with their remedies.
 
 import { diagnoseStatus } from '../../tool/doctor/checks.ts'
 import { FINDINGS, grouped } from '../../tool/doctor/findings.ts'

@@ -10,13 +10,13 @@ const scaled = (value: number, step: number, units: readonly string[]): string =
 export const bitRate = (bytesPerSecond: number): string =>
   scaled(bytesPerSecond * 8, 1000, ['bit/s', 'kbit/s', 'Mbit/s', 'Gbit/s', 'Tbit/s'])
 
-/** `1.2 MiB` */
+/** Formats a number of bytes: `1.2 MiB`. */
 export const bytes = (count: number): string => scaled(count, 1024, ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'])
 
-/** `12.3 k` */
+/** Formats a large number: `12.3 k`. */
 export const short = (count: number): string => scaled(count, 1000, ['', 'k', 'M', 'G', 'T']).trimEnd()
 
-/** `4.5 s`, `3 min`, `2 h` */
+/** Formats a duration: `4.5 s`, `3 min`, `2 h`. */
 export function duration(seconds: number): string {
   if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`
   if (seconds < 120) return `${Math.round(seconds)} s`
@@ -26,15 +26,15 @@ export function duration(seconds: number): string {
 
 export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(ms) : ms.toPrecision(2)} ms`
 
-/** `1 peer`, `2 peers`, `10,000 peers` */
+/** Formats a number with a noun: `1 peer`, `2 peers`, `10,000 peers`. */
 export const count = (number: number, what: string): string =>
   `${number.toLocaleString('en')} ${what}${number === 1 ? '' : 's'}`
 
-/** Formats a fraction. It rounds down, so that `100%` appears only for 1. */
+/** Formats a fraction as a percentage, rounded down, so that `100%` appears only for exactly 1. */
 export const percent = (part: number): string => `${Math.floor(part * 1000) / 10}%`
 
 const two = (value: number): string => String(value).padStart(2, '0')
-/** Formats the local time of day like the charts: `14:05:09`. */
+/** Formats the local time of day, as the charts do: `14:05:09`. */
 export function clockText(at: Date): string {
   return [at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(':')
 }
@@ -43,7 +43,7 @@ export function dayText(at: Date): string {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clockText(at)}`
 }
 
-/** Returns the labels of an axis. If consecutive labels are equal, only the first one is shown. */
+/** Returns the labels of a chart's axis. If consecutive labels are equal, only the first one is shown. */
 export const labelsOf = (splits: readonly number[], text: (value: number) => string): string[] =>
   splits.map((value, at) => {
     const before = splits[at - 1]

@@ -1,39 +1,38 @@
-// history.ts - computes rates from the counters of consecutive statuses, for the charts and for each peer. Pure.
+// history.ts - computes traffic and drop rates from the counters of consecutive statuses, for the charts and for each peer. Pure.
 
 import type { HistoryReport } from '../hour.ts'
 import type { Status } from '../status.ts'
 
-/** The maximum number of samples: five minutes with one status per second. */
+/** The maximum number of kept samples: five minutes with one status per second. */
 const KEPT = 300
 
 interface Rates {
-  /** Bytes per second; undefined if the data path does not count them. */
+  /** The traffic sent, in bytes per second (`rx`: received); undefined if the data path does not count bytes. */
   readonly tx: number | undefined
   readonly rx: number | undefined
 }
 
 export interface Sample extends Rates {
-  /** The wall-clock time in seconds. */
+  /** The wall-clock time of the sample, in seconds since 1970. */
   readonly at: number
   readonly drops: number | undefined
 }
 
-/** One step of the daemon's history of the last hour. */
+/** One step of the last hour's history, which the daemon records. */
 interface HourStep extends Sample {
   readonly roundTripMs: number | undefined
   readonly lossPercent: number | undefined
 }
 
 export interface History {
-  /** Adds the next status. Ignores a status with the same time as the last one. */
+  /** Adds the newest status as a sample. Ignores a status with the same time as the previous one. */
   add(status: Status): void
-  /** Sets the daemon's history. `samples` returns it before the samples that this page took. */
+  /** Sets the daemon's history of the last hour. `samples` then returns its steps before the samples that this page took itself. */
   setHour(report: HistoryReport): void
-  /** Returns the samples, oldest first. */
+  /** Returns the samples of traffic and drops, oldest first. */
   samples(): readonly Sample[]
-  /** Returns the daemon's history of the last hour, oldest first. */
   hour(): readonly HourStep[]
-  /** Returns the rates of a peer between the last two statuses, by its lease key. */
+  /** Returns the traffic rates of the peer with this lease key, between the last two statuses. */
   ratesOf(lease: string): Rates
 }
 
@@ -43,7 +42,7 @@ interface Totals {
   readonly drops: number | undefined
 }
 
-/** Sums up the counters. If the engine counts no bytes, uses the counters of the peers that have some. */
+/** Sums up sent bytes, received bytes and drops. If the engine counts no bytes, adds up the byte counters of the peers. */
 export function totalsOf({ dataPath, peers }: Status): Totals {
   const counters = dataPath?.counters ?? {}
   const sum = (of: 'txBytes' | 'rxBytes'): number | undefined => {
@@ -58,7 +57,7 @@ export function totalsOf({ dataPath, peers }: Status): Totals {
   }
 }
 
-/** Returns a rate. Undefined if the counter decreased, because it was reset in that interval. */
+/** Returns the increase of a counter per second. Returns undefined if the counter decreased, because then it was reset meanwhile. */
 const rate = (now: number | null | undefined, then: number | null | undefined, seconds: number): number | undefined =>
   typeof now === 'number' && typeof then === 'number' && now >= then ? (now - then) / seconds : undefined
 
@@ -102,7 +101,7 @@ export function createHistory(kept = KEPT): History {
   }
 }
 
-/** Returns the steps of the last hour, from the first one that has a known value. */
+/** Returns the steps of the last hour, beginning with the first step that has a known value. */
 function stepsOf({ at, stepSeconds, node }: HistoryReport): readonly HourStep[] {
   const all = node.roundTripMs.length
   const value = (list: readonly (number | null)[], step: number): number | undefined => list[step] ?? undefined

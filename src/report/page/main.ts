@@ -1,5 +1,5 @@
-// main.ts - the script of the status page. It fetches /status.json from its own origin, and less often the history, and shows both. It is
-// read-only.
+// main.ts - the script of the status page. It fetches /status.json, and less often /history.json, from its own origin and shows both. It
+// changes nothing on the node.
 
 import { parseToShow } from '../../base/text.ts'
 import { HISTORY_SCHEMA, type HistoryReport } from '../hour.ts'
@@ -30,7 +30,7 @@ const findings = createFindings()
 const node = createNodeView()
 const network = createNetworkView()
 
-/** The interval at which the daemon's history is fetched. */
+/** The interval in ms at which the page fetches the daemon's history. */
 const HISTORY_MS = 10_000
 let fetchedHistoryAt = -Infinity
 let peerEvents: EventsReport['events'] = []
@@ -59,13 +59,13 @@ function announce(sentences: readonly string[]): void {
 }
 
 async function get(path: string): Promise<unknown> {
-  // The path is relative, so that it also works behind a proxy that adds a prefix.
+  // The URL is relative to the page, so that it also works behind a proxy that adds a path prefix.
   const answer = await fetch(path, { cache: 'no-store', signal: AbortSignal.timeout(TIMEOUT_MS) })
   if (!answer.ok) throw new Error(`it answers ${answer.status}`)
   return parseToShow(await answer.text())
 }
 
-/** Fetches the daemon's history from time to time. Without an answer the page shows no history. */
+/** Fetches the daemon's history of the last hour at intervals. If the daemon does not answer, the page shows no history. */
 async function fetchHistory(): Promise<void> {
   if (performance.now() - fetchedHistoryAt < HISTORY_MS) return
   fetchedHistoryAt = performance.now()
@@ -77,7 +77,7 @@ async function fetchHistory(): Promise<void> {
     if (past.schema === HISTORY_SCHEMA) history.setHour(past)
     if (recent.schema === EVENTS_SCHEMA) peerEvents = recent.events
   } catch {
-    // Ignored, because fetching the status reports a daemon that does not answer.
+    // Ignore the error: fetching the status also fails then, and reports that the daemon does not answer.
   }
 }
 
@@ -105,7 +105,7 @@ function found(): void {
   setAttribute(document.body, 'data-stale', 'false')
 }
 
-/** Fetches the status once and shows it. Does nothing while the page is hidden. */
+/** Fetches the status once and shows it. Does nothing while the browser's tab is hidden. */
 async function update(): Promise<void> {
   if (document.hidden) return
   let status: Status

@@ -1,4 +1,5 @@
-// map.ts - the map of peers. A few peers are arranged around this node; more are arranged in rows, in the order of their subnets.
+// map.ts - draws the map of peers. Up to MOST_AROUND peers are arranged around this node; more are arranged in rows, in the order of their
+// subnets.
 
 import { briefly } from '../status.ts'
 import { byId, createList, h, setAttribute, setText } from './dom.ts'
@@ -6,11 +7,11 @@ import { bitRate, count, milliseconds } from './format.ts'
 import type { History } from './history.ts'
 import { around, countsOf, countsText, LOOKS, placesOf, type Peer, type Place } from './model.ts'
 
-/** The maximum number of places around this node. */
+/** The maximum number of peers or groups that the map arranges in a circle around this node. */
 const MOST_AROUND = 8
 const SVG = 'http://www.w3.org/2000/svg'
 
-/** The actions of a place: show the details of a peer, or list the peers of a larger subnet. */
+/** The actions when the user selects an item of the map: show the details of a peer, or list the peers of a larger subnet. */
 interface MapActions {
   open(lease: string): void
   list(subnet: string): void
@@ -24,7 +25,7 @@ export function createMap(history: History, actions: MapActions) {
   let places: readonly Place[] = []
   let chosen = 0
 
-  /** Tab reaches one of the buttons; the arrow keys move to the others. */
+  /** The Tab key reaches only one button of the map; the arrow keys move between the buttons. */
   const buttons = (): HTMLButtonElement[] => [...field.querySelectorAll('button')]
   function choose(at: number, isFocused: boolean): void {
     const all = buttons()
@@ -99,7 +100,7 @@ export function createMap(history: History, actions: MapActions) {
       for (const [name, value] of Object.entries(ends)) setAttribute(line, name, value.toFixed(2))
       const { tx = 0, rx = 0 } = history.ratesOf(place?.key ?? '')
       setAttribute(line, 'data-condition', place?.condition ?? 'stored')
-      // The width grows with the logarithm of the rate: by 0.6 for each factor of ten.
+      // The line's width grows with the logarithm of the peer's traffic: by 0.6 for each factor of ten.
       setAttribute(line, 'stroke-width', (1.5 + Math.max(0, Math.log10((tx + rx) / 100 || 1)) * 0.6).toFixed(1))
       setAttribute(line, 'data-moves', String(place?.condition === 'answering' && tx + rx > 0))
     })

@@ -1,4 +1,4 @@
-// model.ts - the content of the page, derived from the status: peers, verdict, changes, places of the map. Pure.
+// model.ts - derives the content of the page from the status: peers, verdict, changes, items of the map. Pure.
 
 import {
   compareAddresses,
@@ -28,7 +28,7 @@ import {
 } from '../status.ts'
 import { count, duration, milliseconds, or, percent } from './format.ts'
 
-/** The conditions of a peer, the most urgent first. */
+/** The conditions that a peer can have, most urgent first. */
 export const CONDITIONS = [
   'silent',
   'stored',
@@ -36,7 +36,7 @@ export const CONDITIONS = [
   'programmed',
   'answering',
 ] as const satisfies readonly Condition[]
-/** A sign for each condition, in addition to its color; its name; its meaning. */
+/** For each condition of a peer: a sign, so that the color is not the only difference, its name, and its meaning. */
 export const LOOKS: Readonly<
   Record<Condition, { readonly sign: string; readonly name: string; readonly means: string }>
 > = {
@@ -55,16 +55,18 @@ export const LOOKS: Readonly<
   },
 }
 
-/** Names the condition of a peer. If its families differ, names the family too, as in `IPv6 not answering`. */
+/**
+ * Returns the name of a peer's condition. If the condition differs between the families, names the family too, as in `IPv6 not answering`.
+ */
 const wordsOf = (peer: PeerStatus): string => conditionText(peer, (condition) => LOOKS[condition].name)
 
 const rank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
 export interface Peer extends PeerStatus {
   readonly condition: Condition
-  /** The peer's subnet; undefined if the store has an invalid value. */
+  /** The peer's subnet; undefined if the store has an invalid value for it. */
   readonly net: Net | undefined
-  /** The name of the condition. If the families of the peer differ, it names the worse one. */
+  /** The name of the peer's condition. If the families differ, it is the name of the worse condition. */
   readonly words: string
 }
 
@@ -86,7 +88,7 @@ export function countsOf(peers: readonly Peer[]): Counts {
   return counts
 }
 
-/** Lists each condition that occurs, with its number of peers, as in `2 answering`. */
+/** Lists each condition that occurs with the number of its peers, as in `2 answering`. */
 export function countsText(counts: Counts): string {
   const there = CONDITIONS.filter((condition) => counts[condition] > 0)
   return there.map((condition) => `${counts[condition].toLocaleString('en')} ${LOOKS[condition].name}`).join(', ')
@@ -154,7 +156,7 @@ export function verdictOf(status: Status): Verdict {
   return { tone: 'good', title: 'The network works', detail: `${all}.` }
 }
 
-/** Returns ` over IPv6`, or the same for IPv4, if all these peers answer only over the other family; else an empty text. */
+/** Returns ` over IPv6` if all these peers fail only over IPv6, ` over IPv4` if they fail only over IPv4, else an empty text. */
 function byOneFamily(peers: readonly PeerStatus[]): string {
   const only = FAMILIES.filter((family) =>
     peers.every((peer) => {
@@ -190,7 +192,7 @@ const FAILURES: Readonly<Record<NonNullable<NonNullable<PeerSide['session']>['fa
 
 type Fact = readonly [name: string, text: string]
 
-/** Lists the facts about the paths to a peer. A fact that differs between the families has a line for each family. */
+/** Lists the facts about the path to a peer. A fact that differs between the families has one line per family. */
 export function factsOf(peer: Peer): readonly Fact[] {
   const sides = sidesOf(peer)
   const families = familiesOf(sides)
@@ -224,7 +226,7 @@ export function factsOf(peer: Peer): readonly Fact[] {
   ]
 }
 
-/** Returns the median round trip of the answering peers in ms. Of an even number, it is the mean of the middle two. */
+/** Returns the median round trip of the answering peers in ms. If their number is even, it is the mean of the middle two. */
 export function medianOf(peers: readonly Peer[]): number | undefined {
   const answering = peers.filter(({ condition }) => condition === 'answering')
   const times = answering.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
@@ -244,7 +246,7 @@ const LEVELS: Readonly<Record<PeerEvent['what'], StatusEvent['level']>> = {
   usual: 'info',
 }
 
-/** Merges the lines of the log and the events of the peers, in the order of time. */
+/** Merges the lines of the log with the events of the peers, ordered by time. */
 export function linesOf(lines: readonly StatusEvent[], events: readonly PeerEvent[]): readonly StatusEvent[] {
   const ofPeers = events.map((event): StatusEvent => ({
     at: event.at,
@@ -254,10 +256,10 @@ export function linesOf(lines: readonly StatusEvent[], events: readonly PeerEven
   return [...lines, ...ofPeers].toSorted((a, b) => Date.parse(a.at) - Date.parse(b.at))
 }
 
-/** The maximum number of peers that a sentence names. A sentence about more peers has only their number. */
+/** The maximum number of peers that a sentence names. A sentence about more peers says only how many there are. */
 const NAMED = 3
 
-/** Returns sentences for screen readers that describe the changes since the previous status. */
+/** Returns sentences for screen readers that describe what changed since the previous status. */
 export function changesOf(
   [before, peersBefore]: readonly [Status, readonly Peer[]],
   [after, peersAfter]: readonly [Status, readonly Peer[]],
@@ -280,14 +282,17 @@ export function changesOf(
   return [...node, ...peers]
 }
 
-/** Returns the state without problems of peers, because there is a sentence for each peer. */
+/** Returns the node's state in words, without the problems of peers, because a separate sentence describes each peer. */
 function nodeWords({ state, impairments }: Status): string {
   const others = impairments.filter(({ by }) => by !== 'peers')
   return readingOf({ state: state === 'impaired' && others.length === 0 ? 'working' : state, impairments: others })
     .words
 }
 
-/** Selects the peers that have this condition, and are inside the subnet `text` or have this text in a name or address. */
+/**
+ * Selects the peers that have this condition and match the search text: their subnet is inside the subnet `text`, or their name or address
+ * contains `text`.
+ */
 export function matching(peers: readonly Peer[], text: string, condition: Condition | ''): readonly Peer[] {
   const wanted = text.trim().toLowerCase()
   const within = parseNet(wanted)
@@ -303,11 +308,11 @@ export function matching(peers: readonly Peer[], text: string, condition: Condit
   return peers.filter((peer) => (condition === '' || peer.condition === condition) && isWanted(peer))
 }
 
-/** A place on the map: one peer or, if there are too many peers, all peers of a larger subnet. */
+/** An item of the map: one peer or, if there are too many peers, all peers of a larger subnet. */
 export interface Place {
   readonly key: string
   readonly name: string
-  /** The worst condition of the peers. */
+  /** The worst condition among the peers of this map item. */
   readonly condition: Condition
   readonly peers: readonly Peer[]
   readonly isGroup: boolean
@@ -315,7 +320,7 @@ export interface Place {
 
 export const MOST_PLACES = 256
 
-/** Groups the peers into at most `most` places, by the longest common prefix that makes this possible. */
+/** Groups the peers into at most `most` map items. The peers of an item share a subnet prefix, which is as long as possible. */
 export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly Place[] {
   if (peers.length <= most)
     return peers.map((peer) => ({
@@ -341,15 +346,15 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
   })
 }
 
-/** Returns the position of peer number `at` of `all` around this node, as fractions of the width and the height. */
+/** Returns the position of map item number `at` of `all` in the circle around this node, as fractions of the map's width and height. */
 export function around(at: number, all: number): { readonly x: number; readonly y: number } {
   const angle = Math.PI + (2 * Math.PI * at) / all
   return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.36 * Math.sin(angle) }
 }
 
 const POLL_MS = 1000
-/** The maximum fraction of the time for fetching and showing the status. With very many peers it is fetched less often. */
+/** The maximum fraction of the browser's time for fetching and showing the status. With very many peers the page fetches it less often. */
 const BUSY_SHARE = 0.05
 
-/** Returns the pause after a round that took `tookMs`, in ms. */
+/** Returns the pause in ms before the next fetch, after a round of fetching and showing that took `tookMs`. */
 export const pauseAfter = (tookMs: number): number => Math.max(POLL_MS, tookMs / BUSY_SHARE) - tookMs

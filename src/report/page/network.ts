@@ -1,4 +1,5 @@
-// network.ts - the network as all nodes see it. The report is fetched only while this section is open.
+// network.ts - the section of the page that shows the network as all nodes see it. The page fetches the report only while this section is
+// open.
 
 import { parseToShow } from '../../base/text.ts'
 import { NETWORK_FINDINGS, type NetworkNode } from '../network-findings.ts'
@@ -9,7 +10,7 @@ import { count, milliseconds, percent } from './format.ts'
 
 const POLL_MS = 10_000
 const TIMEOUT_MS = 30_000
-/** The maximum number of nodes for which the matrix is shown. With more nodes only those with a problem are listed. */
+/** The maximum number of nodes for which the page shows the matrix. With more nodes it lists only the nodes with a problem. */
 const MOST_COLUMNS = 40
 
 export function createNetworkView() {
@@ -63,7 +64,7 @@ export function createNetworkView() {
   }
 }
 
-/** Lists the findings; each kind has one explanation. */
+/** Lists the findings about the network. Each kind of finding is explained once. */
 function findingsOf({ findings }: NetworkReport): readonly Child[] {
   const names = [...new Set(findings.map(({ name }) => name))].filter((name) => Object.hasOwn(NETWORK_FINDINGS, name))
   return names.map((name) => {
@@ -82,7 +83,10 @@ function findingsOf({ findings }: NetworkReport): readonly Child[] {
 
 const nameOf = ({ name, subnet }: NetworkNode): string => briefly(name ?? subnet)
 
-/** Makes a row for each node: its state, then its results for each other node. The columns have the numbers of the nodes. */
+/**
+ * Makes a table row for each node: its state, then whether it reaches each other node. Nodes are numbered, and a column has its node's
+ * number as the heading.
+ */
 function rowsOf({ nodes, matrix }: NetworkReport): readonly Child[] {
   const isMatrix = matrix !== null && nodes.length <= MOST_COLUMNS
   const columns = isMatrix ? nodes : []

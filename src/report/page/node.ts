@@ -1,4 +1,4 @@
-// node.ts - this node: the verdict, the figures below it, and the facts at the end of the page.
+// node.ts - the sections of the page about this node: the verdict, the figures below it, and the facts at the end of the page.
 
 import { readingOf } from '../states.ts'
 import { devicesText, knownWhole, type Status } from '../status.ts'
@@ -69,13 +69,14 @@ export function createNodeView() {
   }
 }
 
-/** Shows the ring and its number: the fraction of the network that this node reaches. */
+/** Shows the ring and the percentage in it: the fraction of the network that this node reaches. */
 function showWhole({ peers }: Status): void {
   const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))
-  // The ring can be red although the number in it is good, because the number counts only short packets. The text explains that.
+  // The percentage counts peers that short packets reach, so it can be high although long packets are lost and the ring is red. The text
+  // says so.
   setText(byId('whole-of'), peers?.narrow ? 'reached by short packets' : 'reached')
-  // A full ring is drawn without a dash, because a dash would show a seam.
+  // Draw a full ring without a dash pattern, because the pattern would show a seam.
   setAttribute(
     elementOf(SVGCircleElement, 'ring'),
     'stroke-dasharray',

@@ -1,5 +1,5 @@
-// table.ts - the table of peers, with a search by text and condition. It shows one page at a time, so ten thousand peers cost no more than
-// fifty.
+// table.ts - the table of peers, with a search by text and condition. It shows one page of rows at a time, so ten thousand peers cost no
+// more time to draw than fifty.
 
 import { titleOf, type Condition } from '../status.ts'
 import { byId, createList, elementOf, h, setAttribute, setText } from './dom.ts'
@@ -64,7 +64,7 @@ export function createTable(history: History, open: (lease: string) => void) {
     const among = found.length < peers.length ? `${number(found.length)} of ${number(peers.length)} peers match` : ''
     setText(byId('found'), found.length === 0 ? 'no peer' : [range, among].filter(Boolean).join('; '))
     byId('pages').hidden = pages === 1
-    // A disabled button would lose the focus; aria-disabled keeps it.
+    // Set aria-disabled instead of `disabled`, because a disabled button would lose the keyboard focus.
     setAttribute(before, 'aria-disabled', String(page === 0))
     setAttribute(after, 'aria-disabled', String(page === pages - 1))
     byId('peer-tools').hidden = peers.length < 2
@@ -87,7 +87,7 @@ export function createTable(history: History, open: (lease: string) => void) {
       peers = all
       show()
     },
-    /** Lists the peers of a subnet and scrolls to the list. */
+    /** Searches the table for the peers of a subnet, and scrolls to the table. */
     list(subnet: string): void {
       text.value = subnet
       condition.value = ''
@@ -98,7 +98,7 @@ export function createTable(history: History, open: (lease: string) => void) {
   }
 }
 
-/** The columns after the first two: their class, and the name that a narrow screen shows next to each value. */
+/** The table's columns after the first two: the CSS class, and the name that a narrow screen shows next to each value. */
 const HEADS = [
   ['at', 'to'],
   ['rtt', 'round trip'],

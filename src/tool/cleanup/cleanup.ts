@@ -1,4 +1,4 @@
-// cleanup.ts - `weft cleanup`: removes what weft or flannel left on this host, and nothing else.
+// cleanup.ts - `weft cleanup`: removes the devices, routes, rules and files that weft or flannel left on this host, and nothing else.
 
 import { existsSync } from 'node:fs'
 import { readdir, readFile, unlink } from 'node:fs/promises'
@@ -33,15 +33,18 @@ interface Output {
 }
 
 /**
- * Removes the remains, or only lists them with --dry-run. Returns true if nothing has to stay. Throws WeftError USAGE; DEVICE if a daemon
- * runs; COMMAND or PERMISSION if the host cannot be examined.
+ * Removes the remains of weft and flannel, or only lists them with --dry-run. Returns false if some of them cannot be removed. Throws
+ * WeftError USAGE; DEVICE if a daemon runs; COMMAND or PERMISSION if the host cannot be examined.
  */
 export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)
   return removeRemains(file, dryRun, await findRunning(run), output)
 }
 
-/** Removes the remains, as `cleanup` does. `running` describes the running daemons. */
+/**
+ * Removes the remains of weft and flannel, as `cleanup` does. `running` describes the daemons that run now; if there are any, throws
+ * WeftError DEVICE and removes nothing.
+ */
 export async function removeRemains(
   file: string,
   dryRun: boolean,
@@ -118,20 +121,26 @@ async function readIfThere(path: string): Promise<string> {
 
 type Env = Readonly<Record<string, string | undefined>>
 
-/** Reads the networks in the variables, each of which may hold several, in the form of iptables and ip: with host bits cleared. */
+/**
+ * Reads the networks in these variables of subnet.env, as iptables and ip write them: with the host bits cleared. A variable may hold
+ * several networks.
+ */
 function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
   const texts = keys.flatMap((key) => (env[key] ?? '').split(',').map((text) => text.trim()))
   const nets = texts.map(parseNet).filter((net) => net !== undefined)
   return new Set(nets.map(formatNet))
 }
 
-/** Finds subnet.env. A file without flannel's variables belongs to another program. */
+/** Finds a subnet.env that a daemon left. A file without flannel's variables belongs to another program and stays. */
 function fileRemains(path: string, env: Env): Remains[] {
   if (env['FLANNEL_SUBNET'] === undefined && env['FLANNEL_IPV6_SUBNET'] === undefined) return []
   return [fileRemain(path)]
 }
 
-/** Finds the WireGuard key that a daemon made, and the files with the times of handshakes. A file that WIREGUARD_KEY_FILE names stays. */
+/**
+ * Finds, next to the WireGuard key file, the key that a daemon generated and the files with the times of handshakes. A key file that
+ * WIREGUARD_KEY_FILE names was made by an operator and stays.
+ */
 async function keysBeside(file: string): Promise<string[]> {
   const folder = dirname(file)
   const names = await readdir(folder).catch(() => [])

@@ -34,9 +34,9 @@ export async function findDeviceRemains(run: Run): Promise<Remains[]> {
 }
 
 /**
- * Finds routes to other nodes' subnets through their hosts, as host-gw and direct routing make them. Such a route is within one of
- * `networks` (as `ip` writes them), has the prefix length of one of this node's `subnets` and a gateway outside the network, and names no
- * protocol. The leases are not known here. Routes with another prefix length belong to an operator.
+ * Finds the routes to other nodes' subnets through their hosts, as the host-gw backend and direct routing make them. Such a route is within
+ * one of `networks` (as `ip` writes them), has the prefix length of one of this node's `subnets`, a gateway outside the network, and no
+ * protocol. The leases are not known here, so routes with another prefix length count as an operator's and stay.
  */
 export async function findHostRouteRemains(
   run: Run,
@@ -87,7 +87,7 @@ export async function findHostRouteRemains(
 
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
-/** Finds the blackhole routes to `subnets` (as `ip` writes them), which --ip-blackhole-route makes. */
+/** Finds the blackhole routes to `subnets` (as `ip` writes them) that weftd made for --ip-blackhole-route. */
 export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string>): Promise<Remains[]> {
   const routes = (await routes46(run, ['type', 'blackhole'])).filter(({ dst = '' }) => subnets.has(dst))
   return routes.map(({ dst = '', metric = 0 }) => ({

@@ -1,4 +1,5 @@
-// leave.ts - `weftd --leave`: ends the daemon of a subnet file, gives its lease back, and removes everything that it made on the host.
+// leave.ts - `weftd --leave`: ends the daemon that uses a subnet file, deletes its lease from the store, and removes everything that it
+// made on the host.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -10,11 +11,14 @@ import type { DaemonOptions } from '../../options.ts'
 import { removeRemains } from './cleanup.ts'
 import { findDaemons, findRunning } from './running.ts'
 
-/** Returns true if nothing is left on the host. Throws WeftError DEVICE if the daemon hangs, or another daemon runs. */
+/**
+ * Makes this node leave the network. Returns true if nothing of weft is left on the host. Throws WeftError DEVICE if the daemon hangs, or
+ * another daemon runs.
+ */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
   const connection = meet(options, log)
   const running = connection && predecessorAt(connection)
-  // The daemon that leaves may continue to run until its service manager stops it, so it is excepted.
+  // Do not count the daemon that leaves as another daemon: it may continue to run until its service manager stops it.
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {

@@ -1,20 +1,23 @@
-// running.ts - finds running weftd and flanneld processes.
+// running.ts - finds the weftd and flanneld processes that run on this host.
 
 import type { Run } from '../../host/command.ts'
 import { listDaemons } from '../../host/daemons.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 
-/** Describes the weftd and flanneld processes in this network namespace, except this process and `except`. */
+/** Describes the weftd and flanneld processes in this network namespace, without this process and the process `except`. */
 export async function findDaemons(proc = '/proc', except?: number): Promise<string[]> {
   const running = await listDaemons(proc)
   return running.filter(({ pid }) => pid !== except).map(({ name, pid }) => `${name} still runs (pid ${pid})`)
 }
 
-/** Describes the running daemons; if there are none, the devices through which some process forwards. */
+/**
+ * Describes the weftd and flanneld processes that run. If none is visible, describes the flannel devices through which some process
+ * forwards packets.
+ */
 export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)
   if (running.length > 0) return running
-  // A container does not see the processes of the host, but it sees whether a device is in use.
+  // In a container the processes of the host are not visible, but an open TUN device shows that some process uses it.
   const devices = (await findDevices(run)).filter(({ inUse }) => inUse)
   return devices.map(({ name }) => `a process still forwards through ${name}`)
 }

@@ -1,7 +1,7 @@
-// chain-walk.ts - decides from a firewall's rules whether it would accept a packet, as far as that is possible from outside. Pure.
+// chain-walk.ts - decides from a firewall's rules whether the firewall would accept a packet, without changing or testing it. Pure.
 //
-// A rule is decided if its conditions can be evaluated. A rule with other conditions (a mark, a set) may or may not match, and makes the
-// verdict uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
+// A rule is decided if this code can evaluate its conditions. A rule with other conditions (a mark, a set) may or may not match, and makes
+// the verdict uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
 import { familyOf, hostNet, netContains, parseAddress, parseNet, type Address, type Family } from '../../net/address.ts'
 
 export interface FilteredPacket {
@@ -12,26 +12,26 @@ export interface FilteredPacket {
   readonly port?: number
   readonly from?: string
   readonly to?: string
-  /** The packet's conntrack state: `new` for the first packet of a connection; left out if it is not known. */
+  /** The packet's conntrack state: `new` for the first packet of a connection; left out if the state is not known. */
   readonly state?: 'new'
 }
 
 export interface Verdict {
   readonly isAccepted: boolean
-  /** False if a rule that may or may not match would decide otherwise. */
+  /** True if the verdict is proved. False if a rule that may or may not match the packet would decide otherwise. */
   readonly isCertain: boolean
-  /** The rule, as its tool prints it, or the policy. */
+  /** The text of the rule that decided about the packet, as its tool prints it, or the policy of the chain. */
   readonly by: string
 }
 
-/** Whether a condition holds; undefined if that is not known. */
+/** Whether a condition of a rule holds for a packet; undefined if that is not known. */
 export type Holds = boolean | undefined
 
 export type Target =
   | { readonly to: 'accept' | 'drop' | 'return' }
   | { readonly to: 'jump' | 'goto'; readonly chain: string }
 
-/** A possible action of a rule on a packet, and whether the rule certainly matches. */
+/** A possible action of a rule on a packet. `matches` is true if the rule certainly matches, undefined if it may match. */
 export interface Outcome {
   readonly matches: true | undefined
   readonly target: Target
@@ -39,7 +39,7 @@ export interface Outcome {
 
 export interface FilterRule {
   readonly text: string
-  /** Returns the possible actions on a packet; an empty list if the rule does not match, or only counts. */
+  /** Returns what the rule may do with a packet. The list is empty if the rule does not match, or only counts packets. */
   readonly outcomes: (packet: FilteredPacket) => readonly Outcome[]
 }
 
@@ -54,12 +54,14 @@ export function allOf(conditions: readonly Holds[]): Holds {
   return conditions.includes(undefined) ? undefined : true
 }
 
-/** Walks a packet through a base chain, and the chains to which it leads. */
+/** Evaluates the rules of a base chain, and of the chains to which they jump, for a packet. */
 export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
-  /** The verdicts of rules that may match. `open` is true if a rule may also leave a chain early. */
+  /**
+   * The verdicts (true: accepted) of the rules that may match. `open` is true if a rule may match that would leave a chain before its end.
+   */
   const possible = new Set<boolean>()
   let open = false
-  /** Returns undefined if the chain decides nothing, so that its caller continues. */
+  /** Evaluates the rules of one chain. Returns undefined if no rule decides about the packet, so that the calling chain continues. */
   function walk(name: string, depth: number): Omit<Verdict, 'isCertain'> | undefined {
     for (const { text, outcomes } of depth > 32 ? [] : (chains.get(name)?.rules ?? [])) {
       for (const { matches, target } of outcomes(packet)) {
@@ -86,7 +88,7 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
   return { ...found, isCertain: !open && [...possible].every((isAccepted) => isAccepted === found.isAccepted) }
 }
 
-/** True if an address is in a network or a range, given as text; undefined for other texts, such as a non-contiguous mask. */
+/** True if an address is in the network or the range that the text names; undefined for other texts, such as a non-contiguous mask. */
 export function isWithin(address: Address, text: string): Holds {
   const host = parseAddress(text)
   const net = host === undefined ? parseNet(text) : hostNet(host)
@@ -96,7 +98,9 @@ export function isWithin(address: Address, text: string): Holds {
   return familyOf(address) === familyOf(from) && address >= from && address <= to
 }
 
-/** The names and numbers in rules for the protocols that weft sends (protocols(5)). */
+/**
+ * The names and numbers that rules use for the protocols of weft's packets (protocols(5)). Each line lists the spellings of one protocol.
+ */
 const PROTOCOLS: readonly (readonly string[])[] = [
   ['tcp', '6'],
   ['udp', '17'],
@@ -110,13 +114,14 @@ export const isProtocol = (protocol: string, text: string): boolean =>
 export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
   pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern
 
-/** True if the packet's conntrack state is one of these; undefined if the state is not known. */
+/** True if the packet's conntrack state is one of `states`; undefined if the packet's state is not known. */
 export const isState = ({ state }: FilteredPacket, states: readonly string[]): Holds =>
   state === undefined ? undefined : states.some((each) => each.toLowerCase() === state)
 
 /**
- * True if the address has one of these routing types (ip-route(8)). Incoming packets are for an address of this host, and outgoing packets
- * are from one (`local`). Every other address belongs to another host (`unicast`); multicast does not occur.
+ * True if the source or destination address has one of these routing types (ip-route(8)). The type is `local` for the destination of an
+ * incoming packet and the source of an outgoing one, because these are addresses of this host. All other addresses belong to other hosts
+ * (`unicast`). Multicast does not occur.
  */
 export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
   const isLocal = chain === (end === 'source' ? 'OUTPUT' : 'INPUT')

@@ -1,6 +1,6 @@
-// checks.ts - the checks of `weft doctor`, each of which judges the gathered facts. Pure.
+// checks.ts - the checks of `weft doctor`, each of which judges the facts that facts.ts gathered. Pure.
 //
-// A check reports only what the facts prove, so that a healthy host has no findings. findings.ts lists the possible findings.
+// A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all possible findings.
 
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
@@ -17,7 +17,7 @@ import { checkRoutes } from './routes.ts'
 import { networksOf } from './sides.ts'
 import { whyUnknown } from './unknowns.ts'
 
-/** A check. `look` returns undefined if the facts do not suffice. */
+/** One check of `weft doctor`. `look` returns the findings, or undefined if the facts do not suffice for the check. */
 interface Check {
   readonly name: string
   readonly look: (facts: Facts) => readonly Finding[] | undefined
@@ -42,11 +42,11 @@ export const CHECKS: readonly Check[] = [
   { name: 'drops', look: checkDrops },
 ]
 
-/** Larger differences between clocks are a finding. */
+/** The difference between the clocks of this host and the store, in ms, above which it is a finding. */
 const CLOCK_MS = 60_000
-/** The lifetime of a new lease, as in flanneld. */
+/** The lifetime of a new lease in ms: 24 hours, as in flanneld. */
 const LEASE_MS = 24 * 3_600_000
-/** If the last comparison of the leases with the store is older, the leases are stale. */
+/** The age in seconds of the last comparison with the store above which the doctor calls the leases stale. */
 const STALE_S = 180
 
 function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Finding[] {
@@ -92,7 +92,10 @@ function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   ]
 }
 
-/** Checks the TUN device, which only backends that weftd itself carries need. Before weftd has a configuration, its backend is not known. */
+/**
+ * Checks that weftd can open the TUN device, which only backends need whose packets weftd itself carries. Returns undefined if weftd has no
+ * configuration yet, because then the backend is not known.
+ */
 function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | undefined {
   if (status?.dataPath?.engine === 'kernel' || status?.dataPath?.engine === 'none') return []
   const lacking: Finding[] =
@@ -129,7 +132,8 @@ function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined 
 
 function checkForwarding({ status, isForwarding, isForwardingIpv6, bridgeFilter }: Facts): Finding[] {
   const hasIpv4 = !status?.config || networksOf(status.config).ipv4 !== undefined
-  // Without br_netfilter the kernel does not translate the answer of a pod that another pod of the same bridge reached through a Service.
+  // Without br_netfilter, packets between two pods of one bridge bypass iptables. If a pod reaches the other one through a Service, the
+  // kernel then does not translate the answer back.
   const isUnfiltered = status?.store.name === 'kubernetes' && bridgeFilter !== '1'
   return [
     ...(isUnfiltered ? [{ name: 'bridge-filter-off', detail: '' } as const] : []),
@@ -157,9 +161,10 @@ function checkStore({ status, silence, store: seen }: Facts): Finding[] | undefi
 const OTHER_CONFIG =
   'this node runs with an earlier configuration than the one in the store: they differ in a value that is not shown, such as a PSK, or in options for subnets and firewall rules'
 
-/** Compares the configuration in the store with the ones that this node and its peers run with. */
+/** Compares the configuration in the store with the configurations that this node and its peers use. */
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
-  // The running daemon compares the full texts, including secrets. A daemon that is down will read the configuration from the store.
+  // Use the running daemon's own comparison, which includes secrets. A daemon that does not run has no configuration in use, and reads the
+  // one in the store at its next start.
   const isOther = silence === undefined && status?.store.configDiffers === true
   const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
   if (!store || store.problem !== undefined) return isOther ? other : undefined
@@ -168,7 +173,8 @@ function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
   const { config, peers } = status
   const backendOf = ({ backendType, backend }: NonNullable<Status['config']>): string =>
     `${backendType} ${JSON.stringify(Object.entries(backend).toSorted(([a], [b]) => (a < b ? -1 : 1)))}`
-  // A daemon that is down will read the configuration from the store.
+  // A daemon that does not run will read the configuration from the store at its next start, so the store's configuration cannot differ
+  // from its own.
   const here =
     silence !== undefined
       ? undefined
@@ -196,11 +202,11 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     const [by, which] = [Math.round(Math.abs(storeAheadMs) / 1000), storeAheadMs > 0 ? 'behind' : 'ahead of']
     return [{ name: 'clock-off', detail: `${by} s ${which} the store's` }]
   }
-  // A daemon that is down does not renew its lease.
+  // A daemon that does not run does not renew its lease, so the end of the lease is not checked then.
   const ends = silence === undefined ? status?.lease?.expiresAt : undefined
   if (!ends) return storeAheadMs === undefined ? undefined : []
   const leftMs = Date.parse(ends) - now
-  // A lease ends a day after it was written, and is renewed before that.
+  // A lease is written with a lifetime of 24 hours and later renewed, so an end further away shows that the clocks differ.
   if (leftMs > LEASE_MS + CLOCK_MS)
     return [
       {
@@ -218,7 +224,7 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-/** Checks the routes of the main table, and the kernel's routes by all tables and rules. */
+/** Checks the routes of the main table, and then the kernel's routes for single packets, which depend on all tables and policy rules. */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
   return found && [...found, ...checkKernelRoutes(facts, found.length > 0)]
@@ -228,20 +234,22 @@ function peersHere(facts: Facts): Finding[] | undefined {
   return checkPeers(facts, isRefusing(facts) || isSendingElsewhere(facts) || keepsFromLeaving(facts))
 }
 
-/** Checks the peers with the status only, because the page contains no more code than it needs. */
+/**
+ * Checks the peers with the daemon's status alone. The status page uses this function, and must not load the code that examines the host.
+ */
 const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
 
-/** True if the kernel of this host refuses to send packets to other nodes. */
+/** True if the drop counters show that this host's kernel refuses to send packets to other nodes. */
 const isRefusing = (facts: Facts): boolean =>
   (checkDrops(facts) ?? []).some(({ detail }) => detail.startsWith('tx_drop_refused'))
 
-/** True if the routes of this host send packets for other nodes elsewhere. */
+/** True if the routes of this host send packets for other nodes past the data path. */
 const isSendingElsewhere = (facts: Facts): boolean =>
   (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
- * The drop counters that show a fault. Other drops also occur in a healthy network, such as packets to a node that has left, or the first
- * packets before a lease.
+ * The drop counters that show a fault. Other drops occur in a healthy network too, such as packets to a node that has left, or a peer's
+ * first packets before this node has its lease.
  */
 const FAULT_DROPS = [
   'rx_drop_socket_full',
@@ -251,7 +259,10 @@ const FAULT_DROPS = [
   'tx_drop_refused',
   'rx_drop_truncated',
 ]
-/** Drops in the last minute are a finding if there are more than this number, and more than this fraction of all packets. */
+/**
+ * The drops of the last minute are a finding if they are more than FAULT_DROP_COUNT packets and more than the fraction FAULT_DROP_SHARE of
+ * all packets.
+ */
 const FAULT_DROP_COUNT = 10
 const FAULT_DROP_SHARE = 0.001
 
@@ -260,7 +271,7 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   const { recent, device, features = [] } = status?.dataPath ?? {}
   if (!recent) return undefined
   const { drops, packets, seconds } = recent
-  // The kernel accepts joined UDP datagrams, but the device's switch for them is off.
+  // True if the kernel can join UDP datagrams for the TUN device, but the device's setting for it (rx-udp-gro-forwarding) is off.
   const mayJoin = features.includes('tun-uso') && !features.includes('coalesce-udp')
   const advice = mayJoin
     ? `; if these are UDP packets, \`ethtool -K ${device} rx-udp-gro-forwarding on\` makes weftd join them, so that fewer are lost, but packet filters on this host then see several datagrams as one packet`
@@ -270,10 +281,11 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
     const isFault = number > Math.max(FAULT_DROP_COUNT, packets * FAULT_DROP_SHARE)
     return isFault ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
   }
-  // With WireGuard the sender is proved to be a node, so the counter means packets with a source outside the node's subnet.
+  // With WireGuard the keys prove that the sender is a node of the network, so the counter means packets with a source address outside that
+  // node's subnet.
   const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
   const outside = provesSender ? faultText('rx_drop_unknown_sender') : undefined
-  // If the hosts do not share the lease directory, each forms a network of its own. Packets of unknown senders are the only sign of that.
+  // If hosts do not share the lease directory, each forms a network of its own. Packets from unknown senders are the only sign of that.
   const unknown = !provesSender && status?.store.name === 'directory' ? faultText('rx_drop_unknown_sender') : undefined
   return [
     ...FAULT_DROPS.flatMap((name) => {
@@ -289,7 +301,7 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
 export interface Diagnosis {
   readonly check: string
   readonly findings: readonly Finding[] | undefined
-  /** The reason why the facts did not suffice. */
+  /** Why the facts did not suffice for the check. */
   readonly why?: string
 }
 
@@ -299,7 +311,7 @@ export const diagnose = (facts: Facts): readonly Diagnosis[] =>
     return { check: name, findings, ...(findings === undefined ? { why: whyUnknown(name, facts) } : {}) }
   })
 
-/** The checks that need only the daemon's status. All other checks run tools of the host. */
+/** The checks that need only the daemon's status, by name. All other checks need facts that tools of the host provide. */
 const BY_STATUS = [
   checkDaemon,
   checkFamilies,
@@ -332,7 +344,7 @@ const WITHOUT_HOST: Omit<Facts, 'status' | 'now'> = {
   store: undefined,
 }
 
-/** Returns the findings of a status alone, as the status page shows them. */
+/** Returns the findings that follow from the daemon's status alone. The status page shows them. */
 export function diagnoseStatus(status: Status): readonly Finding[] {
   const facts = { ...WITHOUT_HOST, status, now: Date.parse(status.at) }
   return BY_STATUS.flatMap((look) => look(facts) ?? [])

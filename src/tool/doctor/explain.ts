@@ -1,4 +1,5 @@
-// explain.ts - explains step by step what would happen to a packet from one address to another, as far as this host knows. Pure.
+// explain.ts - explains step by step what would happen to a packet from one address to another, as far as the facts of this host show it.
+// Pure.
 
 import type { Route } from '../../host/links.ts'
 import {
@@ -34,27 +35,30 @@ import {
 } from './sides.ts'
 
 export interface Step {
-  /** `source`, `route`, `firewall`, ... */
+  /** The name of the step, such as `source`, `route` or `firewall`. */
   readonly step: string
-  /** False if the packet ends at this step; undefined if this host does not know. */
+  /** True if the packet passes this step; false if it ends here; undefined if the facts of this host do not show it. */
   readonly passes: boolean | undefined
   readonly says: string
 }
 
-/** The location of an address: `here`, a container of this node; `host`, this host itself; `unassigned`, in the network but in no lease. */
+/**
+ * The location of an address. `here`: a container of this node; `host`: this host itself; `peer`: another node; `unassigned`: inside the network,
+ * but in no lease; `outside`: not in the network.
+ */
 type Side =
   | { readonly kind: 'here' | 'host' | 'unassigned' | 'outside' }
   | { readonly kind: 'peer'; readonly peer: SeenSide }
 
-/** A packet to explain. Source and destination have the same family. */
+/** A packet to explain, with the facts about this host. Source and destination have the same family. */
 export interface Question {
   readonly source: Address
   readonly destination: Address
   readonly status: Status
   readonly facts: Facts
-  /** The kernel's route from the source to the destination; undefined if there is none. */
+  /** The kernel's route for the packet; undefined if the kernel has none or refuses the packet. */
   readonly route: Route | undefined
-  /** The policy rule that led to the route, if the route is not in the main table. */
+  /** The text of the policy rule that selected the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
   readonly refused?: string | undefined
 }
@@ -108,12 +112,16 @@ export function explain(question: Question): readonly Step[] {
   return [...steps, ...inward(question, from, to)]
 }
 
-/** Returns the step of a packet for our own containers that a route leads to another host; undefined if no route does. */
+/**
+ * Returns the step for a packet to a container of this node that a route of the kernel leads to another host. Returns undefined if no route
+ * does.
+ */
 function ledAway({ destination, status, facts, route }: Question): Step | undefined {
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
-  // A default route applies only because no bridge has the address, so it was not made for the packet.
+  // True if a route inside this node's subnet leads the packet to this gateway. A default route does not count, because no program made it
+  // for this packet.
   const isMadeForIt = facts.routes.some((each) => {
     const net = parseNet(each.destination)
     return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)
@@ -149,7 +157,7 @@ const nodeText = (side: SeenSide): string => {
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
 
-/** True if an engine of weft carries the family. */
+/** True if weftd itself carries the packets of the family, not the kernel. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
   dataPath !== null && dataPath.families.includes(family) && dataPath.engine !== 'kernel'
 
@@ -180,7 +188,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   const by = question.byRule === undefined ? '' : ` by the rule "${question.byRule}"`
   const toText = route && `to ${routeText(route)}${by}`
   const refused = refusal(question)
-  // Without a lease that it can use, weftd makes no route to the peer, so the packet takes the host's usual route.
+  // weftd makes no route to a peer whose lease it cannot use, so packets to that peer take the host's ordinary route.
   const whyNotRight =
     peer.state === 'stored' && !hasOneRoute(status)
       ? 'weftd made no route to this node, because it cannot use its lease'
@@ -225,11 +233,11 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   return steps
 }
 
-/** Describes the route that packets to a peer should take. */
+/** Describes in words the route that packets to a peer should take. */
 const wantedText = (peer: SeenSide, { dataPath }: Status): string =>
   dataPath?.devices[peer.family] ?? `via ${hostText(peer)}`
 
-/** True if the backend carries the family, or if that is not known. */
+/** True if the data path carries the family, or if no data path is known. */
 const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families.includes(family) ?? true
 
 function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
@@ -257,13 +265,13 @@ function forwarding({ isForwarding, isForwardingIpv6 }: Facts, family: Family): 
   return { step: 'forwarding', passes: is, says: `${name} is ${is ? 1 : 0}` }
 }
 
-/** Returns the steps of a packet through the firewall: the rules of iptables, then the chains of nftables. */
+/** Returns the steps of a packet through the firewall: first the rules of iptables, then the chains of nftables. */
 function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   const [tool, rules] =
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
   const first = { ...packet, state: 'new' } as const
   const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
-    // A firewall that accepts only answers certainly drops the first packet of a connection.
+    // True if the firewall certainly drops the first packet of a connection, although it may accept later packets and answers.
     const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
     const unless = isFirstDropped
       ? ', unless it answers an earlier packet in the other direction'
@@ -286,7 +294,7 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   return [step(walkFilter(rules, packet), walkFilter(rules, first), ''), ...byNft]
 }
 
-/** Returns the firewall's steps for a forwarded packet of a container, the first packet of its connection. */
+/** Returns the firewall's steps for a forwarded packet of a container. The packet is taken to be the first one of its connection. */
 function forwarded({ source, destination, facts, status, route }: Question, isOutward: boolean): Step[] {
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
@@ -297,7 +305,9 @@ function forwarded({ source, destination, facts, status, route }: Question, isOu
   return filtered(facts, { chain: 'FORWARD', protocol: 'tcp', state: 'new', source, destination, ...ends })
 }
 
-/** Explains why the kernel refuses a packet. If the kernel forwards no packets at all, returns undefined: another step reports that. */
+/**
+ * Explains why the kernel refuses a packet. Returns undefined if the kernel forwards no packets at all, because another step reports that.
+ */
 function refusal({ refused, facts, destination }: Question): string | undefined {
   if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
   return /cross-device/i.test(refused)
@@ -305,10 +315,15 @@ function refusal({ refused, facts, destination }: Question): string | undefined 
     : `the kernel refuses it: ${refused}`
 }
 
-/** True if weft masquerades packets, so that a source outside the subnet becomes one that peers accept. */
+/**
+ * True if the firewall masquerades packets (--ip-masq), so that a source outside this node's subnet becomes an address that peers accept.
+ */
 const isMasqueraded = (facts: Facts): boolean => facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true'
 
-/** Returns the steps for a source outside this node's subnet, if peers accept only sources inside it. */
+/**
+ * Returns the steps for a packet whose source is outside this node's subnet. If the backend proves the sender (WireGuard), peers accept
+ * only sources in the sender's subnet.
+ */
 function provenSource({ source, status, facts }: Question, from: Side): Step[] {
   if (!kindOf(status.config?.backendType ?? '')?.provesSender) return []
   const node = status.node ? placeIn(status.node, familyOf(source)).subnet : undefined

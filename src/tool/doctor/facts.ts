@@ -18,78 +18,87 @@ import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '.
 import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
 
-/** The maximum number of peers that weft doctor itself probes. For all others it uses the daemon's status. */
+/** The maximum number of peers that weft doctor itself probes. For other peers it uses the results in the daemon's status. */
 const PROBED_PEERS = 16
 const CLOCK_WAIT_MS = 2_000
 
 export interface Facts {
-  /** The daemon's status, or the last status of a dead daemon; undefined if there is neither. */
+  /** The daemon's status. If no daemon runs, the status that recall.ts reconstructs; undefined if there is neither. */
   readonly status: Status | undefined
-  /** The reason why the daemon did not answer; undefined if it answered. */
+  /** Why the daemon did not answer; undefined if it answered. */
   readonly silence: string | undefined
-  /** True if the daemon did not answer because this user may not query it. */
+  /** True if the daemon did not answer because this user may not open its socket. */
   readonly isForbidden?: boolean
-  /** The time of day, in ms since 1970. */
+  /** The time of day in ms since 1970. */
   readonly now: number
   readonly isRoot: boolean
-  /** The name of the errno with which opening /dev/net/tun failed; undefined if it can be opened. */
+  /** The errno name of the error that opening /dev/net/tun gave, such as `ENOENT`; undefined if the device can be opened. */
   readonly tunProblem: string | undefined
-  /** True if this process is root without CAP_NET_ADMIN. Then a weftd in the same container lacks it too. */
+  /** True if this process is root but lacks CAP_NET_ADMIN. A weftd in the same container then lacks the capability too. */
   readonly lacksNetAdmin: boolean
   readonly isForwarding: boolean
-  /** True if the kernel forwards IPv6; undefined if the network or the kernel has no IPv6. */
+  /** True if the kernel forwards IPv6 packets; undefined if the network or the kernel has no IPv6. */
   readonly isForwardingIpv6: boolean | undefined
-  /** True for each family that has a default route. A family that was not looked up is left out. */
+  /** For each family, true if this host has a default route. A family whose routes were not read is left out. */
   readonly defaultRoutes: ByFamily<boolean>
   readonly links: readonly Link[]
-  /** The routes of the main table to the network and to parts of it. */
+  /** The routes of the kernel's main table that lead to the network or to a part of it. */
   readonly routes: readonly Route[]
-  /** The output of `iptables -S`; undefined if the tool failed. */
+  /** The output of `iptables -S`; undefined if the command failed. */
   readonly iptables: string | undefined
-  /** The output of `ip6tables -S`; undefined if the tool failed, or the network has no IPv6. */
+  /** The output of `ip6tables -S`; undefined if the command failed, or the network has no IPv6. */
   readonly ip6tables: string | undefined
-  /** The output of `nft list ruleset`; undefined if the tool failed. */
+  /** The output of `nft list ruleset`; undefined if the command failed. */
   readonly nft: string | undefined
-  /** The variables in subnet.env; undefined if the file does not exist. */
+  /** The variables in the file subnet.env; undefined if the file does not exist. */
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
-  /** The milliseconds by which the store's clock is ahead of this host's; undefined if the store does not report its time. */
+  /** How far the store's clock is ahead of this host's clock, in ms; undefined if the store does not report its time. */
   readonly storeAheadMs: number | undefined
-  /** The results of probing peers now, by lease and family. */
+  /** Which peers answered the probes that weft doctor sent just now, by lease and family. */
   readonly answers: AllAnswers
-  /** The reason why no peer could be probed. */
+  /** Why weft doctor could not probe any peer; undefined if it could. */
   readonly whyUnprobed: string | undefined
-  /** The results of probing the hosts of silent peers outside the data path, by lease. */
+  /** The results of contacting the hosts of silent peers outside the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
-  /** The state of the store as weft doctor found it now; undefined if the store was not queried. */
+  /** The data that weft doctor just read from the store; undefined if it did not query the store. */
   readonly store: StoreSeen | undefined
-  /** The reason why the store was not queried, or why the query failed. */
+  /** Why weft doctor did not query the store, or why the query failed. */
   readonly whyStoreUnknown?: string | undefined
-  /** The state of weftd in systemd, in words. Only looked up if weftd did not answer; empty if systemd has no such unit. */
+  /** The state of weftd's unit in systemd, in words; empty if systemd has no such unit. Looked up only if the daemon did not answer. */
   readonly unit?: string | undefined
   readonly neighbours?: readonly NeighbourTable[] | undefined
-  /** The kernel's routes for packets to peers and from them; undefined if they were not looked up. */
+  /** The kernel's routes for packets to and from peers; undefined if weft doctor did not look them up. */
   readonly kernelRoutes?: KernelRoutes | undefined
-  /** net.bridge.bridge-nf-call-iptables; undefined if br_netfilter is not loaded. */
+  /** The value of net.bridge.bridge-nf-call-iptables; undefined if the module br_netfilter is not loaded. */
   readonly bridgeFilter?: string | undefined
 }
 
 export interface Reach {
-  /** The reaction to a datagram to the backend's port; undefined if there was none, or the backend has no port. */
+  /**
+   * The reaction to a datagram to the backend's port on the peer's host; undefined if nothing came back, or if the backend has no
+   * port.
+   */
   readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined
-  /** True if the host answers a ping; undefined if no ping could be sent. */
+  /** True if the peer's host answers a ping outside the data path; undefined if no ping could be sent. */
   readonly isPinged: boolean | undefined
-  /** True if the address is on a link of this host, but no host there answers for it (ARP, neighbour discovery). */
+  /**
+   * True if the address of the peer's host is on a link of this host, but no host on that link answers for the address (ARP, neighbour
+   * discovery).
+   */
   readonly isOffLink: boolean
 }
 
 export interface StoreSeen {
   readonly problem?: string
-  /** The network configuration in the store, in the form of the status; undefined if it cannot be read. */
+  /** The network configuration in the store, in the form that the status has; undefined if the configuration cannot be read. */
   readonly config?: Status['config'] | undefined
 }
 
-/** Probes a peer over a family with a packet of this length. Rejects if this host cannot probe over the family. */
+/**
+ * Sends the peer a probe of this length over a family, and resolves with true if it was answered. Rejects if this host cannot send probes
+ * over the family.
+ */
 type ProbePeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
 
 export interface Sources {
@@ -98,11 +107,11 @@ export interface Sources {
   readonly isForbidden?: boolean
   readonly subnetFile: string
   readonly run: Run
-  /** Undefined if the data path is not open, so that peers cannot be probed. */
+  /** The function that probes peers; undefined if the data path is not open, because then no probe can reach a peer. */
   readonly probe: ProbePeer | undefined
   /**
-   * Pings the host of a peer outside the data path. Returns undefined if the host has no address of the family. Rejects if this host cannot
-   * ping over it.
+   * Pings the host of a peer outside the data path. Resolves with undefined if the peer has no public address of the family. Rejects if
+   * this host cannot send pings over the family.
    */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
@@ -242,11 +251,12 @@ async function probePeers(
   if (!probe || mtu === undefined) return { answers: new Map(), whyUnprobed: undefined }
   const overhead = kindOf(status?.config?.backendType ?? '')?.overhead ?? 0
   const probeBy = async (peer: PeerStatus, family: Family, { pathMtu }: PeerSide): Promise<Answers> => {
-    // A second try keeps one lost packet from deciding the answer.
+    // Probes up to two times, so that a single lost packet does not make a peer look silent.
     const twice = async (bytes: number): Promise<boolean> =>
       (await probe(peer, family, bytes)) || (await probe(peer, family, bytes))
     const small = await twice(0)
-    // If the kernel knows a smaller path MTU, senders of longer packets get an ICMP error, so probes keep to that MTU.
+    // If the kernel knows a path MTU below the MTU of the data path, senders of longer packets get an ICMP error. Such packets need not
+    // arrive, so the probes are no longer than the path MTU.
     const most = pathMtu ?? mtu
     const large = small && (await twice(most))
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined
@@ -273,10 +283,10 @@ async function probePeers(
   return { answers: new Map(answers.filter(([, sides]) => Object.keys(sides).length > 0)), whyUnprobed }
 }
 
-/** How long to wait for an ICMP error. It comes within milliseconds, or never. */
+/** How long to wait in ms for an ICMP error after a datagram. The error comes within milliseconds, or never. */
 const ICMP_WAIT_MS = 1_000
 
-/** Probes the hosts of silent peers outside the data path, at the addresses to which packets for these peers go. */
+/** Contacts the hosts of silent peers outside the data path, at the underlay addresses to which packets for these peers go. */
 async function reachesOf(
   status: Status | undefined,
   answers: AllAnswers,
@@ -309,7 +319,7 @@ async function reachesOf(
   return new Map(found.flat())
 }
 
-/** True if the kernel just tried to resolve the address on a link, and no host answered (ip-neighbour(8)). */
+/** True if the kernel recently tried to resolve the address on a link, and no host answered (ip-neighbour(8)). */
 async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
   const found = await ipJson<{ state?: readonly string[] }>(run, ['neighbour', 'show', 'to', address]).catch(
     (error: unknown) => {
@@ -321,7 +331,10 @@ async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
   return states.length > 0 && states.every((state) => state === 'FAILED' || state === 'INCOMPLETE')
 }
 
-/** Describes the unit's state, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Empty if systemd has no such unit. */
+/**
+ * Describes the state of weftd's unit, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Returns an empty text if systemd has
+ * no such unit.
+ */
 async function unitState(run: Run): Promise<string> {
   const words = ['show', 'weftd', '--property=LoadState,ActiveState,InactiveEnterTimestamp,Result']
   const { LoadState, ActiveState, InactiveEnterTimestamp, Result } = parseEnv(await run('systemctl', words))
@@ -330,7 +343,10 @@ async function unitState(run: Run): Promise<string> {
   return `systemd says: ${ActiveState ?? 'no state'}${since}${Result && Result !== 'success' ? ` (${Result})` : ''}`
 }
 
-/** True if the text of /proc/PID/status lacks CAP_NET_ADMIN, bit 12 of CapEff (linux/capability.h, proc_pid_status(5)). */
+/**
+ * True if the capabilities in the text of /proc/PID/status lack CAP_NET_ADMIN, which is bit 12 of CapEff (linux/capability.h,
+ * proc_pid_status(5)).
+ */
 const lacksNetAdminBy = (status: string): boolean => {
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   return effective !== undefined && ((BigInt(`0x${effective}`) >> 12n) & 1n) === 0n
@@ -346,8 +362,9 @@ async function tunProblem(): Promise<string | undefined> {
 }
 
 /**
- * Compares the clocks by the Date header (RFC 9110 section 6.6.1) that etcd sends with every HTTP answer, even without a login. Returns the
- * milliseconds by which etcd's clock is ahead; undefined if etcd sends no date. The header has whole seconds, so half a second is added.
+ * Returns how far etcd's clock is ahead of this host's clock, in ms. Reads the Date header (RFC 9110 section 6.6.1) that etcd sends with
+ * every HTTP answer, even without a login. Returns undefined if there is no such header. The header has whole seconds, so half a second is
+ * added.
  */
 function storeAheadMs(status: Status | undefined): Promise<number | undefined> {
   const [endpoint = ''] = status?.store.name === 'etcd' ? (status.daemon.leases.split(/[ ,]/) ?? []) : []

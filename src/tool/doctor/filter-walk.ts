@@ -1,4 +1,4 @@
-// filter-walk.ts - decides whether iptables, or ip6tables, would accept a packet, from the output of `iptables -S`. Pure.
+// filter-walk.ts - decides from the output of `iptables -S` or `ip6tables -S` whether the firewall would accept a packet. Pure.
 
 import {
   allOf,
@@ -17,7 +17,7 @@ import {
   type Verdict,
 } from './chain-walk.ts'
 
-/** Walks a packet through the filter table. `text` is the output of `iptables -S`. */
+/** Evaluates the filter table for a packet. `text` is the output of `iptables -S` or `ip6tables -S`. */
 export function walkFilter(text: string, packet: FilteredPacket): Verdict {
   const policies = new Map<string, string>()
   const rules = new Map<string, FilterRule[]>()
@@ -40,7 +40,7 @@ export function walkFilter(text: string, packet: FilteredPacket): Verdict {
   return walkChain(new Map([...names].map((name) => [name, chainOf(name)])), packet.chain, packet)
 }
 
-/** The matches whose options are evaluated below; for all others it is not known whether they hold. */
+/** The iptables matches whose options this file evaluates. The result of any other match is unknown. */
 const READ_MATCHES = new Set([
   'comment',
   'udp',
@@ -65,7 +65,7 @@ function outcomesOf(rule: string, packet: FilteredPacket): readonly Outcome[] {
   return matches === false || !target ? [] : [{ matches, target }]
 }
 
-/** Tells whether a rule matches (undefined: maybe), and where it sends the packet. */
+/** Returns whether a rule matches the packet (undefined: it may match), and the chain or verdict that the rule names. */
 function matchOf(
   rule: string,
   packet: FilteredPacket,

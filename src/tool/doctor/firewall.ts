@@ -1,5 +1,5 @@
-// firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by walking such packets
-// through the rules of iptables and nftables. Also checks whether weft's rules exist for one family only. Pure.
+// firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by evaluating the rules of
+// iptables and nftables for such packets. Also checks whether weft's own rules exist for one family only. Pure.
 
 import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
@@ -12,9 +12,9 @@ import type { Finding, FindingName } from './findings.ts'
 import { readRuleset, tablesOf, type BaseChain, type Ruleset } from './nft-walk.ts'
 import { bridgeOf, outersIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The number of silent peers whose packets are walked through the rules. */
+/** The maximum number of silent peers for whose packets the firewall rules are evaluated. */
 const WALKED_PEERS = 16
-/** The number of peers that one suggested command allows. */
+/** The maximum number of peers that one suggested firewall command names. */
 const COMMAND_PEERS = 8
 
 export function checkFirewall(facts: Facts): Finding[] | undefined {
@@ -22,7 +22,7 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
   if (sides.length === 0) return undefined
   const ruleset = readRuleset(facts.nft ?? '')
   const dropped = sides.flatMap((side) => droppedBy(side, facts, ruleset))
-  // Without the rules of iptables and of nftables the check is impossible.
+  // True if neither the rules of nftables nor those of iptables could be read. The check is impossible then.
   const isBlind = facts.nft === undefined && sides.every(({ family }) => listingOf(family, facts) === undefined)
   if (isBlind && dropped.length === 0) return undefined
   const isUnlessDrop = ({ name }: Dropped): boolean => name === 'nft-drops' || name === 'iptables-drops'
@@ -38,7 +38,7 @@ const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | und
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if the firewall of this host certainly drops packets to the port of other nodes. */
+/** True if the firewall of this host certainly drops outgoing packets to the backend's port on other nodes. */
 export const keepsFromLeaving = (facts: Facts): boolean => {
   const ruleset = readRuleset(facts.nft ?? '')
   return (facts.status ? ownSides(facts.status) : []).some((side) =>
@@ -48,20 +48,26 @@ export const keepsFromLeaving = (facts: Facts): boolean => {
 
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
-  /** The packet and the nftables chain that drops it; the remedy is made from them. */
+  /** The packet that the firewall drops, and `base`, the nftables chain that drops it. The remedy is made from both. */
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
   readonly side: OwnSide
   readonly isFlannels: boolean
 }
 
-/** Returns a container address of another node: one in the last subnet of the network, because the first may be this node's. */
+/**
+ * Returns an address that a container of another node could have. It is in the last subnet of the network, because the first subnet may be
+ * this node's.
+ */
 const lastIn = (net: Net): Address => {
   const size = netSize(net)
   return isIpv4Net(net) ? net.address + Number(size) - 2 : net.address + size - 2n
 }
 
-/** Finds the packets that the firewall drops between this node and its silent peers, or the first peer if none is silent. */
+/**
+ * Finds the packets that the firewall drops between this node and its silent peers. If no peer is silent, examines the packets of the first
+ * peer.
+ */
 function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
   const { family, network } = side
   const known = (facts.status?.peers?.list ?? [])
@@ -70,7 +76,7 @@ function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
   const silent = known.filter(isSilent).slice(0, WALKED_PEERS)
   const walked = silent.length > 0 ? silent : known.slice(0, 1)
   if (walked.length > 0) return walked.flatMap((peer) => droppedOf(side, peer, { facts, ruleset }))
-  // If no peer is known, any address of the network represents a container of a peer.
+  // If no peer is known, use an address of the network as the container of a peer.
   return facts.status?.peers ? [] : forwarded(side, lastIn(network), false, { facts, ruleset })
 }
 
@@ -79,15 +85,18 @@ interface Walking {
   readonly ruleset: Ruleset
 }
 
-/** True if a peer did not answer weft doctor, or, if it was not probed now, the daemon. */
+/** True if a peer did not answer. The result of weft doctor's own probe counts; without one, the daemon's. */
 const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? state === 'answering')
 
-/** Returns the device through which packets of a family reach peers; undefined if the backend has none, or it is not known. */
+/** Returns the data path's device for packets of a family; undefined if the backend has no device, or if the device is not known. */
 function ownDevice({ family }: OwnSide, { status }: Facts): string | undefined {
   return status?.dataPath?.devices[family] ?? undefined
 }
 
-/** Judges packets between a container of this host and one of another host. `isDirect` is true if they use no tunnel. */
+/**
+ * Evaluates the firewall for packets between a container of this host and a container of another host. `isDirect` is true if the packets
+ * use no tunnel.
+ */
 function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: Walking): Dropped[] {
   const { facts } = walking
   const inside = containerIn(side.subnet)
@@ -124,14 +133,15 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   return [
     ...forwarded(side, containerIn(there), isDirect, walking),
     ...atPort,
-    // A firewall that drops the datagrams also drops the probes in them.
+    // If the firewall drops the datagrams that arrive, it also drops the probes inside them, so report only the datagrams.
     ...(atPort.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
   ]
 }
 
 /**
- * Judges whether the firewall drops a packet. `isMissed` is false if such packets are known to arrive. A packet without a state is walked
- * with an unknown state, and then as the first of its connection, because a firewall may accept only answers.
+ * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, such packets are known to arrive, and
+ * only a certain drop counts. A packet without a conntrack state is evaluated with an unknown state, and then as the first packet of its
+ * connection, because a firewall may accept only answers.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
@@ -169,7 +179,10 @@ function judged(
 
 const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 
-/** True if the rules name the network or its device. Such rules are made for the network, and may accept packets in ways not read here. */
+/**
+ * True if the rules name the network or its device. Somebody made such rules for the network, and they may accept its packets by conditions
+ * that this code does not evaluate.
+ */
 function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}
   const words = [formatNet(network), device, devices?.ipv4, devices?.ipv6]
@@ -187,7 +200,7 @@ function merged(dropped: readonly Dropped[]): Finding[] {
   })
 }
 
-/** Returns the remedy for the packets that a rule drops; undefined if the remedy in the table FINDINGS applies. */
+/** Returns the remedy for packets that a firewall rule drops; undefined if the remedy in the table FINDINGS applies. */
 function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[]): string | undefined {
   const { family, network } = side
   const tool = family === 'ipv4' ? 'iptables' : 'ip6tables'
@@ -222,7 +235,10 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
   return `accept these packets: ${commands.join(' and ')}; the same for other nodes, if there are more${neighbours}`
 }
 
-/** Returns the packet that a peer sends to this host outside the tunnel; undefined if the backend sends none. */
+/**
+ * Returns the packet that a peer's host sends to the backend's port on this host; undefined if the backend sends no packets of its own over
+ * the underlay.
+ */
 export function portPacket(
   { config, node }: Pick<Status, 'config' | 'node'> | { config?: undefined; node?: undefined } = {},
   peer: PeerStatus,
@@ -240,7 +256,7 @@ export function portPacket(
   } as const
   const kind = kindOf(type)
   const protocol = kind?.outside?.protocol
-  // The backend's mode decides which of two ports is used, so the port is not known.
+  // A backend with the option `portV6` uses one of two ports, depending on its mode. So the port of IPv6 packets is not known.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
   if (!protocol || !config || !outersIn({ config }, family).includes(family)) return undefined
@@ -257,7 +273,10 @@ export function sentBack({ source, destination, from, ...packet }: FilteredPacke
   }
 }
 
-/** For each tool, checks whether it shows weft's rules of a family; undefined if the tool's output is missing. */
+/**
+ * For iptables and for nftables, a function that returns whether the tool's output shows weft's rules of a family. It returns undefined if
+ * the output is missing.
+ */
 const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined)[] = [
   ({ family, network }, facts) => listingOf(family, facts)?.includes(`\n-A FLANNEL-FWD -s ${formatNet(network)} `),
   ({ family, network }, { nft }) =>
@@ -270,7 +289,7 @@ const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined
 ]
 const hasRules = (side: OwnSide, facts: Facts): boolean => rulesShown.some((isShown) => isShown(side, facts) === true)
 
-/** Finds the one of two families that has no rules, although both are weft's to make. */
+/** Finds a family that lacks weft's rules in the output of a tool that shows weft's rules of the other family. */
 function missingRules(sides: readonly OwnSide[], facts: Facts): Finding[] {
   return sides
     .filter((side) => !hasRules(side, facts))

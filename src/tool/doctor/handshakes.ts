@@ -1,6 +1,6 @@
 // handshakes.ts - finds out why there is no WireGuard session with a peer. Pure.
 //
-// A peer that answers has a session and is not judged. One lost or repeated packet can cause a failed attempt or a stale handshake, so a
+// A peer that answers has a session and is not examined. One lost or repeated packet can cause a failed attempt or a stale handshake, so a
 // fault is reported only if it occurred twice.
 
 import { titleOf, type SessionStatus, type Status } from '../../report/status.ts'
@@ -9,7 +9,10 @@ import { each, type Finding, type FindingName } from './findings.ts'
 import { seenSides, sideText, type SeenSide } from './sides.ts'
 
 const TWICE = 2
-/** Session keys expire after this time (WireGuard's REJECT_AFTER_TIME). Handshakes with unknown keys that are older are not reported. */
+/**
+ * The age in seconds up to which handshakes with unknown keys are reported. Session keys expire after this time (WireGuard's
+ * REJECT_AFTER_TIME).
+ */
 const RECENT_S = 180
 
 export function checkHandshakes({ status, silence, answers }: Facts): Finding[] | undefined {
@@ -26,11 +29,11 @@ export function checkHandshakes({ status, silence, answers }: Facts): Finding[] 
 
 const isAnswering = ({ answers, state }: SeenSide): boolean => answers?.small ?? state === 'answering'
 
-/** Removes the second family of a peer if both families use the same session. */
+/** Removes the second family of a peer if both families use the same WireGuard session, so that a fault of the session is reported once. */
 const oncePerSession = (sides: readonly SeenSide[]): readonly SeenSide[] =>
   sides.filter((side, at) => !sides.slice(0, at).some((other) => other.endpoint === side.endpoint))
 
-/** Returns the finding that explains why a silent peer has no working session; undefined if the session shows no fault. */
+/** Returns the finding that explains why a silent peer has no working WireGuard session; undefined if the session shows no fault. */
 export function troubleOf(
   session: SessionStatus,
   { lossPercent }: Pick<SeenSide, 'lossPercent'>,
@@ -41,7 +44,8 @@ export function troubleOf(
   if ((stale ?? 0) >= TWICE) return 'clock-behind'
   if ((unconfirmed ?? 0) >= TWICE) return 'handshake-one-way'
   if (failure === 'no-answer' && (attempts ?? 0) >= TWICE) return 'no-handshake'
-  // The kernel reports only the time of the last handshake and the bytes. weftd has probed this peer, so the kernel has tried a handshake.
+  // Continue only if the kernel carries the packets (`attempts` is null), there are no valid keys, and weftd has probed the peer. The
+  // probes must have made the kernel try a handshake, whose attempts it does not report.
   if (attempts !== null || ageSeconds !== null || lossPercent === null) return undefined
   if (session.handshakeSecondsAgo === null && (rxBytes ?? 0) > 0) return 'handshake-one-way'
   return (txBytes ?? 0) > 0 ? 'no-handshake' : undefined
@@ -59,7 +63,7 @@ function seenText({ handshakeSecondsAgo: ago, attempts, stale, unconfirmed }: Se
     .join(', ')
 }
 
-/** Finds recent handshakes with keys that are in no lease. Each names the peer with the sender's address, if there is one. */
+/** Finds recent handshakes with keys that are in no lease. If a peer has the sender's address, the finding names that peer. */
 function unknownKeys({ dataPath, peers }: Status): Finding[] {
   const recent = (dataPath?.unknownKeys ?? []).filter(({ secondsAgo }) => secondsAgo < RECENT_S)
   return each('key-unknown', recent, ({ publicKey, endpoint, secondsAgo }) => {

@@ -1,4 +1,4 @@
-// links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and subnet.env. Pure.
+// links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and the file subnet.env. Pure.
 
 import type { Link } from '../../host/links.ts'
 import { formatAddress, formatNet, netContains, type Address, type Family, type Net } from '../../net/address.ts'
@@ -15,7 +15,8 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   const sides = ownSides(status)
   if (sides.length === 0) return undefined
   const seen = (peers?.list ?? []).flatMap((peer) => seenSides(peer, answers))
-  // The answers to weft doctor are newer than the daemon's last probes.
+  // True if only short packets reach the peer. The answers to weft doctor's own probes have priority, because they are newer than the
+  // daemon's probes.
   const isCut = (side: SeenSide): boolean =>
     side.answers ? side.answers.small && !side.answers.large : conditionOf(side) === 'narrow'
   const isWhole = (side: SeenSide): boolean => side.answers?.large ?? side.path === 'whole'
@@ -64,7 +65,10 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   ]
 }
 
-/** Returns the bytes that the preferred underlay adds to a packet. If the backend carries both families, that of IPv6 packets counts. */
+/**
+ * Returns how many bytes the tunnel adds to a packet over the preferred underlay family. If the backend carries both families, returns the
+ * value of IPv6 packets.
+ */
 function overheadOf(status: Status, families: readonly Family[]): number {
   const type = status.config?.backendType ?? ''
   if (!isBackendType(type) || KINDS[type].overhead === 0) return 0
@@ -110,6 +114,6 @@ export function checkContainers({ status, links, subnetEnv, silence }: Facts): F
   ]
 }
 
-/** Formats a subnet as subnet.env does, with its first address: `10.5.1.1/24`. */
+/** Formats a subnet as subnet.env does, as its first address with the prefix length: `10.5.1.1/24`. */
 const firstAddressOf = ({ address, prefixLength }: Net): string =>
   `${formatAddress(typeof address === 'number' ? address + 1 : address + 1n)}/${prefixLength}`

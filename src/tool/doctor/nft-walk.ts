@@ -1,7 +1,7 @@
-// nft-walk.ts - decides whether the chains of nftables would accept a packet, from the output of `nft list ruleset`. Pure.
+// nft-walk.ts - decides from the output of `nft list ruleset` whether the chains of nftables would accept a packet. Pure.
 //
-// For a condition that is not read here, it is not known whether it holds. A chain with the policy accept whose last rule rejects is
-// equivalent to a chain with the policy drop.
+// If this file cannot read a condition, the result of the condition is unknown. A chain with the policy accept whose last rule rejects is
+// treated like a chain with the policy drop.
 
 import { familyOf } from '../../net/address.ts'
 import {
@@ -21,12 +21,12 @@ import {
   type Verdict,
 } from './chain-walk.ts'
 
-/** A chain that the kernel itself calls. */
+/** An nftables base chain, which the kernel calls at a hook. Other chains are called only by rules. */
 export interface BaseChain {
-  /** The family, table and chain, such as `inet firewalld filter_FORWARD`. */
+  /** The names of the family, the table and the chain, such as `inet firewalld filter_FORWARD`. */
   readonly name: string
   readonly hook: string
-  /** The hook and devices that call the chain, and its policy. */
+  /** The line of the chain that names its hook, its devices and its policy. */
   readonly head: string
   readonly text: string
 }
@@ -35,7 +35,7 @@ interface NftVerdict extends Verdict {
   readonly base: BaseChain
 }
 
-/** True for a table that iptables shows itself. If iptables was read, the walk leaves out the table's chains. */
+/** True for an nftables table that the output of `iptables -S` shows too. */
 const isOfIptables = (table: string, packet: FilteredPacket): boolean =>
   table === `${familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'} filter`
 
@@ -46,7 +46,10 @@ const HOOKS: Readonly<Record<FilteredPacket['chain'], readonly string[]>> = {
 }
 
 export interface Ruleset {
-  /** Returns the verdict of each base chain on the packet's way. `but` leaves out the table that iptables shows, if iptables was read. */
+  /**
+   * Returns the verdict of each base chain that sees the packet. `but.iptables` leaves out the table that iptables shows, which was
+   * evaluated already.
+   */
   readonly walk: (packet: FilteredPacket, but: { readonly iptables: boolean }) => readonly NftVerdict[]
 }
 
@@ -63,20 +66,20 @@ export function readRuleset(ruleset: string): Ruleset {
   }
 }
 
-/** True for a table whose chains see packets of this family. */
+/** True if the chains of an nftables table see packets of this packet's family. */
 const isSeen = (table: string, { source }: FilteredPacket): boolean =>
   [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet', 'netdev'].includes(table.split(' ')[0] ?? '')
 
 function isOnTheWay({ hook, head }: BaseChain, { chain, from, to }: FilteredPacket): boolean {
   if (!HOOKS[chain].includes(hook)) return false
-  // A chain that is bound to devices sees only their packets.
+  // An ingress or egress chain is bound to devices, and sees only the packets of those devices.
   if (hook !== 'ingress' && hook !== 'egress') return true
   const device = hook === 'egress' ? to : from
   return device !== undefined && head.includes(`"${device}"`)
 }
 
 interface Table {
-  /** The family and the table, such as `inet firewalld`. */
+  /** The names of the family and the table, such as `inet firewalld`. */
   readonly name: string
   readonly text: string
 }
@@ -86,7 +89,7 @@ export const tablesOf = (ruleset: string): readonly Table[] =>
 
 interface Sets {
   readonly table: string
-  /** The elements of each set, by the set's name. */
+  /** The elements of each nftables set, by the name of the set. */
   readonly sets: ReadonlyMap<string, readonly string[]>
 }
 
@@ -97,7 +100,7 @@ function readTable({ name: table, text }: Table): {
   const sets = new Map<string, readonly string[]>()
   for (const [, name = '', body = ''] of text.matchAll(/^\s+(?:set|map) (\S+) \{([^]*?)^\s+\}$/gm)) {
     const [, elements] = /elements = \{([^]*?)\}/.exec(body) ?? []
-    // A set that programs change, or whose elements are not shown, may contain any element.
+    // Leave out a set that programs change, or whose elements are not listed, because it may contain any element.
     if (elements !== undefined && !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)) sets.set(name, listOf(elements))
   }
   const bases: BaseChain[] = []
@@ -124,13 +127,13 @@ function readTable({ name: table, text }: Table): {
   return { bases, chains }
 }
 
-/** Splits a chain into its rules: one per line, or several with a semicolon between them. */
+/** Splits the text of a chain into its rules. A line has one rule, or several with a semicolon between them. */
 const statementsOf = (body: string): readonly string[] =>
   (body.match(/(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|[^;\n"{])+/g) ?? [])
     .map((rule) => rule.trim())
     .filter((rule) => rule !== '' && !/^(comment "[^"]*"|\})$/.test(rule))
 
-/** Splits a rule into tokens: words, texts without their quotes, and each group in braces as one token. */
+/** Splits a rule into words. A quoted text loses its quotes, and a group in braces is one word. */
 const tokensOf = (rule: string): readonly string[] =>
   (rule.match(/"(?:\\.|[^"\\])*"|\{[^}]*\}|[^\s"{]+/g) ?? []).map((token) => token.replace(/^"(.*)"$/s, '$1'))
 
@@ -146,13 +149,13 @@ const TARGETS: Readonly<Record<string, Target>> = {
   drop: { to: 'drop' },
   reject: { to: 'drop' },
   return: { to: 'return' },
-  // The packet continues with another address; these statements do not drop it.
+  // Address translation does not drop a packet. The packet continues with another address.
   masquerade: { to: 'accept' },
   snat: { to: 'accept' },
   dnat: { to: 'accept' },
   redirect: { to: 'accept' },
 }
-/** Statements after which a packet continues to the next rule, with the number of words that belong to them. */
+/** The statements after which a packet continues to the next part of the rule, with the number of words of each statement. */
 const STATEMENTS: Readonly<Record<string, number>> = {
   log: 0,
   prefix: 1,
@@ -166,12 +169,14 @@ const STATEMENTS: Readonly<Record<string, number>> = {
   'queue-threshold': 1,
 }
 
-/** Returns the number of words of a statement without a comparison; 0 if there is no such statement at this place. */
+/**
+ * Returns how many words the statement that begins at index `at` has. Returns 0 if no known statement without a comparison begins there.
+ */
 function statementAt(words: readonly string[], at: number): number {
   const word = words[at] ?? ''
-  // A counter, such as `counter packets 0 bytes 0` or `counter name "x"`.
+  // A counter has 5 words in `counter packets 0 bytes 0`, 3 in `counter name "x"`, and else 1.
   if (word === 'counter') return words[at + 1] === 'packets' ? 5 : words[at + 1] === 'name' ? 3 : 1
-  // A statement that sets a value, such as `meta mark set 0x1` or `ct mark set 0x1`.
+  // A statement that sets a value has 4 words, such as `meta mark set 0x1` or `ct mark set 0x1`.
   if ((word === 'meta' || word === 'ct') && words[at + 2] === 'set') return 4
   const more = STATEMENTS[word]
   return more === undefined ? 0 : 1 + more
@@ -196,11 +201,12 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
     const word = words[at] ?? ''
     const matches = allOf(conditions)
     if (matches === false) return []
-    // `reject with icmpx type ...` and `dnat to ...` end the rule.
+    // A target ends the rule, and so do its options, as in `reject with icmpx type ...` and `dnat to ...`.
     const target = TARGETS[word]
     if (target) return [{ matches, target }]
     if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]
-    // A program outside the kernel decides about the packet.
+    // The statement `queue` passes the packet to a program, which may drop it. Its decision is not known, so the rule counts as one that
+    // may match.
     if (word === 'queue') return [{ matches: undefined, target: { to: 'drop' } }]
     const statement = statementAt(words, at)
     if (statement > 0) {
@@ -218,24 +224,28 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
   return []
 }
 
-/** Compares the field that a selector reads with a value; undefined if the field of the packet is not known. */
+/** Compares the packet's field that a selector names with a value; returns undefined if the field is not known. */
 type Test = (value: string) => Holds
 
 interface Selector {
   readonly width: number
   readonly test: Test
-  /** True if this file knows the selector, so that a value must follow. After an unknown selector a value may or may not follow. */
+  /**
+   * True if this file knows the selector, so that the next word must be a value. After an unknown selector a value may or may not follow.
+   */
   readonly isRead: boolean
-  /** False if the packet has no such header. Then the rule does not match, whatever the value is. */
+  /** True if the packet has the header that the selector names. Without the header the rule does not match, for any value. */
   readonly isThere: boolean
 }
 
-/** Reads the selector at a place, such as `ip saddr`, and returns how values are compared with it. */
+/**
+ * Reads the selector that begins at word number `at`, such as `ip saddr`. Returns how the packet is compared with the selector's values.
+ */
 function selectorAt({ words, packet }: Reading, at: number): Selector {
   const [first = '', second = ''] = words.slice(at, at + 2)
   const family = familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'
   const of = (width: number, test: Test, isThere = true, isRead = true): Selector => {
-    // A concatenation of several fields is not read.
+    // A dot begins a concatenation of several fields, which this file does not evaluate. Skip it, with an unknown result.
     if (words[at + width] !== '.') return { width, test, isThere, isRead }
     const end = words.findIndex((word, place) => place > at && (/^[{@]/.test(word) || endsCondition(words, place)))
     return { width: end < 0 ? words.length - at : end - at, test: () => undefined, isThere: true, isRead: false }
@@ -267,7 +277,7 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
       return of(2, isEcho, isProtocol(packet.protocol, first))
     case 'ct state':
       return of(2, (value) => isState(packet, value.split(',')))
-    // Packets are walked with their own addresses, so no rule has translated them.
+    // The packet has its original addresses, so no rule has translated them: `ct status snat` and `dnat` do not hold.
     case 'ct status':
       return of(2, (value) => (packet.state === 'new' && /^[sd]nat$/.test(value) ? false : undefined))
     case 'fib saddr':
@@ -305,7 +315,7 @@ function comparedAt(
   const word = words[at]
   const isNot = word === '!='
   const isCompared = word !== undefined && COMPARISONS.has(word)
-  // Comparisons by order (<, >) or by bits are not read.
+  // This file does not evaluate comparisons by order (<, >) or by bits, so the result is unknown.
   if (isCompared && !isNot && word !== '==') return { width: 2, holds: undefined }
   const place = isCompared ? at + 1 : at
   const value = words[place]
@@ -317,11 +327,11 @@ function comparedAt(
   return { width: place - at + 1, holds: holds === undefined ? undefined : holds !== isNot }
 }
 
-/** Returns the values of a set, or a single value; undefined if the elements of a set are not known. */
+/** Returns the values of a set or a single value; undefined if the set's elements are not known. */
 const valuesOf = (value: string, sets: Sets['sets']): readonly string[] | undefined =>
   value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
 
-/** Evaluates a verdict map, such as `ct state vmap { established : accept, invalid : drop }`. */
+/** Evaluates a verdict map, which gives each value its own verdict, such as `ct state vmap { established : accept, invalid : drop }`. */
 function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true | undefined): readonly Outcome[] {
   const entries = valuesOf(map, sets)
   if (!entries) return [{ matches: undefined, target: { to: 'drop' } }]
@@ -334,13 +344,13 @@ function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true |
     if (holds === false || !target) continue
     const matches = holds && before
     outcomes.push({ matches, target })
-    // A packet has only one value for a selector, so one match decides.
+    // The packet has only one value in the field, so after a match no other entry of the map can match.
     if (holds) break
   }
   return outcomes
 }
 
-/** True if a port is in a port or a range of ports; undefined for a service name, such as `domain`. */
+/** True if a port equals a port number or is in a range of ports; undefined for the name of a service, such as `domain`. */
 function isPortIn(port: number, text: string): Holds {
   const [from = 0, to = from] = text.split('-').map(Number)
   return Number.isNaN(from) || Number.isNaN(to) ? undefined : port >= from && port <= to

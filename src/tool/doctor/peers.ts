@@ -1,4 +1,4 @@
-// peers.ts - checks the leases of the other nodes, whether the nodes answer, and if not, why. Pure.
+// peers.ts - checks the leases of the other nodes and whether these nodes answer; if a node does not answer, finds out why. Pure.
 
 import {
   compareAddresses,
@@ -17,16 +17,16 @@ import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
-/** A loss of probes above which a peer is reported as lossy. */
+/** The percentage of lost probes from which a peer is reported as lossy. */
 const LOSSY_PERCENT = 20
 /**
- * A peer that probes this node sends a packet per probe interval. The interval is the larger of the default and this node's. A peer is
- * said to send if its last packet is younger than this number of intervals, so two probes may be lost.
+ * A peer counts as sending if its last packet is younger than this number of probe intervals, so two probes may be lost. The interval is
+ * this node's own, or the default if that is longer, because the peer's interval is not known.
  */
 const RECENT_INTERVALS = 3
-/** The default of --probe-interval. */
+/** The default value of --probe-interval in seconds. */
 const PROBE_SECONDS = 10
-/** The findings that prove that handshake messages arrive from the peer. */
+/** The findings that prove that handshake messages from the peer arrive at this host. */
 const HANDSHAKES_ARRIVE = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
 
 export function checkLeases({ status }: Facts): Finding[] | undefined {
@@ -72,13 +72,16 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
   )
 }
 
-/** Checks whether peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes packets to other nodes. */
+/**
+ * Checks whether the peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes packets to other
+ * nodes.
+ */
 export function checkPeers(
   { status, answers, whyUnprobed, reaches, silence }: Facts,
   isSendingWrong: boolean,
 ): Finding[] | undefined {
   if (!status?.peers || !status.node) return undefined
-  // If weftd itself carries the packets and is down, no peer can answer, which says nothing about the peers.
+  // If weftd itself carries the packets and does not run, no peer can answer. The silence then proves nothing about the peers.
   if (silence !== undefined && status.dataPath?.open !== true) return undefined
   const { node } = status
   const { list, answering } = status.peers
@@ -91,11 +94,11 @@ export function checkPeers(
     side.state !== 'stored' && !isSilent(side) && (side.lossPercent ?? 0) >= LOSSY_PERCENT
   const seen = list.map((peer) => seenSides(peer, answers))
   const halves = seen.filter((sides) => !sides.every(isBroken)).flatMap((sides) => sides.filter(isBroken))
-  /** Selects peers that no family reaches. A peer that matches in both families is reported once, for IPv4. */
+  /** Selects the peers that this host reaches over no family. A peer that matches in both families is listed once, for IPv4. */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
-  // If a packet came from the peer recently, and after its first lost probe, the peer runs and only one direction works. A status in
-  // which the peer still answers is too old to show that.
+  // If a packet came from the peer recently, and after its first lost probe, then the peer runs and only one direction works. This cannot
+  // be seen in a status in which the peer still answers.
   const recentSeconds = RECENT_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
   const isOneWay = ({ state, heardSecondsAgo, unansweredSeconds }: PeerStatus): boolean =>
     state !== 'answering' &&
@@ -103,7 +106,8 @@ export function checkPeers(
     heardSecondsAgo < recentSeconds &&
     unansweredSeconds !== null &&
     heardSecondsAgo + 1 < unansweredSeconds
-  // If the facts do not show who drops the packets to such a peer, the usual cause is a firewall on the peer's host.
+  // Says where packets to such a peer are probably lost. If the facts do not show who drops them, the usual cause is a firewall on the
+  // peer's host.
   const whereLost = (reach: Reach | undefined): string =>
     isSendingWrong
       ? ''
@@ -116,12 +120,13 @@ export function checkPeers(
     const onItsWay = isOneWay(peer)
       ? `; packets from it arrive, but packets to it are lost${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
-    // An ICMP error from the peer's host is proof. No reaction is not, if handshake messages arrive.
+    // An ICMP error from the peer's host (`reach.port`) proves the cause. Without one, handshake messages that arrive from the peer say
+    // more than the silence of its port.
     const why =
       side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
         ? '; handshake messages arrive from its host: see the check handshakes'
         : onItsWay
-    // A daemon that is down counts no packets.
+    // A daemon that does not run has counted no packets, so describe only what the probes of the host showed.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     const last =
       peer.heardSecondsAgo === null
@@ -156,7 +161,7 @@ export function checkPeers(
   ]
 }
 
-/** Returns the remedy for a silent peer. It depends on the backend, and names the port and the two hosts. */
+/** Returns the remedy for a silent peer. The text depends on the backend, and names the port and both hosts. */
 function silentFix(status: Status, side: SeenSide): string {
   const { config, node, dataPath } = status
   const kind = kindOf(config?.backendType ?? '')
@@ -173,20 +178,20 @@ function silentFix(status: Status, side: SeenSide): string {
     : isUdp
       ? `accept UDP port ${port}${hosts}, both ways`
       : `accept IP protocol 4 (IPIP)${hosts}, both ways`
-  // Each lane of weftd sends from a source port of its own.
+  // Each queue of weftd's engine sends from its own source port, so the firewall must accept any source port.
   const from = isUdp && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
   const nat = kind?.provesSender ? '; if one of the hosts is behind NAT, set `PersistentKeepaliveInterval`' : ''
   return `run \`weft doctor\` on that host, and check that weftd runs there; ${way}${from}, in the firewalls of both hosts and of the network${nat}`
 }
 
-/** `40 s ago`, `5 min ago`, `3 h ago`. */
+/** Formats a past time in seconds: `40 s ago`, `5 min ago`, `3 h ago`. */
 function agoText(seconds: number): string {
   const [number, unit] =
     seconds < 120 ? [seconds, 's'] : seconds < 7_200 ? [seconds / 60, 'min'] : [seconds / 3_600, 'h']
   return `${Math.round(number)} ${unit} ago`
 }
 
-/** Explains what the probes outside the data path showed about a silent peer's host. */
+/** Explains in words what weft doctor learned about a silent peer's host by contacting it outside the data path. */
 function reachText({ port, portNumber, isPinged, isOffLink }: Reach): string {
   switch (port) {
     case 'refused':

@@ -1,4 +1,4 @@
-// route-queries.ts - lists the packets to and from each peer whose kernel routes weft doctor looks up. Pure.
+// route-queries.ts - lists the packets to and from each peer whose routes weft doctor queries from the kernel. Pure.
 
 import type { Link } from '../../host/links.ts'
 import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/route-lookup.ts'
@@ -6,14 +6,17 @@ import { formatAddress, isIpv4Net, type Address, type Family, type Net } from '.
 import type { Status } from '../../report/status.ts'
 import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The maximum number of peers whose routes weft doctor queries. */
+/** The maximum number of peers for whose packets weft doctor looks up routes. */
 const QUERIED_PEERS = 16
-/** The maximum number of packet marks with which it queries routes. */
+/** The maximum number of packet marks for which weft doctor looks up routes. */
 const QUERIED_MARKS = 4
 
 interface PeerQuery {
   readonly family: Family
-  /** `out`: from a container of this node to one of a peer; `host`: from this host; `in`: from a container of a peer. */
+  /**
+   * The packet's direction. `out`: from a container of this node to a container of a peer; `host`: from this host to a container of a peer;
+   * `in`: from a container of a peer to a container of this node.
+   */
   readonly direction: 'out' | 'host' | 'in'
   readonly lease: string
   readonly query: RouteQuery
@@ -30,11 +33,14 @@ export interface KernelRoutes {
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if weft makes the routes of the backend. */
+/** True if weft itself makes the routes to peers, which is so unless another program carries the packets. */
 const isRouted = ({ dataPath }: Status): boolean =>
   dataPath !== null && dataPath.engine !== null && dataPath.engine !== 'none'
 
-/** Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets. */
+/**
+ * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets, because policy rules
+ * may match them.
+ */
 export function routeQueries(status: Status, links: readonly Link[], marks: readonly string[]): readonly PeerQuery[] {
   if (!isRouted(status)) return []
   return ownSides(status).flatMap((side) => {
@@ -58,7 +64,7 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
         return [
           of('host', { to: there }),
           ...(out ? [of('out', out), ...marks.slice(0, QUERIED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
-          // A packet of a directly routed peer arrives on another interface, which a strict rp_filter requires.
+          // Packets from a directly routed peer do not arrive on the data path's device. Skip the query for such a peer.
           ...(out && device && peer.way !== 'direct' ? [of('in', { to: here, from: there, iif: device })] : []),
         ]
       })
@@ -70,7 +76,7 @@ export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSi
     .flatMap((peer) => seenSides(peer, new Map()))
     .filter((side) => side.family === family && side.state !== 'stored' && side.subnet)
 
-/** Finds the marks that nftables rules set on packets, because policy rules may match them. */
+/** Finds the marks that nftables rules set on packets. Policy rules may select another routing table for a marked packet. */
 export const marksIn = (nft: string): readonly string[] => [
   ...new Set([...nft.matchAll(/\bmeta mark set (0x[\da-f]+)(?![\da-f])/g)].map(([, mark = '']) => mark)),
 ]

@@ -1,4 +1,4 @@
-// routes.ts - checks the routes of this host's main table to the network and its parts. Pure.
+// routes.ts - checks the routes of this host's main table that lead to the network or to parts of it. Pure.
 
 import type { Route } from '../../host/links.ts'
 import { formatNet, netContains, parseAddress, parseNet, type Family, type Net } from '../../net/address.ts'
@@ -8,10 +8,13 @@ import type { Facts } from './facts.ts'
 import { each, type Finding } from './findings.ts'
 import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
 
-/** The metric of a route that names none. The kernel prefers a lower metric (net/ipv6/route.c, IP6_RT_PRIO_USER). */
+/**
+ * The metric of a route that was made without one. The kernel prefers the route with the lowest metric (net/ipv6/route.c,
+ * IP6_RT_PRIO_USER).
+ */
 const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
-/** True if a route to this node's own containers stays on this host: it has no gateway, or the gateway is one of the containers. */
+/** True if a route to this node's own containers stays on this host: it has no gateway, or the gateway is a container of this node. */
 function staysHere(subnet: Net, gateway: string | undefined): boolean {
   const address = gateway === undefined ? undefined : parseAddress(gateway)
   return gateway === undefined || (address !== undefined && netContains(subnet, address))
@@ -20,15 +23,15 @@ function staysHere(subnet: Net, gateway: string | undefined): boolean {
 export function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
-  // The routes of a daemon that is down must still exist, so they are checked too.
+  // Check the routes also if the daemon does not run, because its routes must still exist then.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
 }
 
 /**
- * True if one route leads to the whole network. Each backend whose packets weftd carries has such a route. A backend whose packets the
- * kernel carries has either such a route or a route to each peer.
+ * True if the backend has a single route to the whole network. That is so if weftd itself carries the packets. If the kernel carries them,
+ * the backend has either such a route or one route per peer.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
@@ -40,7 +43,7 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     return net ? [{ net: formatNet(net), publicIp, state, way }] : []
   })
   const routesToHosts = kindOf(status.config?.backendType ?? '')?.probe === 'host'
-  // A route past the tunnel is right only for peers to which the data path itself routes directly.
+  // A route that bypasses the tunnel is right only for peers to which the data path itself routes directly.
   const direct = peers.filter(({ way }) => routesToHosts || way === 'direct')
   const hosts = new Map(direct.map(({ net, publicIp }) => [net, publicIp]))
   const whole = formatNet(network)
@@ -48,7 +51,7 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     const net = parseNet(destination)
     if (!net || isOwnDevice(status, family, device)) return true
     if (destination === whole) return !isOneRoute
-    // A route to this node's own containers leads to a device of this host, or through one of the containers.
+    // A route to this node's own containers is right if it leads to a device of this host, or through one of the containers.
     if (net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)) return staysHere(subnet, gateway)
     return gateway !== undefined && hosts.get(destination) === parseAddress(gateway)
   }

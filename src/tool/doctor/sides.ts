@@ -1,4 +1,5 @@
-// sides.ts - splits the nodes of a network by family, and joins the daemon's status of each peer with its answers to weft doctor. Pure.
+// sides.ts - splits the nodes of a network by family. Joins the daemon's status of each peer with the answers to weft doctor's own probes.
+// Pure.
 
 import type { Link } from '../../host/links.ts'
 import {
@@ -20,18 +21,18 @@ import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
 import { kindOf, outersOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
-/** The answers to two probes: a small packet, and one as large as the MTU of the data path. */
+/** Whether a peer answered two probes of weft doctor: a small packet, and a packet as long as the MTU of the data path. */
 export interface Answers {
   readonly small: boolean
   readonly large: boolean
-  /** The longest probe that was answered, if the large one was not. */
+  /** The length in bytes of the longest probe that the peer answered; set only if the large probe was not answered. */
   readonly longest?: number | undefined
 }
 
-/** The answers of peers, by lease and by the family of the probe. */
+/** Which peers answered weft doctor's own probes, by lease and by the family of the probe. */
 export type AllAnswers = ReadonlyMap<string, ByFamily<Answers>>
 
-/** The network and this node's subnet of one family. */
+/** The network and this node's subnet in one family. */
 export interface OwnSide {
   readonly family: Family
   readonly network: Net
@@ -43,7 +44,10 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
   ipv6: parseIpv6Net(ipv6Network ?? ''),
 })
 
-/** Returns the underlay families that can carry packets of a family, the preferred one first. Empty if the backend uses no datagrams. */
+/**
+ * Returns the underlay families that can carry overlay packets of a family, the preferred one first. Returns none if the backend sends no
+ * datagrams.
+ */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
   config
     ? outersOf(config.backendType, family, config.backend, familiesOf(networksOf(config))).filter(
@@ -51,14 +55,14 @@ export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): re
       )
     : [family]
 
-/** Returns the underlay family of packets to a peer: that of the endpoint, if it is known, else the preferred one. */
+/** Returns the underlay family of packets to a peer: the family of the endpoint if the endpoint is known, else the preferred family. */
 export function outerIn(status: Pick<Status, 'config'>, family: Family, endpoint?: string | null): Family {
   const outers = outersIn(status, family)
   const now = endpoint ? (endpoint.startsWith('[') || parseIpv6(endpoint) !== undefined ? 'ipv6' : 'ipv4') : undefined
   return outers.find((each) => each === now) ?? outers[0] ?? family
 }
 
-/** Returns the families in which both the network and this node have addresses. */
+/** Returns the network and the subnet of each family in which both the network and this node have addresses. */
 export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): readonly OwnSide[] {
   if (!config || !node) return []
   const networks = networksOf(config)
@@ -69,8 +73,8 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 }
 
 /**
- * True if packets of a family reach peers through this device. The status names only the IPv4 device if there are two. The IPv6 device is
- * recognized by the backend's device names.
+ * True if packets of a family reach peers through this device. The status names only the IPv4 device if there are two, so the backend's
+ * device names identify the IPv6 device.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,
@@ -92,7 +96,7 @@ export interface SeenSide extends PeerSide {
   readonly peer: PeerStatus
   readonly subnet: Net | undefined
   readonly publicIp: Address | undefined
-  /** The answers of the peer to weft doctor; undefined if it sent no probes. */
+  /** Whether the peer answered weft doctor's own probes; undefined if weft doctor did not probe it. */
   readonly answers: Answers | undefined
 }
 
@@ -122,7 +126,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
   })
 }
 
-/** Returns one family of a peer. If the peer has no address of the family, the state is `stored`. */
+/** Returns what is known about a peer in one family. If the peer has no address of the family, its state is `stored`. */
 export function sideIn(peer: PeerStatus, family: Family): SeenSide {
   const nothing = {
     endpoint: null,
@@ -145,11 +149,11 @@ export const subnetText = ({ peer, subnet }: SeenSide): string => (subnet ? form
 export const hostText = ({ peer, publicIp }: SeenSide): string =>
   publicIp === undefined ? peer.publicIp : formatAddress(publicIp)
 
-/** `host2 (10.5.2.0/24) at 192.0.2.2:8285` */
+/** Formats a peer with its address in one family, such as `host2 (10.5.2.0/24) at 192.0.2.2:8285`. */
 export const sideText = (side: SeenSide): string =>
   `${titleOf({ name: side.peer.name, subnet: subnetText(side) })} at ${(side.state === 'stored' ? undefined : side.endpoint) ?? hostText(side)}`
 
-/** Finds the bridge of this node's containers; undefined if there is none, or more than one. */
+/** Finds the bridge to which this node's containers are attached; undefined if there is none, or more than one. */
 export function bridgeOf(
   links: readonly Link[],
   subnet: Net,
@@ -160,7 +164,8 @@ export function bridgeOf(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
-        // The data path's device has the subnet's first address with the prefix length of a single host, so it is not a bridge.
+        // Skip the data path's device: it has the first address of the subnet with the prefix length of a single host, and a bridge has a
+        // shorter prefix.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )

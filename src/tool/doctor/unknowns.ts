@@ -1,4 +1,4 @@
-// unknowns.ts - explains why a check was not possible. Pure.
+// unknowns.ts - explains why weft doctor could not run a check. Pure.
 
 import type { Facts } from './facts.ts'
 import { ownSides } from './sides.ts'
@@ -17,7 +17,10 @@ const withoutDaemon: Reason = ({ silence }) =>
 const withoutPeers: Reason = ({ status }) => (status?.peers ? undefined : 'weftd does not know its peers yet')
 const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? undefined : 'the data path is not open')
 
-/** The possible reasons for each check; the first that applies is used. A check that is not listed needs only weftd's node. */
+/**
+ * The reasons why each check may be impossible, by the check's name; the first reason that applies is reported. A check that is not listed
+ * needs only a weftd that has a node.
+ */
 const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   firewall: [
     withoutNode,

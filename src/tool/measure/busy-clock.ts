@@ -1,6 +1,9 @@
 // busy-clock.ts - measures how much CPU time this process uses.
 
-/** Starts a clock. It returns the fraction of a core that this process has used since the start, in user and kernel mode. */
+/**
+ * Starts a clock. The returned function gives the fraction of a CPU core that this process has used since the start, in user and kernel
+ * mode.
+ */
 export function busyClock(): () => number {
   const [spent, start] = [process.cpuUsage(), performance.now()]
   return () => {

@@ -1,23 +1,24 @@
 // conversation.ts - the protocol between the two hosts of `weft bench`, and the validation of its messages. Pure.
 //
-// All connections go to one TCP port of the listener. Messages are lines of JSON, and the first line says what the connection is for. One
-// leading connection carries requests and their answers, in turn. The others carry the measured data: streams that the listener discards,
-// and on each path one stream that it sends back. UDP datagrams go to the same port, and begin with the mark of the run and a number.
+// All TCP connections go to one port of the listener. Messages are lines of JSON, and the first line says what the connection is for. One
+// leading connection carries the requests and their answers. Other connections carry the measured data: streams that the listener discards,
+// and on each path one echo connection whose data the listener sends back. UDP datagrams go to the same port number, and begin with the
+// run's identifier and a number.
 
-/** The version of the protocol. Messages of other versions are ignored. */
+/** The version of the protocol of `weft bench`. A message of another version counts as unreadable. */
 const VERSION = 1
 export const DEFAULT_PORT = 8286
-/** The maxima that a run may request of a listener. */
+/** The largest values that a run may request from a listener. */
 export const LIMITS = { seconds: 60, streams: 64, datagrams: 2 ** 26 } as const
 
-/** The facts about a host's data path that explain the figures. */
+/** The facts about a host's data path that explain the measured figures. */
 export interface InUse {
   readonly subnet: string
   readonly backendType: string
   readonly device: string | null
   readonly engine: string | null
   readonly mtu: number | null
-  /** The MTU of the path to the other host, if it is less than `mtu`; else null. */
+  /** The MTU of the path to the other host, if it is smaller than `mtu`; else null. */
   readonly pathMtu: number | null
   readonly features: readonly string[]
 }
@@ -31,45 +32,48 @@ export type Greeting =
 export type Request =
   | { readonly ask: 'tcp'; readonly streams: number; readonly seconds: number }
   /**
-   * Asks to count at most `datagrams` datagrams, numbered from `first`. Numbers continue through a run, so that a late datagram is not
-   * counted in a later sample.
+   * The request to count at most `datagrams` UDP datagrams, numbered from `first`. The numbers increase over the whole run, so that a late
+   * datagram is not counted in a later sample.
    */
   | { readonly ask: 'udp'; readonly first: number; readonly datagrams: number }
   | { readonly ask: 'sent'; readonly datagrams: number }
   | { readonly ask: 'end' }
 
-/** The reason why the listener closes a connection. */
+/** The listener's last message before it closes a connection: why it refuses the connection. */
 export interface Refusal {
   readonly refused: string
 }
 interface Welcome {
-  /** The mark of the run: 16 hexadecimal digits. */
+  /** The run's identifier: 16 random hexadecimal digits. */
   readonly run: string
-  /** Null if no weftd answers on the listener's host. */
+  /** The facts about the listener's data path; null if no weftd answers on the listener's host. */
   readonly inUse: InUse | null
 }
 export interface Received {
   readonly bytes: number
-  /** The time since the first byte. */
+  /** The seconds from the first received byte to the end of the sample. */
   readonly seconds: number
-  /** The fraction of a core that the listener used in that time. */
+  /** The fraction of a CPU core that the listener used in those seconds. */
   readonly busy: number
 }
 export interface Arrived {
   readonly datagrams: number
-  /** The number of datagrams that arrived after a later one. */
+  /** The number of datagrams that arrived after a datagram with a higher number. */
   readonly reordered: number
-  /** The number of further datagrams that arrived while the listener's socket buffer was full. */
+  /**
+   * The number of datagrams that reached the listener's host but were discarded because the listener's socket buffer was full. `datagrams`
+   * does not include them.
+   */
   readonly overflowed: number
 }
 interface Ended {
-  /** The packets dropped on the listener's host during the run, by reason; null if no weftd answers there. */
+  /** The packets dropped on the listener's host during the run, by reason; null if no weftd answers on that host. */
   readonly drops: Counts | null
 }
 
 type Fields = Readonly<Record<string, unknown>>
 
-/** Parses a line of this version; undefined for any other text. */
+/** Parses a message of this protocol version; returns undefined for any other text. */
 function fieldsOf(line: string): Fields | undefined {
   try {
     const value = JSON.parse(line) as unknown
@@ -87,7 +91,7 @@ const isMark = (value: unknown): value is string => typeof value === 'string' &&
 const isWhole = (value: unknown, most: number): value is number =>
   Number.isInteger(value) && Number(value) >= 0 && Number(value) <= most
 const isAmount = (value: unknown): value is number => Number.isFinite(value) && Number(value) >= 0
-/** Replaces control characters in a text from the other host, because it is shown on a terminal. */
+/** Replaces control characters in a text from the other host, because the text is shown on a terminal. */
 const shown = (value: unknown): string => (typeof value === 'string' ? value.replaceAll(/[^\x20-\x7e]/g, '?') : '')
 
 export function readGreeting(line: string): Greeting | undefined {
@@ -162,7 +166,7 @@ export function readEnded(line: string): Ended | undefined {
   return { drops: valid ? Object.fromEntries(valid.map(([name, count]) => [shown(name), count])) : null }
 }
 
-/** The length of a datagram's header: the mark of the run and the number. */
+/** The length in bytes of the header of a datagram: the run's identifier (8) and the number (4). */
 export const DATAGRAM_HEADER_BYTES = 12
 
 export function writeDatagramHeader(datagram: Uint8Array, run: string, number: number): void {
@@ -171,7 +175,7 @@ export function writeDatagramHeader(datagram: Uint8Array, run: string, number: n
   view.setUint32(8, number)
 }
 
-/** Reads the number of a datagram; undefined if it does not belong to this run. */
+/** Returns the number in a datagram; undefined if the datagram does not belong to this run. */
 export function readDatagramNumber(datagram: Uint8Array, run: string): number | undefined {
   if (datagram.byteLength < DATAGRAM_HEADER_BYTES) return undefined
   const view = new DataView(datagram.buffer, datagram.byteOffset, datagram.byteLength)

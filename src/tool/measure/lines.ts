@@ -1,10 +1,10 @@
-// lines.ts - opens connections, and reads single lines from them. Bytes after a line stay unread for the next reader.
+// lines.ts - opens TCP connections, and reads single lines from them. The bytes after a line remain in the socket for the next reader.
 
 import { connect, type Socket } from 'node:net'
 
 const LONGEST_BYTES = 16_384
 
-/** Reads a line. Rejects if the connection ends first, the line is too long, or it takes longer than `limitMs`. */
+/** Reads one line. Rejects if the connection ends before the line does, if the line is too long, or if it takes longer than `limitMs`. */
 export function readLine(socket: Socket, limitMs: number): Promise<string> {
   return new Promise((resolve, reject) => {
     const parts: Buffer[] = []
@@ -45,13 +45,13 @@ export function readLine(socket: Socket, limitMs: number): Promise<string> {
 }
 
 export interface PathAddresses {
-  /** The destination, an address of either family. */
+  /** The destination's IP address, IPv4 or IPv6. */
   readonly to: string
-  /** The source, of the same family; undefined to let the kernel choose. */
+  /** The source address, of the same family as the destination; undefined to let the kernel choose. */
   readonly from: string | undefined
 }
 
-/** Connects. Rejects with the kernel's error, or ETIMEDOUT. Later errors of the socket reach its readers. */
+/** Connects. Rejects with the kernel's error, or with ETIMEDOUT after `limitMs`. Errors that the socket has later reach its readers. */
 export function connectTo({ to, from }: PathAddresses, port: number, limitMs: number): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const local = from === undefined ? {} : { localAddress: from }

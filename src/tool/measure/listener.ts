@@ -1,4 +1,4 @@
-// listener.ts - `weft bench --listen`: receives the data of one run at a time, discards it, and reports how much arrived.
+// listener.ts - `weft bench --listen`: receives and discards the data of one run at a time, and reports how much arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket, type Socket as Datagrams } from 'node:dgram'
@@ -24,7 +24,7 @@ import {
 import { readLine } from './lines.ts'
 import { increase } from './result.ts'
 
-/** The facts about this host that its weftd reports. */
+/** The facts about this host that its own weftd reports. */
 interface Here {
   readonly inUse: InUse
   readonly drops: Counts
@@ -33,36 +33,39 @@ interface Here {
 export interface ListenerOptions {
   readonly port: number
   readonly idleMs: number
-  /** Returns why the host with this public address and the overlay address `inside` is refused; undefined if it is accepted. */
+  /** Returns why a host may not measure; undefined if it may. `address` is the host's public address, and `inside` its overlay address. */
   refusal: (address: string, inside: string) => Promise<string | undefined>
-  /** Returns the facts about this host that concern that host; null if no weftd answers here. */
+  /** Returns the facts about this host that concern the measuring host with these addresses; null if no weftd answers on this host. */
   here: (address: string, inside: string) => Promise<Here | null>
   say: (line: string) => void
 }
 
-/** How long a new connection may take to send its first line. */
+/** How long in ms a new connection may take to send its first line. */
 const GREETING_MS = 2_000
-/** How long the leading connection may take from one request to the next. */
+/** How long in ms the leading connection may take from one request to the next. */
 const REQUEST_MS = (LIMITS.seconds + 30) * 1000
-/** How long to wait for the first byte of a stream. */
+/** How long in ms the listener waits for the first byte of a stream. */
 const PATIENCE_MS = 3_000
-/** After the sender has ended, a pause of this length means that no more datagrams arrive. */
+/** After the sender has ended, the listener concludes from a pause of this length in ms that no more datagrams arrive. */
 const STRAGGLERS_MS = 300
-/** The maximum number of different refusals that are printed, so that other hosts cannot flood the terminal. */
+/** The maximum number of different refusals that the listener prints, so that other hosts cannot flood the terminal. */
 const MOST_REFUSED = 100
-/** The size of the socket buffer, for bursts that arrive while JavaScript is busy. The kernel limits it to net.core.rmem_max. */
+/**
+ * The requested size of the UDP receive buffer in bytes. It takes bursts that arrive while JavaScript is busy. The kernel reduces it to
+ * net.core.rmem_max.
+ */
 const RECEIVE_BUFFER_BYTES = 4 * 2 ** 20
 
 interface Run {
   readonly mark: string
-  /** The addresses from which the connections and datagrams of the run come. */
+  /** The addresses of the measuring host, outside and inside the tunnel. Only its connections and datagrams belong to the run. */
   readonly addresses: ReadonlySet<string>
   readonly sockets: Set<Socket>
   onStream: (socket: Socket) => void
   onDatagram: (number: number) => void
 }
 
-/** Listens until no run has begun for `idleMs`. Rejects with the signal's reason, or WeftError PORT_IN_USE or PERMISSION. */
+/** Serves runs until none has begun for `idleMs`. Rejects with the signal's reason, or with WeftError PORT_IN_USE or PERMISSION. */
 export async function listen(options: ListenerOptions, signal: AbortSignal): Promise<void> {
   const { port, idleMs } = options
   const now: { run: Run | undefined } = { run: undefined }
@@ -71,11 +74,11 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   const connections = new Set<Socket>()
   const endpoints = HOSTS.map(endpointAt)
 
-  /** Handles a new connection. Rejects if its first line does not come in time. */
+  /** Handles a new connection by its first line. Rejects if the line does not come within GREETING_MS. */
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))
-    // There is no await between the check for another run and the beginning of this run.
+    // Check for another run after the await. From here to the start of this run there is no await, so no other run can begin in between.
     const why = (await refusalOf(address, greeting)) ?? busyWith(greeting)
     if (why !== undefined || !greeting) {
       socket.write(lineOf({ refused: why }))
@@ -153,7 +156,7 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   }
 }
 
-/** The wildcard address of each family. IPv6 has sockets of its own, so that IPv4 addresses have the same form on every host. */
+/** The wildcard address of each family. The IPv6 socket is IPv6-only, so that IPv4 addresses have the same form on every host. */
 const HOSTS = ['0.0.0.0', '::'] as const
 
 interface Endpoint {
@@ -177,7 +180,7 @@ async function bind({ host, server, datagrams }: Endpoint, port: number): Promis
     await once(datagrams, 'listening')
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException
-    // A kernel without IPv6 has no such socket, and no host can connect over IPv6.
+    // A kernel without IPv6 cannot open the IPv6 socket. Ignore the error, because no host can connect over IPv6 then.
     if (host === '::' && code === 'EAFNOSUPPORT') return
     const isTaken = code === 'EADDRINUSE'
     throw new WeftError(isTaken ? 'PORT_IN_USE' : 'PERMISSION', `cannot listen on port ${port}: ${messageOf(error)}`, {
@@ -194,7 +197,7 @@ function join(run: Run, socket: Socket, what: 'stream' | 'echo'): void {
   else run.onStream(socket)
 }
 
-/** Answers the requests of the leading connection until one ends the run. Rejects if the connection breaks. */
+/** Answers the requests on the leading connection until a request ends the run. Rejects if the connection breaks. */
 async function serve(run: Run, leading: Socket, inside: string, options: ListenerOptions): Promise<void> {
   const address = leading.remoteAddress ?? ''
   const before = await options.here(address, inside)
@@ -233,7 +236,7 @@ async function serve(run: Run, leading: Socket, inside: string, options: Listene
   }
 }
 
-/** Counts the bytes of a number of streams for `seconds` after the first byte, and then closes the streams. */
+/** Counts the bytes that arrive on a number of streams in the `seconds` after the first byte. Then closes the streams. */
 function countStreams(run: Run, streams: number, seconds: number): Promise<Received> {
   return new Promise((resolve) => {
     const own = new Set<Socket>()
@@ -249,7 +252,7 @@ function countStreams(run: Run, streams: number, seconds: number): Promise<Recei
       run.onStream = () => {}
       const took = startedAt === undefined ? 0 : (performance.now() - startedAt) / 1000
       const busy = startedAt === undefined ? 0 : work()
-      // Data in flight would disturb the next sample.
+      // Reset the connections, because data that is still in flight would disturb the next sample.
       for (const socket of own) socket.resetAndDestroy()
       resolve({ bytes, seconds: took, busy })
     }
@@ -272,7 +275,7 @@ function countStreams(run: Run, streams: number, seconds: number): Promise<Recei
   })
 }
 
-/** Counts the datagrams of a sample. Duplicates are counted once. */
+/** Counts the datagrams of one sample. Counts a datagram that arrives twice only once. */
 function countDatagrams(run: Run, first: number, most: number, port: number): { end(sent: number): Promise<Arrived> } {
   const seen = new Uint8Array((most >> 3) + 1)
   const full = dropsOfSockets(port)
@@ -294,7 +297,8 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
     async end(sent) {
       await new Promise<void>((resolve) => {
         let timer: NodeJS.Timeout | undefined
-        // A late timer may fire before datagrams that already arrived are read, so setImmediate lets Node.js read them first.
+        // A delayed timer may fire before Node.js has read datagrams that already arrived. setImmediate lets Node.js read them before
+        // the next check.
         const look = (before: number): void => {
           const now = datagrams
           if (now >= sent || now === before) resolve()
@@ -314,7 +318,7 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
 }
 
 /**
- * Returns the number of datagrams that arrived on a port while the socket buffer was full: the last column of /proc/net/udp
+ * Returns how many datagrams the kernel discarded at a port because the socket buffer was full: the last column of /proc/net/udp
  * (net/ipv4/udp.c, udp4_format_sock) and of /proc/net/udp6 (net/ipv6/datagram.c, __ip6_dgram_sock_seq_show).
  */
 function dropsOfSockets(port: number): number {

@@ -1,9 +1,9 @@
-// plan.ts - the numbers, lengths, order and rates of the samples of `weft bench`. Pure.
+// plan.ts - plans the samples of `weft bench`: their number, length, order and rate. Pure.
 
 import type { Family } from '../../net/address.ts'
 import { DATAGRAM_HEADER_BYTES, LIMITS } from './conversation.ts'
 
-/** The two paths to a peer: to its public IP, and through the data path to its overlay address. */
+/** The two paths to a peer. `outside`: to its public IP, without the tunnel; `inside`: to its overlay address, through the data path. */
 export const PATHS = ['outside', 'inside'] as const
 export type PathName = (typeof PATHS)[number]
 export type Both<Value> = Readonly<Record<PathName, Value>>
@@ -12,13 +12,13 @@ export interface Plan {
   readonly streams: number
   readonly seconds: number
   readonly pairs: number
-  /** The rate of UDP; 0 to derive it from the TCP rates. */
+  /** The UDP rate in bits per second; 0 to derive it from the measured TCP rates. */
   readonly bitsPerSecond: number
 }
 
 const MOST = { pairs: 50, megabitsPerSecond: 100_000 } as const
 
-/** Returns the plan for a command line, or the problem with it. */
+/** Returns the plan that the command line describes, or the problem with the command line. */
 export function planOf(wanted: {
   readonly streams: number
   readonly seconds: string
@@ -41,22 +41,28 @@ export function planOf(wanted: {
   return { streams, seconds, pairs, bitsPerSecond: rate * 1e6 }
 }
 
-/** Returns the order of a pair of samples. It alternates, so that neither path always comes second. */
+/** Returns which path pair number `pair` measures first. The order alternates, so that neither path is always the second. */
 export const orderOf = (pair: number): readonly PathName[] => (pair % 2 === 0 ? PATHS : PATHS.toReversed())
 
-/** The length of the IP header without options and the UDP header. */
+/** The length in bytes of the IP header without options and the UDP header together. */
 const HEADERS_BYTES: Readonly<Record<Family, number>> = { ipv4: 28, ipv6: 48 }
 
-/** Returns the payload length of a datagram that fits the overlay unfragmented. Both paths use the same length. */
+/**
+ * Returns the payload length in bytes of the longest datagram that fits the overlay without fragmentation. Datagrams on both paths have
+ * this length.
+ */
 export function datagramBytes(mtu: number, pathMtu: number | null, family: Family): number {
   return Math.max(DATAGRAM_HEADER_BYTES, Math.min(mtu, pathMtu ?? mtu) - HEADERS_BYTES[family])
 }
 
-/** The maximum rate, which a program reaches with one system call per datagram. */
+/** The upper limit for a derived UDP rate, in bits per second. A program that sends one datagram per system call can reach this rate. */
 const USUAL_MOST = 200e6
 const USUAL_LEAST = 1e6
 
-/** Returns the rate of UDP payload in bit/s: half of the lower TCP rate, so that losses are not caused by too high a rate. */
+/**
+ * Returns the rate of UDP payload in bits per second. The default is half of the lower TCP rate, so that an excessive rate does not cause
+ * losses.
+ */
 export function datagramRate({ bitsPerSecond }: Plan, tcp: Both<number>): number {
   if (bitsPerSecond > 0) return bitsPerSecond
   const carried = PATHS.map((path) => tcp[path]).filter((rate) => rate > 0)

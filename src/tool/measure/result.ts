@@ -1,11 +1,11 @@
-// result.ts - computes medians, ratios and losses from the samples, and notes on how far the figures can be trusted. Pure.
+// result.ts - computes medians, ratios and losses from the samples of `weft bench`, and notes on how far the figures can be trusted. Pure.
 
 import type { Arrived, Counts } from './conversation.ts'
 import { PATHS, type Both, type PathName } from './plan.ts'
 
 export interface TcpSample {
   readonly bitsPerSecond: number
-  /** The fraction of a core that the bench itself used on each host. */
+  /** The fraction of a CPU core that `weft bench` used on this host and on the listener's host. */
   readonly busy: { readonly here: number; readonly there: number }
 }
 export interface UdpSample extends Arrived {
@@ -19,11 +19,11 @@ export interface Samples {
   readonly datagramBytes: number
 }
 
-/** A figure for both paths; null if no data arrived. */
+/** A figure measured on both paths; null for a path on which no data arrived. */
 export interface Compared {
   readonly outside: number | null
   readonly inside: number | null
-  /** The inside figure divided by the outside figure. */
+  /** The figure of the inside path divided by that of the outside path; null if a figure is missing. */
   readonly ratio: number | null
 }
 interface UdpTotal {
@@ -32,17 +32,17 @@ interface UdpTotal {
   readonly lost: number
   readonly lossPercent: number
   readonly reordered: number
-  /** The number of datagrams that arrived while the listener's socket buffer was full. They are not counted as lost. */
+  /** The number of datagrams that reached the listener's host but found the listener's socket buffer full. They do not count as lost. */
   readonly overflowed: number
 }
 export interface Result {
-  /** The rates in bit/s. The ratio is the median of the ratios of the pairs. */
+  /** The TCP rates in bits per second. `ratio` is the median of the ratios of all pairs of samples. */
   readonly tcp: Compared & { readonly leastRatio: number | null; readonly mostRatio: number | null }
   readonly udp: Both<UdpTotal> & { readonly datagramBytes: number }
   readonly roundTripMs: Compared
-  /** True if a path did not carry TCP, UDP or long packets. */
+  /** True if a path did not carry TCP, UDP or long packets at all. */
   readonly isBroken: boolean
-  /** Sentences about faults and about limits of the figures. */
+  /** Sentences for the user about faults and about the limits of the figures. */
   readonly notes: readonly string[]
 }
 
@@ -54,19 +54,19 @@ export function median(values: readonly number[]): number | undefined {
 }
 
 export interface Length {
-  /** The length of the longest packet that containers may send. */
+  /** The length in bytes of the longest packet that containers may send. */
   readonly asked: number
-  /** The longest packet that was answered; null if only short ones were. */
+  /** The length in bytes of the longest packet that was answered; null if only short packets were answered. */
   readonly longest: number | null
 }
 
-/** Further facts, if they are known: the longest packet that passes inside, and the MTU of each host. */
+/** Facts that the samples do not show: the longest packet that passes inside the tunnel, and the MTU of each host. Left out if unknown. */
 interface Beside {
   readonly length?: Length | undefined
   readonly mtu?: { readonly here: number | null; readonly there: number | null }
 }
 
-/** Notes which side limits the length of packets. */
+/** Returns notes on what limits the length of packets: an MTU that differs between the hosts, or the path. */
 function lengthNotes({ length, mtu }: Beside): string[] {
   const { here = null, there = null } = mtu ?? {}
   const differs = here !== null && there !== null && here !== there
@@ -82,7 +82,7 @@ function lengthNotes({ length, mtu }: Beside): string[] {
   return [`inside the tunnel packets of ${length.asked} bytes get no answer${found}: ${whose}`, ...mismatch]
 }
 
-/** An end that uses more than this fraction of a core can hardly do more. */
+/** The fraction of a CPU core above which a host's `weft bench` counts as fully busy, so that it limits the measured rate. */
 const FULLY_BUSY = 0.9
 
 export function resultOf(samples: Samples, beside: Beside = {}): Result {
@@ -143,7 +143,8 @@ const orNull = (value: number): number | null => (Number.isFinite(value) ? value
 function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   const sum = (of: (sample: UdpSample) => number): number => samples.reduce((total, sample) => total + of(sample), 0)
   const sent = sum((sample) => sample.sent)
-  // The socket also counts foreign datagrams that arrived while its buffer was full. No more of this run's can have arrived than were sent.
+  // The overflow counter of the socket includes datagrams from other senders. So limit it to the number of this run's datagrams that did
+  // not arrive.
   const overflowed = sum((sample) => Math.min(sample.overflowed, Math.max(0, sample.sent - sample.datagrams)))
   const lost = sum((sample) => Math.max(0, sample.sent - sample.datagrams - sample.overflowed))
   const seconds = sum((sample) => sample.seconds)
@@ -157,7 +158,7 @@ function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   }
 }
 
-/** Notes on which paths the bench itself was the limit, so that the path may carry more. */
+/** Returns notes that name each path on which `weft bench` itself was fully busy, so that the path may carry more than was measured. */
 function busyNotes(tcp: Both<readonly TcpSample[]>): string[] {
   return PATHS.flatMap((path) => {
     const ends = (['here', 'there'] as const).filter(
@@ -169,7 +170,10 @@ function busyNotes(tcp: Both<readonly TcpSample[]>): string[] {
   })
 }
 
-/** Returns the increase of each counter. A counter that restarted at zero counts with its new value. */
+/**
+ * Returns how much each counter increased from `before` to `after`. A counter that decreased was reset to 0, so its increase is its new
+ * value.
+ */
 export function increase(before: Counts, after: Counts): Counts {
   const grown = Object.entries(after).map(([name, count]): [string, number] => {
     const earlier = before[name] ?? 0

@@ -1,4 +1,4 @@
-// run.ts - the measuring side of `weft bench`: connects to a listener on both paths, sends data, and gets reports of what arrived.
+// run.ts - the measuring side of `weft bench`. It connects to a listener on both paths, sends data, and gets reports of how much arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket } from 'node:dgram'
@@ -25,26 +25,31 @@ import { connectTo, readLine, type PathAddresses } from './lines.ts'
 import { datagramRate, orderOf, PATHS, type Both, type PathName, type Plan } from './plan.ts'
 import { median, type Samples, type TcpSample, type UdpSample } from './result.ts'
 
-/** How long a connection, an answer or an echo may take. */
+/** How long in ms a connection attempt, an answer or an echo may take. */
 const PATIENCE_MS = 3_000
 const WARM_UP_S = 0.3
-/** The length of one write to a stream. The data is random, so that a path with compression gets no advantage. */
+/** The number of bytes of one write to a stream. The bytes are random, so that a path with compression gets no advantage. */
 const WRITE_BYTES = 256 * 1024
-/** An echo request, which is also its answer. */
+/** The text of an echo request. The listener sends the same text back. */
 const ECHO = '.\n'
-/** The pause between two echo requests, in which all threads go to sleep, as on an idle host. */
+/** The pause in ms between two echo requests. During the pause all threads go to sleep, as they do on an idle host. */
 const TRIP_PAUSE_MS = 10
 const MOST_TRIPS_MS = 1_000
-/** The shortest delay of a Node.js timer. After each delay the datagrams that are due are sent. */
+/** The shortest delay of a Node.js timer, in ms. After each delay the sender sends the datagrams that are due by then. */
 const TICK_MS = 1
-/** A sender that is late by more than this does not catch up, because the burst would cause losses. */
+/**
+ * The maximum delay in ms for which the sender catches up. If it is later, it skips datagrams, because a larger burst would cause losses.
+ */
 const MOST_BURST_MS = 3
-/** The number of datagram buffers, which are used in turn. At most half of them wait in the socket's queue, so a reused buffer is free. */
+/**
+ * The number of datagram buffers, which are used in turn. At most half of them wait in the socket's queue, so a buffer is free when its
+ * turn comes again.
+ */
 const DATAGRAM_BUFFERS = 512
 
 export interface Run {
   readonly there: InUse | null
-  /** Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses. */
+  /** Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses the connection. */
   openEcho(path: PathName): Promise<void>
   roundTrips(path: PathName): Promise<number | undefined>
   tcp(path: PathName, streams: number, seconds: number): Promise<TcpSample>
@@ -53,7 +58,10 @@ export interface Run {
   close(): void
 }
 
-/** Begins a run. The leading connection uses the outside path. Rejects with the kernel's error if it fails. */
+/**
+ * Begins a run over a leading connection on the outside path. Resolves with the listener's refusal if it refuses. Rejects with the kernel's
+ * error if the connection fails.
+ */
 export async function beginRun(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
   const leading = await connectTo(paths.outside, port, PATIENCE_MS)
   const open = new Set<Socket>([leading])
@@ -135,7 +143,7 @@ export async function beginRun(paths: Both<PathAddresses>, port: number, inside:
           send()
         }
         try {
-          // The listener decides when the sample ends, and reports its count.
+          // The listener decides when the sample ends, and reports how many bytes arrived.
           const { bytes, seconds: took, busy } = await ask(undefined, readReceived, seconds * 1000 + 3 * PATIENCE_MS)
           return { bitsPerSecond: took > 0 ? (bytes * 8) / took : 0, busy: { here: work(), there: busy } }
         } finally {
@@ -161,7 +169,7 @@ export async function beginRun(paths: Both<PathAddresses>, port: number, inside:
         })
         const took = (performance.now() - start) / 1000
         sentEver += most
-        // The listener answers when no more datagrams arrive.
+        // The listener answers only when no more datagrams arrive.
         const arrived = await ask({ ask: 'sent', datagrams: sent }, readArrived, seconds * 1000 + 3 * PATIENCE_MS)
         return { ...arrived, sent, seconds: took }
       },
@@ -185,7 +193,7 @@ interface Paced {
   readonly isOver: () => boolean
 }
 
-/** Sends datagrams at an even rate. Resolves with the number that the kernel accepted. */
+/** Sends datagrams at an even rate. Resolves with the number of datagrams that the kernel accepted. */
 async function sendPaced({ to, from }: PathAddresses, paced: Paced): Promise<number> {
   const { port, mark, first, most, perSecond, seconds, bytes, isOver } = paced
   const socket = createSocket(isIPv6(to) ? 'udp6' : 'udp4')
@@ -218,14 +226,14 @@ async function sendPaced({ to, from }: PathAddresses, paced: Paced): Promise<num
       }
       tick()
     })
-    // Closing the socket discards the datagrams in its queue.
+    // Do not count the datagrams that are still in the socket's queue, because closing the socket discards them.
     return sent - socket.getSendQueueCount()
   } finally {
     socket.close()
   }
 }
 
-/** Takes all samples of a plan, the round trips first, while the path is idle. `report` is called with the name of each step. */
+/** Takes all samples of a plan. The round trips come first, while the path is idle. Calls `report` with the name of each step. */
 export async function measure(
   run: Run,
   plan: Plan,
@@ -255,7 +263,7 @@ export async function measure(
         await sample(path)
       }
   }
-  // The first sample of each path is discarded, because JavaScript and the path are slow at first.
+  // Take one sample per path whose result is discarded, because JavaScript and the path are slow at first.
   for (const path of PATHS) await run.tcp(path, plan.streams, Math.min(WARM_UP_S, plan.seconds))
   await inPairs('TCP', async (path) => void tcp[path].push(await run.tcp(path, plan.streams, plan.seconds)))
   const rateOf = (path: PathName): number => median(tcp[path].map(({ bitsPerSecond }) => bitsPerSecond)) ?? 0

@@ -1,4 +1,4 @@
-// bench-text.ts - the report of `weft bench`, and its text. Pure.
+// bench-text.ts - defines the report of `weft bench`, and formats it as text for a person. Pure.
 
 import { titleOf } from '../../report/status.ts'
 import type { Counts, InUse } from '../measure/conversation.ts'
@@ -6,14 +6,14 @@ import type { Both, Plan } from '../measure/plan.ts'
 import type { Compared, Length, Result, Samples } from '../measure/result.ts'
 import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
 
-/** Smaller percentages are shown as less than this one. */
+/** The smallest percentage that is shown as a number. A smaller one is shown as `less than` this one. */
 const LEAST_PERCENT = 0.001
 
 export interface About extends Both<string> {
   readonly peer: string
   readonly name?: string | null
   readonly port: number
-  /** The longest packet that passes; undefined in a report of the project's own benchmark. */
+  /** The longest packet that passes inside the tunnel; undefined in a report of the project's own benchmark, which does not measure it. */
   readonly length?: Length | null
 }
 

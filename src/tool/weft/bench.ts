@@ -1,4 +1,4 @@
-// bench.ts - `weft bench`: measures the cost of the tunnel, by sending the same streams to a peer outside and inside it.
+// bench.ts - `weft bench`: measures the cost of the tunnel by sending the same streams to a peer outside and inside the tunnel.
 
 import { networkInterfaces } from 'node:os'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
@@ -30,7 +30,7 @@ import { peerToPing, createPinger, probesWanted, type Probe } from './peer.ts'
 
 const IDLE_MINUTES = 15
 const PING_MS = 1_000
-/** The assumed MTU of an unknown path, which every IPv6 path supports (RFC 8200, section 5). */
+/** The MTU in bytes that is assumed if the MTU of a path is not known. Every IPv6 path supports it (RFC 8200, section 5). */
 const LEAST_MTU = 1280
 
 const flags = {
@@ -74,7 +74,7 @@ export const benchCommand = command({
 
 type BenchCall = Call<typeof flags>
 
-/** Selects from a host's status the facts that explain the figures for one peer and family. */
+/** Selects from a host's status the facts that explain the measured figures for one peer and family. */
 export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | undefined, family: Family): InUse {
   const { engine = null, mtu = null, features = [] } = dataPath ?? {}
   const device = dataPath?.devices[family] ?? null
@@ -90,7 +90,7 @@ export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | u
   }
 }
 
-// --- The listener.
+// The following functions serve the listener, `weft bench --listen`.
 
 async function listenHere({ options, screen, signal }: BenchCall): Promise<number> {
   const { port, from, 'status-socket': socket } = options
@@ -135,8 +135,8 @@ const isAt = ({ publicIp, publicIpv6 }: PeerStatus, address: string): boolean =>
   address === publicIp || address === publicIpv6
 
 /**
- * Returns the reason why a host may not use the listener; undefined if it may. Only hosts that connect from a peer's public IP, and those
- * that the operator named, may use it.
+ * Returns why a host may not use the listener; undefined if it may. Only hosts that connect from the public IP of a peer, and hosts that
+ * the operator named, may use it.
  */
 export function refusalOf(
   status: Status | undefined,
@@ -159,7 +159,7 @@ export function refusalOf(
   return isItsOwn ? undefined : `${inside} is not in the subnet of ${address}`
 }
 
-// --- The measuring host.
+// The following functions serve the measuring host, `weft bench PEER`.
 
 interface Paths extends Both<PathAddresses> {
   readonly inside: PathAddresses & { readonly from: string }
@@ -203,7 +203,10 @@ async function benchPeer(call: BenchCall, name: string): Promise<number> {
 
 type Outcome = Report | (About & { readonly unreached: string })
 
-/** Measures over one family. Resolves with a WeftError if the run cannot begin, so that the other family is still measured. */
+/**
+ * Measures over one family. If the run cannot begin, resolves with the WeftError instead of rejecting, so that the other family is still
+ * measured.
+ */
 async function benchBy(
   { options: { port, 'status-socket': socket }, signal }: BenchCall,
   plan: Plan,
@@ -238,7 +241,7 @@ async function benchBy(
     const here = inUseOf(before, peer, probe.family)
     report('the longest packet')
     const length = await lengthOf(probe, here)
-    // Longer datagrams would only be lost.
+    // Limit the datagrams to the longest packet that passes, because longer ones would only be lost.
     const bytes = datagramBytes(here.mtu ?? LEAST_MTU, length?.longest ?? here.pathMtu, probe.family)
     const samples = await measure(run, plan, bytes, report, signal)
     const thereDrops = await run.end()
@@ -249,7 +252,7 @@ async function benchBy(
     const result = resultOf(samples, { length, mtu })
     return { ...about, plan, ...result, length: length ?? null, samples, inUse: { here, there: run.there }, drops }
   } catch (error) {
-    // If a run that has begun fails, the other family is not measured.
+    // If a run has begun and then fails, reject, so that the other family is not measured.
     if (run || signal.aborted || !isWeftError(error)) throw error
     return error
   } finally {
@@ -258,9 +261,11 @@ async function benchBy(
   }
 }
 
-/** Returns the addresses outside and inside the tunnel. Throws WeftError CONFIG if the backend has no tunnel. */
+/**
+ * Returns the addresses outside and inside the tunnel, of this host and of the peer. Throws WeftError CONFIG if the backend has no tunnel.
+ */
 export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Paths {
-  // The datagrams of a tunnel may have another family than the packets inside.
+  // The outer datagrams of the tunnel may have another family than the packets inside, so use the endpoint of the tunnel.
   const endpoint = sidesOf(peer)[family]?.endpoint ?? ''
   const outer = endpoint === '' ? family : /^[\d.]+(:\d+)?$/.test(endpoint) ? 'ipv4' : 'ipv6'
   const publicIp = placeIn(peer, outer).publicIp ?? parseAddress(peer.publicIp) ?? 0
@@ -269,7 +274,8 @@ export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, fr
       remedy: 'there is no tunnel, and nothing to compare',
     })
   }
-  // Connect from this node's public IP. If that is the address of a NAT router, the kernel chooses the source.
+  // Connect from this node's public IP if the host has that address. Behind a NAT router the host lacks it, so the kernel chooses the
+  // source address.
   const own = Object.values(networkInterfaces()).flatMap((addresses) => addresses?.map(({ address }) => address) ?? [])
   const known = node ? placeIn(node, outer).publicIp : undefined
   return {
@@ -281,7 +287,7 @@ export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, fr
   }
 }
 
-/** Begins a run. Throws WeftError if the listener is not reached outside the tunnel, or refuses. */
+/** Begins a run. Throws WeftError if the listener cannot be reached outside the tunnel, or refuses the run. */
 async function begin(paths: Paths, port: number): Promise<Run> {
   const { to } = paths.outside
   try {
@@ -292,7 +298,7 @@ async function begin(paths: Paths, port: number): Promise<Run> {
     await run.openEcho('outside').catch(async (error: unknown) => {
       await run.end().catch(() => {})
       run.close()
-      // An error without a code is a refusal by the listener.
+      // An error without a code is not the kernel's but the listener's refusal.
       throw isRefusal(error) ? refusedBy(to, messageOf(error)) : error
     })
     return run
@@ -307,7 +313,7 @@ const refusedBy = (to: string, why: string): WeftError =>
 const isRefusal = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === undefined
 const isRefused = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ECONNREFUSED'
 
-/** Explains why the outside path failed. Connecting on the inside path shows whether a listener runs at all. */
+/** Explains why the outside path failed. Connects on the inside path, which shows whether a listener runs at all. */
 async function whyNotOutside({ outside, inside }: Paths, port: number, error: unknown): Promise<WeftError> {
   const { to } = outside
   const [socket, insideError] = await connectTo(inside, port, PING_MS).then(
@@ -342,7 +348,10 @@ async function whyNotOutside({ outside, inside }: Paths, port: number, error: un
   )
 }
 
-/** Explains why the inside path failed, if the outside path works. A ping shows whether the data path fails, or only that port. */
+/**
+ * Explains why the inside path failed while the outside path works. A ping shows whether the whole data path fails, or only the listener's
+ * port.
+ */
 async function whyNotInside({ to, from }: Paths['inside'], port: number, error: unknown): Promise<string> {
   const what = `TCP port ${port} of ${to} is reached outside but not inside the tunnel: ${messageOf(error)}`
   if (isRefusal(error)) return `${what}; check whether a NAT rule rewrites the source ${from}`
@@ -353,7 +362,7 @@ async function whyNotInside({ to, from }: Paths['inside'], port: number, error: 
     : `${what}; a ping through the data path is not answered either: run weft doctor on both hosts`
 }
 
-/** True if a ping is answered; undefined if this user may not ping. */
+/** True if the address answers a ping; undefined if this user may not send pings. */
 async function pinged(to: string, from: string): Promise<boolean | undefined> {
   const [target, source] = [parseAddress(to), parseAddress(from)]
   if (target === undefined || source === undefined) return undefined
@@ -366,13 +375,16 @@ async function pinged(to: string, from: string): Promise<boolean | undefined> {
   }
 }
 
-/** Finds the longest packet that is answered inside the tunnel; undefined if this user may not ping, or no packet is answered. */
+/**
+ * Finds the length of the longest packet that is answered inside the tunnel. Returns undefined if this user may not send pings, or no
+ * packet is answered.
+ */
 async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUse): Promise<Length | undefined> {
   if (mtu === null) return undefined
   const asked = Math.min(mtu, pathMtu ?? mtu)
   try {
     const pinger = createPinger(from)
-    // A second try keeps one lost packet from deciding the answer.
+    // True if a packet of this length is answered. Tries twice, so that one lost packet does not decide the result.
     const passes = async (bytes: number): Promise<boolean> =>
       (await pinger.ping(to, PING_MS, bytes)) !== undefined || (await pinger.ping(to, PING_MS, bytes)) !== undefined
     try {
@@ -389,7 +401,7 @@ async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUs
   }
 }
 
-/** Returns a function that shows the progress on a terminal in a line that it overwrites. An empty text clears the line. */
+/** Returns a function that shows the progress on a terminal, in one line that the next call overwrites. An empty text clears the line. */
 function progress(screen: Screen, json: boolean): (what: string) => void {
   return (what) => {
     if (screen.isTerminal && !json) screen.write(`\u001B[G${screen.colour('dim', what)}\u001B[K`)

@@ -1,4 +1,4 @@
-// capture.ts - `weft capture`: shows the packets that the data path dropped last, with the reasons, as text or as a capture file.
+// capture.ts - `weft capture`: shows the packets that the data path dropped most recently and why, as text or as a capture file.
 
 import { open, type FileHandle } from 'node:fs/promises'
 import { version } from '../../base/assets.ts'
@@ -14,7 +14,7 @@ import { packetText } from './packet-text.ts'
 import { interfaceDescription, packetBlock, sectionHeader } from './pcapng.ts'
 
 const FOLLOW_MS = 1_000
-/** The number of bytes that are kept of each packet (native/core/drops.h). */
+/** The number of bytes that the engine keeps of each dropped packet (native/core/drops.h). */
 const MOST_BYTES = 128
 
 export const captureCommand = command({
@@ -62,7 +62,10 @@ export const captureCommand = command({
 
 const AWAY: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'ECONNRESET'])
 
-/** Fetches the packets dropped since `before`. Waits while the daemon is away, because packets are forwarded during its restart too. */
+/**
+ * Fetches the packets dropped since the report `before`. If the daemon does not answer, waits until it does, because the data path drops
+ * packets during its restart too.
+ */
 async function fetchAgain(
   socket: string,
   before: DropsReport,
@@ -97,7 +100,7 @@ function notOurs({ engine }: DropsReport): WeftError {
   )
 }
 
-/** Finds the reasons that a name matches; all if it is empty. Throws WeftError USAGE if none matches. */
+/** Returns the drop reasons that a name matches; all reasons if the name is empty. Throws WeftError USAGE if no reason matches. */
 function reasonsNamed(name: string, { reasons }: DropsReport): ReadonlySet<string> {
   const all = Object.keys(reasons)
   const named = all.filter((each) => name === '' || each === name || each.replace(/^.x_drop_/, '') === name)
@@ -128,7 +131,7 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
   if (write !== '') return captureFile(write, first, screen)
   if (json) {
     return {
-      // With --follow, reports without packets are left out.
+      // With --follow, omit reports that contain no packets.
       async add(report) {
         if (!follow || report.packets.length > 0) screen.write(jsonLine(report))
       },
@@ -147,7 +150,10 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
   }
 }
 
-/** `2026-11-22T13:14:15.123456Z out 10.5.1.2:4000 > 10.5.9.7:80 tcp, 60 bytes: no peer has the destination (tx_drop_no_route)` */
+/**
+ * Formats a dropped packet as one line: `2026-11-22T13:14:15.123456Z out 10.5.1.2:4000 > 10.5.9.7:80 tcp, 60 bytes: no peer has the
+ * destination (tx_drop_no_route)`
+ */
 function line(packet: DroppedPacket, { reasons }: DropsReport, { colour }: Screen): string {
   const { atUs, direction, reason, length, headers } = packet
   const what = [packetText(Buffer.from(headers, 'hex')), `${length} bytes`, ...detailsOf(packet)].join(', ')
@@ -170,7 +176,7 @@ function timeText(us: number): string {
 }
 
 const shownOf = ({ packets }: DropsReport): number => packets.reduce((sum, each) => sum + each.packets, 0)
-/** Counts the dropped packets whose headers weft saw, and those of which it knows only the number. */
+/** Counts the dropped packets whose headers weft saw (`seen`), and those of which it knows only the number (`headless`). */
 function droppedOf({ reasons }: DropsReport): { readonly seen: number; readonly headless: number } {
   let [seen, headless] = [0, 0]
   for (const [name, { packets }] of Object.entries(reasons)) {
@@ -191,29 +197,33 @@ function summary(shown: number, verb: 'shown' | 'written', report: DropsReport):
   return `${verb}: ${shown} of the ${all} dropped since the data path was opened${unseen}`
 }
 
-/** Makes a function that returns, for each report, how many packets were dropped since the previous report and are in neither. */
+/**
+ * Makes a function that returns for each report how many packets it misses: those dropped since the previous report that neither report
+ * contains.
+ */
 export function createTally(): (report: DropsReport) => number {
   let before: { readonly seen: number; readonly ahead: number } | undefined
   return (report) => {
     const { seen } = droppedOf(report)
-    // The first report includes earlier drops. The counters of a data path that was opened again restart at zero.
+    // Return 0 for the first report, which counts earlier drops too. Return 0 also after the data path was opened again, because its
+    // counters then restart at zero.
     if (!before || seen < before.seen) {
       before = { seen, ahead: 0 }
       return 0
     }
-    // The daemon reads the counters before the packets, so a packet may be shown before it is counted.
+    // The daemon reads the counters before the packets, so a report may contain a packet that only the next report counts.
     const missed = seen - before.seen - before.ahead - shownOf(report)
     before = { seen, ahead: Math.max(0, -missed) }
     return Math.max(0, missed)
   }
 }
 
-/** Opens a capture file, readable only by its owner. Each packet's comment has the reason. */
+/** Opens a capture file that only its owner may read. The comment of each packet in the file says why it was dropped. */
 async function captureFile(path: string, first: DropsReport, screen: Screen): Promise<Output> {
   const file = path === '-' ? undefined : await openFile(path)
   const write = async (bytes: Buffer): Promise<void> => {
     if (!file) return screen.write(bytes)
-    // appendFile writes all bytes or throws, whereas write(2) may write a part of them.
+    // appendFile writes all bytes or throws. write(2) may write only a part of them.
     await file.appendFile(bytes).catch((error: unknown) => {
       throw unwritable(path, error)
     })

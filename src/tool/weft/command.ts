@@ -1,4 +1,4 @@
-// command.ts - defines a subcommand of weft, parses its command line, and prints its help.
+// command.ts - defines a subcommand of `weft`, parses its command line, and prints its help.
 
 import { WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags, type FlagTable, type Options } from '../../base/go-flags.ts'
@@ -8,14 +8,17 @@ import type { Screen } from './look.ts'
 
 export const EXIT = {
   ok: 0,
-  /** The command failed: a daemon, a store or a program does not answer. */
+  /** The exit code if the command failed, because a daemon, a store or a program did not answer. */
   failed: 1,
   usage: 2,
-  /** The command worked, and found a fault: a peer does not answer, weft doctor found a failure, or a configuration is invalid. */
+  /**
+   * The exit code if the command worked and found a fault: a peer does not answer, weft doctor reports a failure, or a configuration is
+   * invalid.
+   */
   wrong: 3,
 } as const
 
-/** The meaning of each exit code; the index is the code. */
+/** The meaning of each exit code. The index in the list is the code. */
 export const EXIT_MEANINGS = [
   'The command succeeded and found no problem.',
   'The command failed: a daemon, a store or a program does not answer, or permission is missing.',
@@ -25,21 +28,21 @@ export const EXIT_MEANINGS = [
 
 export interface Call<Table extends FlagTable> {
   readonly options: Options<Table>
-  /** The arguments that are not flags; their number has been checked. */
+  /** The arguments of the command line that are not flags. Their number has been checked. */
   readonly args: readonly string[]
   readonly screen: Screen
   readonly signal: AbortSignal
 }
 
 export interface Command {
-  /** The name, such as `lease ls`. */
+  /** The command's name after `weft`, such as `lease ls`. */
   readonly name: string
-  /** The arguments as the help shows them, such as `SRC DST`. Brackets mark optional ones. */
+  /** The command's arguments as its help shows them, such as `SRC DST`. Brackets mark optional arguments. */
   readonly args: string
   readonly does: string
   readonly more: string
   readonly flags: FlagTable
-  /** Returns the exit code. Throws WeftError USAGE for a command line that cannot be read, HelpWanted for -h. */
+  /** Runs the command and returns its exit code. Throws WeftError USAGE if the command line cannot be parsed, and HelpWanted for -h. */
   run(words: readonly string[], environment: NodeJS.ProcessEnv, screen: Screen, signal: AbortSignal): Promise<number>
 }
 
@@ -77,7 +80,7 @@ function countOf(args: string): readonly [number, number] {
   return [words.filter((word) => !word.startsWith('[')).length, words.length]
 }
 
-/** Parses flags anywhere among the arguments, unlike Go's programs, so that `weft ping PEER -count 1` works. */
+/** Parses the command line. Flags may also follow arguments, unlike in Go's programs, so that `weft ping PEER -count 1` works. */
 function parseWords<Table extends FlagTable>(
   table: Table,
   words: readonly string[],
@@ -115,13 +118,13 @@ export function helpOf({ name, args, does, more, flags }: Command): string {
   return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines.join('\n')].filter((part) => part !== '').join('\n\n')}\n`
 }
 
-/** Returns a flag's default in brackets; empty if there is none, or it is false. */
+/** Returns the default value of a flag in brackets, for the help. Returns an empty text if the flag has no default or it is false. */
 export function defaultText(value: FlagTable[string]['default'], before = ''): string {
   const isNone = value instanceof Secret ? value.isEmpty : value === '' || value === false || Array.isArray(value)
   return isNone ? '' : ` (${before}${String(value)})`
 }
 
-/** Returns the placeholder for a flag's value in the help; undefined for a flag without a value. */
+/** Returns the placeholder that stands for a flag's value in the help; undefined for a flag that takes no value. */
 export function valueWord({ default: value, placeholder }: FlagTable[string]): string | undefined {
   return typeof value === 'boolean' ? undefined : (placeholder ?? (typeof value === 'number' ? 'N' : 'TEXT'))
 }

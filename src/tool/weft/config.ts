@@ -57,7 +57,10 @@ export const configGetCommand = command({
     }),
 })
 
-/** Hides the secrets. Throws WeftError CONFIG for text that is not JSON, because its secrets cannot be recognized. */
+/**
+ * Returns a configuration's text with its secrets hidden. Throws WeftError CONFIG if the text is not JSON, because its secrets cannot be
+ * recognized.
+ */
 function hidden(text: string): string {
   try {
     return withoutSecrets(text)
@@ -68,7 +71,10 @@ function hidden(text: string): string {
   }
 }
 
-/** Parses a configuration. Warnings name what daemons would ignore. Throws WeftError CONFIG if no daemon could start with it. */
+/**
+ * Parses a configuration. The warnings name the keys that daemons would ignore. Throws WeftError CONFIG if no daemon could start with the
+ * configuration.
+ */
 function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
   const config = parseNetworkConfig(text)
   requireFamily(config)
@@ -79,10 +85,10 @@ function check(text: string): { readonly config: NetworkConfig; readonly warning
 
 const warningsText = (warnings: readonly string[], { colour }: Screen): string =>
   warnings.map((line) => `${colour('doubtful', printable(line))}\n`).join('')
-/** The maximum number of keys that an error names. */
+/** The maximum number of unknown keys that an error names. */
 const NAMED = 5
 
-/** Throws WeftError CONFIG for keys that daemons ignore, because they are probably mistyped. */
+/** Throws WeftError CONFIG if the configuration has keys that daemons ignore, because they are probably mistyped. */
 function checkKeys(text: string): void {
   const unknown = unknownKeys(text)
   if (unknown.length === 0) return
@@ -92,7 +98,7 @@ function checkKeys(text: string): void {
   })
 }
 
-/** Reads a file; `-` is standard input. Throws WeftError USAGE. */
+/** Reads a file; `-` means standard input. Throws WeftError USAGE if the file cannot be read. */
 async function readText(path: string): Promise<string> {
   try {
     return path === '-' ? await textOf(process.stdin) : await readFile(path, 'utf8')
@@ -103,12 +109,18 @@ async function readText(path: string): Promise<string> {
   }
 }
 
-/** True if the subnets of a lease are allowed by the configuration. A family without a subnet is allowed: its node draws one. */
+/**
+ * True if the configuration allows the subnets of a lease. A lease without a subnet of one family is allowed, because its node will choose
+ * a subnet.
+ */
 const fits = ({ ipv4, ipv6 }: Nets, config: NetworkConfig): boolean =>
   (!ipv4 || (config.ipv4 !== undefined && isCompatible(ipv4, config.ipv4))) &&
   (!ipv6 || (config.ipv6 !== undefined && isCompatible(ipv6, config.ipv6)))
 
-/** Explains why leases do not fit: they only lose the subnet of a family, or their nodes get other subnets. `unfit` must not be empty. */
+/**
+ * Explains what happens to leases that the new configuration does not allow: their nodes lose the subnet of a family, or get other subnets.
+ * `unfit` must not be empty.
+ */
 function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
   const families = familiesOf(config)
   const isLossAlone = unfit.every(
@@ -151,8 +163,8 @@ async function storedConfig(store: Store, signal: AbortSignal): Promise<NetworkC
 }
 
 /**
- * Describes how a new configuration affects the nodes that have a lease. Throws WeftError CONFIG if it cuts nodes off from each other,
- * unless forced.
+ * Describes how a new configuration affects the nodes that have a lease. Throws WeftError CONFIG if the configuration would cut nodes off
+ * from each other, unless `isForced`.
  */
 function planText(before: NetworkConfig, config: NetworkConfig, entries: readonly Entry[], isForced: boolean): string {
   const { changes, cut } = planOf(

@@ -1,5 +1,5 @@
-// daemon-store.ts - finds the store of this host's daemon and its credentials: from the daemon's status and environment, or from the
-// service manager's file of flags. The credentials are passed to the store and never shown.
+// daemon-store.ts - finds the store that this host's daemon uses, and its credentials. It reads the daemon's status and environment, or the
+// EnvironmentFile of the service manager. The credentials are passed to the store and never shown.
 
 import { readFile } from 'node:fs/promises'
 import { isWeftError, WeftError } from '../../base/errors.ts'
@@ -9,12 +9,12 @@ import { daemonName } from '../../host/daemons.ts'
 import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
 import type { Status } from '../../report/status.ts'
 
-/** The file that deploy/weftd.service names as EnvironmentFile. */
+/** The file with weftd's variables that deploy/weftd.service names as EnvironmentFile. */
 const DEFAULTS = '/etc/default/weftd'
 
 interface DaemonStore {
   readonly options: Partial<StoreOptions>
-  /** The file whose credentials this user may not read; undefined if there is none. */
+  /** The file with credentials that this user may not read; undefined if there is none. */
   readonly unread: string | undefined
 }
 
@@ -23,7 +23,7 @@ export interface Places {
   readonly defaults: string
 }
 
-/** Finds the store of the daemon with this status. Without a status only the file of flags is read. */
+/** Finds the store and the credentials of the daemon with this status. Without a status, reads only the EnvironmentFile. */
 export async function daemonStore(
   status: Status | undefined,
   { proc, defaults }: Places = { proc: '/proc', defaults: DEFAULTS },
@@ -40,7 +40,7 @@ export async function daemonStore(
   }
   const own = status && `${proc}/${status.daemon.pid}`
   const environment = own && (await read(`${own}/environ`))
-  // In another PID namespace this number may belong to another process.
+  // Check the process name, because in another PID namespace the daemon's process number may belong to another process.
   const isDaemon = own !== undefined && daemonName(((await read(`${own}/cmdline`)) ?? '').split('\0')) !== undefined
   if (status && isDaemon && environment !== undefined) {
     const variables = Object.fromEntries(environment.split('\0').map((line) => pairOf(line)))
@@ -52,7 +52,7 @@ export async function daemonStore(
   return { options: status ? { ...options, ...placeOf(status) } : options, unread }
 }
 
-/** If the store refused the user or the TLS connection, adds the hint that this user may not read the file with the credentials. */
+/** Adds to an error of the store the hint that this user may not read the file with the credentials. Returns other errors unchanged. */
 export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'>): unknown {
   if (unread === undefined || !isWeftError(error)) return error
   if (error.code !== 'STORE' && !error.message.startsWith('no TLS connection')) return error
@@ -62,7 +62,7 @@ export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'
   })
 }
 
-/** Replaces the options that have their default values by those that were found. */
+/** Replaces each option that has its default value by the value that was found for it. */
 export function withDefaultsOf(options: StoreOptions, found: Partial<StoreOptions>): StoreOptions {
   const isDefault = (name: keyof StoreOptions): boolean =>
     name === 'etcd-password' ? options[name].isEmpty : String(options[name]) === String(STORE_FLAGS[name].default)
@@ -87,7 +87,7 @@ function pairOf(line: string): readonly [string, string] {
   return at < 0 ? [line, ''] : [line.slice(0, at), line.slice(at + 1)]
 }
 
-/** Returns the options that these variables set. Invalid values are ignored silently, because the daemon has logged them. */
+/** Returns the options that environment variables set. Ignores invalid values silently, because the daemon has logged them. */
 function optionsOf(variables: Readonly<Record<string, string | undefined>>): Partial<StoreOptions> {
   const all = applyEnvironment(STORE_FLAGS, parseFlags(STORE_FLAGS, []), 'FLANNELD', variables, () => {})
   const set = Object.entries(all).filter(([name, value]) => value !== STORE_FLAGS[name as keyof StoreOptions].default)
@@ -95,8 +95,8 @@ function optionsOf(variables: Readonly<Record<string, string | undefined>>): Par
 }
 
 /**
- * Reads a systemd EnvironmentFile (systemd.exec(5)): `NAME=VALUE` lines, comments that begin with # or ;, quotes, and a backslash that
- * escapes the next character, or joins the next line.
+ * Parses a systemd EnvironmentFile (systemd.exec(5)): lines `NAME=VALUE`, comments after # or ;, and quotes. A backslash escapes the next
+ * character, or joins the next line.
  */
 export function parseEnvironmentFile(text: string): Record<string, string> {
   const found: Record<string, string> = {}

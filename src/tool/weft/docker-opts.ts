@@ -1,5 +1,5 @@
 // docker-opts.ts - `weft docker-opts`: converts subnet.env to options for Docker, as flannel's mk-docker-opts.sh does. For IPv4 the output
-// equals the script's byte for byte; the script does not support IPv6.
+// equals the script's to the byte. For IPv6, which the script does not support, it adds Docker's options.
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -26,8 +26,8 @@ Keeps options that the environment already has, as DOCKER_OPT_* or in the variab
 `
 
 /**
- * Writes the file. Throws WeftError USAGE for invalid arguments or variables, and PERMISSION for the files. Throws ADDRESS if the subnet is
- * routed through a gateway; the file is written even then, as by the script.
+ * Writes the file with Docker's options. Throws WeftError USAGE for invalid arguments or variables, and PERMISSION if a file cannot be read
+ * or written. Throws ADDRESS if the subnet is routed through a gateway, after writing the file, as the script does.
  */
 export async function dockerOpts(
   args: readonly string[],
@@ -88,7 +88,7 @@ function readArguments(args: readonly string[]) {
   }
 }
 
-/** Reads a file; empty if it does not exist, which the script accepts too. */
+/** Reads a file. Returns an empty text if the file does not exist, because the script accepts that too. */
 async function readIfThere(path: string): Promise<string> {
   try {
     return await readFile(path, 'utf8')
@@ -101,7 +101,7 @@ async function readIfThere(path: string): Promise<string> {
   }
 }
 
-/** Returns the subnet for Docker's --fixed-cidr-v6. Throws WeftError USAGE for an invalid subnet. */
+/** Returns the subnet for Docker's option --fixed-cidr-v6. Throws WeftError USAGE if the subnet is invalid. */
 function fixedCidrOf(subnet: string): string {
   const net = parseIpv6Net(subnet)
   if (net) return formatNet(net)
@@ -111,9 +111,9 @@ function fixedCidrOf(subnet: string): string {
 }
 
 interface DockerOptsWish {
-  /** True to write one variable per option. */
+  /** True to write a separate variable for each of Docker's options. */
   readonly individual: boolean
-  /** True to write all options in one variable. */
+  /** True to write all of Docker's options in one variable. */
   readonly combined: boolean
   readonly key: string
   readonly ipMasq: boolean
@@ -122,9 +122,9 @@ interface DockerOptsWish {
 const PREFIX = 'DOCKER_OPT_'
 
 /**
- * Formats the file from the variables of subnet.env; a missing variable gives no option. DOCKER_OPT_* variables of the environment are
- * options too, and the combined variable is appended to its value in the environment. Docker masquerades only if flannel does not. Throws
- * WeftError USAGE for a FLANNEL_IPMASQ that is neither true nor false.
+ * Formats the file with Docker's options from the variables of subnet.env. A missing variable gives no option. DOCKER_OPT_* variables of
+ * the environment become options too, and the combined variable is appended to its value in the environment. Docker masquerades only if
+ * flannel does not. Throws WeftError USAGE if FLANNEL_IPMASQ is neither true nor false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
   const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))

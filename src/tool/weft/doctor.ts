@@ -1,4 +1,4 @@
-// doctor.ts - `weft doctor`: finds faults on this host, and says how to repair them.
+// doctor.ts - `weft doctor`: finds faults on this host, and says how to repair each of them.
 
 import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -25,7 +25,7 @@ import { recall, storedConfig, type Remains } from './recall.ts'
 import { inStore, isStoreGiven } from './store.ts'
 
 const WAIT_MS = 1_000
-/** How long to wait for the store. It is short because the store is only one of many checks. */
+/** How long to wait for the store, in ms. The time is short because the store is only one of many checks. */
 const STORE_MS = 3_000
 
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -79,7 +79,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
   const known = reported ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
   const { seen, why, stored, place } = await lookInStore(options, reported, known, signal)
-  // If this user may not query the daemon, it is not assumed to be down.
+  // Reconstruct the status only if no daemon runs. If this user may not query the daemon, the daemon may still run.
   const status = reported ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const probing = status && probingOf(status)
   try {
@@ -107,7 +107,10 @@ interface Looked {
   readonly place: Remains['place']
 }
 
-/** Queries the store: the one that the flags name, else the daemon's, else the one in the last-known file of a dead daemon. */
+/**
+ * Reads the configuration and the leases from the store that the flags name. Without such flags, uses the daemon's store, or the one in the
+ * last-known file if no daemon runs.
+ */
 async function lookInStore(
   options: DoctorOptions,
   reported: Status | undefined,
@@ -127,7 +130,7 @@ async function lookInStore(
   const place = { store: name, leases }
   const unknown = { seen: undefined, stored: undefined, place }
   if (name === 'kubernetes') return { ...unknown, why: 'only weftd queries the Kubernetes API' }
-  // Listing an unused lease directory would create its subfolders, but weft doctor must not change anything.
+  // Do not open an unused lease directory: listing it would create its subfolders, and weft doctor must not change anything.
   if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets')))
     return { ...unknown, why: `no weftd has used ${leases} yet` }
   try {
@@ -143,7 +146,8 @@ async function lookInStore(
   } catch (error) {
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
-    // The default store may not be the daemon's, and a store that refuses this user may be healthy: neither is a finding.
+    // True if a failure of the store is a finding. It is not if the store is only the default one, which may not be the daemon's, or if the
+    // store refused this user, because it may be healthy.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
@@ -165,7 +169,7 @@ async function recallFrom(
   return recall({ subnetFile, subnetEnv, known, stored, netConf, links, place, at: new Date() })
 }
 
-/** Returns the functions that probe peers and hosts. Each family has one socket, opened with the first probe. */
+/** Returns the functions that probe peers and ping hosts. Each family has one socket, which the first probe opens. */
 function probingOf(status: Status): Pick<Sources, 'probe' | 'ping'> & { close(): void } {
   const pingers = new Map<Family, ReturnType<typeof createPinger>>()
   const isKnown = (status.peers?.list ?? []).some((peer) => probesOf(status, peer).length > 0)

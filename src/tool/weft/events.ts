@@ -1,4 +1,4 @@
-// events.ts - `weft events`: shows the changes of peers' states, including those before the daemon was started.
+// events.ts - `weft events`: shows how the states of peers changed, including events before the daemon's last start.
 
 import { messageOf, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
@@ -56,7 +56,7 @@ const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
   usual: 'good',
 }
 
-/** Fetches the events from the daemon. If it does not answer, reads the file that the last daemon wrote. */
+/** Fetches the events of peers from the daemon. If the daemon does not answer, reads the file that the last daemon wrote. */
 async function reportOf(
   socket: string,
   subnetFile: string,
@@ -79,7 +79,10 @@ async function reportOf(
   }
 }
 
-/** Parses --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if empty. Throws WeftError USAGE. */
+/**
+ * Parses the value of --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if the text is empty. Throws WeftError
+ * USAGE.
+ */
 export function sinceOf(text: string, now: number): number {
   if (text === '') return -Infinity
   const [, number, unit = ''] = /^(\d{1,9}(?:\.\d{1,3})?)([a-z]+)$/.exec(text) ?? []

@@ -1,4 +1,4 @@
-// explain.ts - `weft explain`: shows the rules, routes, peer and MTU that apply to a packet, and what would happen to it.
+// explain.ts - `weft explain`: shows the rules, routes, peer and MTU that apply to a packet, and what would happen to the packet.
 
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
@@ -44,7 +44,7 @@ export const explainCommand = command({
       ])
       for (const { step, passes: one, says } of steps)
         screen.write(`${step.padEnd(12)} ${marks.get(one)}  ${printable(says)}\n`)
-      // If only the MTU stops the packet, short packets get through.
+      // True if no step except the MTU stops the packet, so that short packets get through.
       const isLength = steps.every(({ step, passes: one }) => one !== false || step === 'mtu')
       const verdict =
         passes === false
@@ -58,23 +58,31 @@ export const explainCommand = command({
   },
 })
 
-/** True if the packet passes all steps; undefined if no step stops it, but some are not known. */
+/**
+ * True if the packet passes all steps; false if a step stops it; undefined if no step is known to stop it, but some steps are not known.
+ */
 function passesOf(steps: readonly Step[]): boolean | undefined {
   if (steps.some(({ passes }) => passes === false)) return false
   return steps.every(({ passes }) => passes === true) ? true : undefined
 }
 
-/** Resolves source and destination. The name of a dual-stack host means its address of the other end's family. */
+/**
+ * Returns the addresses of source and destination. If one is the name of a dual-stack host, uses the host's address of the other one's
+ * family.
+ */
 function addressesOf(status: Status, [from = '', to = '']: readonly string[]): readonly [Address, Address] {
   const [source, destination] = [parseAddress(from), parseAddress(to)]
   const other = source ?? destination
   const [first, second] = [source ?? hostAddress(status, from, other), destination ?? hostAddress(status, to, other)]
-  // One of two named hosts may have only IPv6. Then the other host's IPv6 address is used.
+  // If both are named, one host may have only IPv6. Then use the IPv6 address of the other host too.
   if (other !== undefined || familyOf(first) === familyOf(second)) return [first, second]
   return [hostAddress(status, from, second), hostAddress(status, to, first)]
 }
 
-/** Returns the named host's first address in the network, of the family of `like` if it has one. Throws WeftError USAGE. */
+/**
+ * Returns the first address of the named host's subnet, in the family of `like` if the host has a subnet of that family. Throws WeftError
+ * USAGE.
+ */
 function hostAddress(status: Status, name: string, like: Address | undefined): Address {
   const place = isOwnName(status, name) ? (status.node ?? undefined) : peerNamed(status, name)
   if (!place)
@@ -87,20 +95,26 @@ function hostAddress(status: Status, name: string, like: Address | undefined): A
   throw new WeftError('USAGE', `${nameIn(name)} has no valid subnet`, { remedy: '`weft peers` shows its lease' })
 }
 
-/** Returns the interface on which a packet from this source arrives; undefined for the host's own packets, and if it is not known. */
+/**
+ * Returns the interface on which a packet from this source arrives. Returns undefined if the host itself sends the packet, or if the
+ * interface is not known.
+ */
 function entryOf(source: Address, status: Status, facts: Facts): string | undefined {
   const side = sideOf(source, status, facts)
   const { kind } = side
   const family = familyOf(source)
   if (kind === 'host' || !status.node) return undefined
-  // A packet of a directly routed peer arrives on the interface to that peer's host, which is not known here.
+  // A packet from a directly routed peer arrives on this host's interface to the peer's host. This code does not know that interface.
   if (side.kind === 'peer' && side.peer.way === 'direct') return undefined
   if (kind === 'peer') return status.dataPath?.devices[family] ?? undefined
   const { subnet } = placeIn(status.node, family)
   return subnet && bridgeOf(facts.links, subnet, status)
 }
 
-/** Looks up the kernel's route for a packet. `by` is the interface on which it arrives; without it the host sends the packet. */
+/**
+ * Looks up the kernel's route for a packet. `by` is the interface on which the packet arrives; if it is undefined, this host sends the
+ * packet.
+ */
 async function routeOf(
   source: Address,
   destination: Address,
@@ -111,7 +125,8 @@ async function routeOf(
   const query = by === undefined ? own : { to, from: formatAddress(source), iif: by }
   try {
     const [answer] = await lookUpRoutes(run, family, [query])
-    // If the kernel refuses the packet as an incoming one, look up the route of a packet of the host itself.
+    // If the kernel refuses the incoming packet, also look up the route of a packet that this host itself sends, to show where the route
+    // would lead.
     const [found] =
       answer && 'refused' in answer && by !== undefined ? await lookUpRoutes(run, family, [own]) : [answer]
     if (!found || 'refused' in found)

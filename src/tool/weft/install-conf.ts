@@ -1,4 +1,4 @@
-// install-conf.ts - `weft install-conf`: flannel's install-conf, with which an init container gives the host a CNI configuration.
+// install-conf.ts - `weft install-conf`: flannel's install-conf program. An init container runs it to copy a CNI configuration to the host.
 
 import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -9,7 +9,9 @@ export const INSTALL_CONF_HELP = `Usage: weft install-conf SRC DEST
 Copies the file SRC to the path DEST, with its mode. A program that reads DEST meanwhile sees the old or the new file, never a part.
 `
 
-/** Copies the file. Throws WeftError USAGE unless there are two arguments, PERMISSION if a file cannot be read or written. */
+/**
+ * Copies the CNI configuration. Throws WeftError USAGE unless there are two arguments, and PERMISSION if a file cannot be read or written.
+ */
 export async function installConf(args: readonly string[]): Promise<void> {
   const [source = '', destination = ''] = args
   if (args.length !== 2) {

@@ -38,7 +38,7 @@ const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
 interface Read {
   readonly entry: StoreEntry
   readonly lease: Lease | undefined
-  /** The reason why the entry is not a valid lease; null if it is one. */
+  /** Why the store's entry is not a valid lease; null if it is valid. */
   readonly problem: string | null
 }
 
@@ -53,7 +53,9 @@ function read(entry: StoreEntry): Read {
 const addressesText = (addresses: Addresses): string =>
   listed(addresses).map(formatAddress).join(',') || addressText(addresses)
 
-/** Returns the backend type of a lease for display. `udp` and `alloc` publish no type; such a lease is shown as `udp`. */
+/**
+ * Returns the backend type of a lease for display. The backends `udp` and `alloc` publish no type; a lease without one is shown as `udp`.
+ */
 const typeText = (published: string): string => published || DEFAULT_TYPE
 
 const toJson = ({ entry, lease, problem }: Read) => ({
@@ -68,21 +70,27 @@ const toJson = ({ entry, lease, problem }: Read) => ({
   problem,
 })
 
-/** Returns `this node`, or the state of the peer with this lease as this host's daemon sees it; null if it does not know the lease. */
+/**
+ * Returns `this node` if the lease is this node's own, else the condition of the peer with this lease, as this host's daemon sees it.
+ * Returns null if the daemon does not know the lease.
+ */
 function nodeState(status: Status | undefined, key: string): 'this node' | Condition | null {
   if (key === status?.lease?.key) return 'this node'
   const peer = status?.peers?.list.find(({ lease }) => lease === key)
   return peer ? conditionOf(peer) : null
 }
 
-/** Formats the end of a lease, such as `in 23 h`. The cell is marked if the lease should have been renewed already. */
+/** Formats when a lease ends, such as `in 23 h`. The table cell is marked as doubtful if the node should have renewed the lease already. */
 function endText(at: number | undefined, isReservation: boolean): Cell {
   if (isReservation) return 'never'
   if (at === undefined) return '-'
   const leftS = Math.max(0, (at - Date.now()) / 1000)
   return leftS < ENDING_S ? ['doubtful', `in ${duration(leftS)}`] : `in ${duration(leftS)}`
 }
-/** A lease that ends sooner was not renewed in time: nodes renew an hour before the end (--subnet-lease-renew-margin). */
+/**
+ * The seconds before its end from which a lease counts as not renewed in time. Nodes renew a lease an hour before its end
+ * (--subnet-lease-renew-margin).
+ */
 const ENDING_S = 1800
 
 const STATE_TONES: Readonly<Record<Condition, Tone | undefined>> = {
@@ -142,7 +150,7 @@ export const leaseLsCommand = command({
     }),
 })
 
-/** Finds the entry with exactly these subnets, else one that contains them. */
+/** Finds the store's entry with exactly these subnets. If there is none, finds an entry whose subnets contain them. */
 function findEntry(entries: readonly StoreEntry[], subnet: Nets): StoreEntry | undefined {
   const name = leaseKey(subnet)
   const has = (nets: Nets, net: Net): boolean => listed(nets).some((each) => formatNet(each) === formatNet(net))
@@ -179,10 +187,10 @@ export const leaseShowCommand = command({
     }),
 })
 
-/** Formats a value for display; a lease that publishes no type is shown with the default type. */
+/** Formats the value of a lease's field for display. If the lease publishes no type, shows the default type. */
 const textOf = (key: string, value: unknown): string => (key === 'type' ? typeText(String(value)) : String(value))
 
-/** Describes the running node that uses a lease, if this host knows one. */
+/** Describes the running node that uses a lease; returns undefined if this host's daemon knows no such node. */
 function holderOf(status: Status | undefined, key: string): string | undefined {
   if (status?.lease?.key === key) return 'this node'
   const peer = status?.peers?.list.find(({ lease }) => lease === key)
@@ -258,7 +266,7 @@ export const leaseReserveCommand = command({
     }),
 })
 
-/** Throws WeftError USAGE if the configuration does not allow the subnet. */
+/** Throws WeftError USAGE if the configuration does not allow this subnet for a node. */
 function checkGiven(net: Net, config: NetworkConfig): void {
   const range = config[familyOf(net)]
   if (range && isCompatible(net, range)) return
@@ -269,7 +277,10 @@ function checkGiven(net: Net, config: NetworkConfig): void {
   })
 }
 
-/** Returns the value of a reserved lease, which stays as it was. Throws WeftError USAGE if another node is named. */
+/**
+ * Returns the value with which a lease is reserved: its value as it was. Throws WeftError USAGE if `node` differs from the node in the
+ * value.
+ */
 function valueFor(before: StoreEntry, node: string | undefined): string {
   const { lease } = read(before)
   if (node === undefined || (lease && isOfOneNode(lease.attrs, { publicIp: addressesIn(node) }))) return before.value
@@ -282,7 +293,7 @@ function valueFor(before: StoreEntry, node: string | undefined): string {
   )
 }
 
-/** Parses `192.0.2.7`, `fd77::7`, or both separated by a comma. Throws WeftError USAGE. */
+/** Parses the addresses of a node: `192.0.2.7`, `fd77::7`, or both with a comma between them. Throws WeftError USAGE. */
 function addressesIn(text: string | undefined): Addresses {
   const all = (text ?? '').split(',').map((part) => parseAddress(part) || undefined)
   const found = {

@@ -1,16 +1,16 @@
-// look.ts - formats the output of weft: tables, colours, times and sizes. All functions but createScreen are pure.
+// look.ts - formats the output of the `weft` commands: tables, colours, times and sizes. All functions except createScreen are pure.
 
 import { printable, printableLines } from '../../base/text.ts'
 import type { Family } from '../../net/address.ts'
 import { devicesText } from '../../report/status.ts'
 
 export interface Screen {
-  /** True if standard output is a terminal, so that lines may be overwritten. */
+  /** True if standard output is a terminal, so that a command may overwrite lines that it wrote. */
   readonly isTerminal: boolean
-  /** False once the reader of standard output has closed it (EPIPE). Further output is lost without an error. */
+  /** True while a reader has standard output open. False after the reader closed it (EPIPE); further output is lost without an error. */
   isRead(): boolean
   readonly colour: Colour
-  /** Writes to standard output. Bytes are written as they are. In a text, all terminal sequences but weft's own are escaped. */
+  /** Writes to standard output. Writes bytes unchanged. In a text, escapes all terminal sequences except those that weft itself uses. */
   write(text: string | Uint8Array): void
   warn(line: string): void
 }
@@ -18,7 +18,7 @@ export interface Screen {
 export type Tone = 'good' | 'bad' | 'doubtful' | 'dim' | 'bold'
 export type Colour = (tone: Tone, text: string) => string
 
-/** The parameters of Select Graphic Rendition (ECMA-48, 8.3.117). */
+/** The codes that set colours and fonts of a terminal (Select Graphic Rendition, ECMA-48, 8.3.117). */
 const CODES: Readonly<Record<Tone, number>> = { good: 32, bad: 31, doubtful: 33, dim: 2, bold: 1 }
 
 interface Stdout {
@@ -27,7 +27,7 @@ interface Stdout {
   on(event: 'error', listener: (error: NodeJS.ErrnoException) => void): unknown
 }
 
-/** Makes a screen, with colours if it is a terminal and NO_COLOR is not set (no-color.org). */
+/** Creates the screen for a command's output. Uses colours if standard output is a terminal and NO_COLOR is not set (no-color.org). */
 export function createScreen(
   stdout: Stdout,
   stderr: { write(text: string): boolean },
@@ -36,7 +36,7 @@ export function createScreen(
   const isTerminal = stdout.isTTY
   let isRead = true
   stdout.on('error', (error) => {
-    // The reader has ended, as in `weft capture --follow | head`.
+    // EPIPE means that the reader of the output has ended, as in `weft capture --follow | head`. That is not an error.
     if (error.code !== 'EPIPE') throw error
     isRead = false
   })
@@ -50,7 +50,7 @@ export function createScreen(
   }
 }
 
-/** The terminal sequences that are not escaped: those for colours and the cursor that weft writes itself. */
+/** Matches the terminal sequences that are not escaped: those for colours and the cursor that weft itself writes. */
 const OURS = new RegExp(String.raw`(\u001B\[(?:(?:0|${Object.values(CODES).join('|')})m|2J|[GHJK]))`)
 const withOurSequences = (text: string): string =>
   text
@@ -107,13 +107,13 @@ export function bitRate(bitsPerSecond: number): string {
 
 export const milliseconds = (ms: number): string => `${ms >= 99.5 ? Math.round(ms) : ms.toPrecision(2)} ms`
 
-/** Formats a fraction as a percentage, rounded down, so that `100%` means all. */
+/** Formats a fraction as a percentage, rounded down, so that `100%` appears only for exactly 1. */
 export const percent = (part: number): string => `${Math.floor(part * 1000) / 10}%`
 
 /** Formats a number with a noun, such as `1 peer` or `2 peers`. */
 export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
 
-/** Describes the data path, such as `udp by flannel0, the native engine, MTU 1472; udp-gso`. */
+/** Describes the data path: backend, device, engine, MTU and features, such as `udp by flannel0, the native engine, MTU 1472; udp-gso`. */
 export function carrierText(carrier: {
   readonly backendType: string
   readonly device: string | null

@@ -1,14 +1,14 @@
-// manual.ts - makes the shell completions and the manual pages from the table of commands. Pure.
+// manual.ts - makes the shell completions and the manual pages from the table of `weft`'s commands. Pure.
 
 import { defaultText, valueWord, type Command } from './command.ts'
 
-/** The arguments that completion offers: paths, peers, or these words; undefined to offer none. */
+/** The arguments that shell completion offers for a command: none, file paths, peers, or these words. */
 type Follows = 'nothing' | 'path' | 'peer' | readonly string[]
 
-/** The command that lists the peers during completion. Its output has no characters that a shell expands. */
+/** The shell command that lists the peers for completion. Its output has no characters that a shell would expand. */
 const PEERS = 'weft peers --names 2>/dev/null'
 
-/** A command that is not in the table, because it parses its command line itself or is built into weft.ts. */
+/** A command that is missing in the table of commands, because it parses its command line itself or is built into weft.ts. */
 export interface Other {
   readonly name: string
   readonly does: string
@@ -18,10 +18,13 @@ export interface Other {
 export const SHELLS = ['bash', 'zsh', 'fish'] as const
 export type Shell = (typeof SHELLS)[number]
 
-/** Quotes a word for a shell. fish reads single quotes in the same way. */
+/** Quotes a word for bash, zsh or fish, which all read single quotes in this form. */
 const quoted = (text: string): string => `'${text.replaceAll("'", String.raw`'\''`)}'`
 
-/** A first word after `weft`: a command with its flags and arguments, or a group with its second words. */
+/**
+ * A first word after `weft`: a command with its flags and arguments, or a group of commands, such as `lease`, with its second words in
+ * `next`.
+ */
 interface Word {
   readonly name: string
   readonly does: string
@@ -32,7 +35,7 @@ interface Word {
 interface Flag {
   readonly name: string
   readonly help: string
-  /** The kind of value that follows the flag; a text may be a path. */
+  /** The kind of value that follows the flag on the command line. A `text` may be a file path, so completion offers paths. */
   readonly value: 'none' | 'text' | 'number'
 }
 
@@ -78,7 +81,7 @@ export function completion(shell: Shell, commands: readonly Command[], others: r
 const indented = (lines: readonly string[]): string[] => lines.map((line) => `  ${line}`)
 const dashed = (flags: readonly Flag[]): string => flags.map(({ name }) => `--${name}`).join(' ')
 
-/** Returns the script for bash. `compopt` (bash 4.0) switches to readline's completion of paths. */
+/** Returns the completion script for bash. `compopt` (bash 4.0) switches to readline's own completion of file paths. */
 function bash(tree: readonly Word[]): string {
   const branch = ({ name, next, flags, follows }: Word, at: number): string[] => {
     if (next.length > 0) return [`${name})`, ...indented(choose(next, at)), '  ;;']
@@ -88,7 +91,7 @@ function bash(tree: readonly Word[]): string {
         const those = flags.filter(({ value }) => value === kind)
         return those.length > 0 ? [`${kind}s=${quoted(dashed(those))}`] : []
       }),
-      // If a command takes no arguments, Tab completes its flags.
+      // For a command without arguments, completion offers the command's flags.
       ...(follows === 'path' ? ['paths=yes'] : []),
       ...(follows === 'peer' ? ['peers=yes'] : []),
       ...(follows === 'nothing' && flags.length > 0 ? ['words="$flags"'] : []),
@@ -124,7 +127,7 @@ function bash(tree: readonly Word[]): string {
   ].join('\n')
 }
 
-/** Returns the script for zsh. It works as a file `_weft` in fpath, and with `source` after compinit. */
+/** Returns the completion script for zsh. The script works as a file `_weft` in fpath, and with `source` after compinit. */
 function zsh(tree: readonly Word[]): string {
   const escaped = (text: string, special: RegExp): string => text.replaceAll(special, String.raw`\$&`)
   const choose = (words: readonly Word[], at: number): string[] => [
@@ -202,17 +205,17 @@ function fish(tree: readonly Word[]): string {
   ].join('\n')
 }
 
-/** Escapes text for roff, so that no line becomes a request, and hyphens are printed as ASCII. */
+/** Escapes text for roff, so that roff takes no line as a request and prints hyphens as ASCII. */
 const roff = (text: string): string =>
   text
     .replaceAll('\\', String.raw`\e`)
     .replaceAll('-', String.raw`\-`)
     .replaceAll(/^([.'])/gm, String.raw`\&$1`)
 
-/** Escapes a paragraph and breaks it into lines of at most 80 bytes, including backslashes. */
+/** Escapes a paragraph for roff and breaks it into lines of at most 80 bytes, which includes the backslashes. */
 const paragraph = (text: string): string => roff(text.replaceAll(/(.{1,72})(?:\s+|$)/g, '$1\n').trimEnd())
 
-/** Returns a manual page of section 8 (man(7)). */
+/** Returns the manual page of `weft`, in section 8 (man(7)). */
 export function manual(
   commands: readonly Command[],
   others: readonly Other[],
@@ -254,7 +257,7 @@ export function manual(
   return `${lines.join('\n')}\n`
 }
 
-/** The section on the location of the documents that messages name, such as docs/status.md. */
+/** The section of the manual pages that says where to find the documents that messages name, such as docs/status.md. */
 const DOCUMENTS = [
   '.SH FILES',
   '.TP',
@@ -269,7 +272,6 @@ interface DaemonFlag {
   readonly placeholder?: string
 }
 
-/** Returns the manual page of weftd: flanneld's flags, and weft's own. */
 export function daemonManual(
   groups: readonly (readonly [title: string, flags: Readonly<Record<string, DaemonFlag>>])[],
   version: string,

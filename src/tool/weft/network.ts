@@ -1,4 +1,4 @@
-// network.ts - `weft network`: shows the state of all nodes, and which node reaches which. The daemon of this host collects it.
+// network.ts - `weft network`: shows the state of all nodes, and which node reaches which. This host's daemon collects the report.
 
 import { jsonLine } from '../../base/text.ts'
 import {
@@ -13,11 +13,11 @@ import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { fetchReport } from './daemon-client.ts'
 import { count, milliseconds, percent, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
 
-/** How long to wait for the report. If thousands of nodes hang, weftd needs most of that time to collect it. */
+/** How long in ms to wait for the daemon's report. If thousands of nodes hang, weftd needs most of that time to collect it. */
 const TIMEOUT_MS = 30_000
-/** The maximum number of nodes for which the matrix is shown, because a larger one is wider than a terminal. */
+/** The maximum number of nodes for which the matrix is shown. A larger matrix is wider than a terminal. */
 const MOST_COLUMNS = 12
-/** The maximum number of nodes that are listed without --all. If there are more, only nodes with a problem are listed. */
+/** The maximum number of nodes that are all listed without --all. If there are more, only the nodes with a problem are listed. */
 const MOST_ROWS = 40
 const SLOWEST = 3
 
@@ -104,7 +104,7 @@ const clockText = (ms: number): string =>
 
 type Matrix = NonNullable<NetworkReport['matrix']>
 
-/** Formats the matrix: each cell shows whether the node of the row reaches the node with the number of the column. */
+/** Formats the matrix of nodes. Each cell shows whether the node of its row reaches the node whose number heads its column. */
 function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colour): string {
   const head = ['FROM \\ TO', ...nodes.map((_node, at) => String(at + 1))]
   const rows = nodes.map((node, from): Shown[] => [
@@ -116,7 +116,7 @@ function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colou
   return table([head, ...rows], colour)
 }
 
-/** Summarizes the round trips of many nodes in one line, with the slowest pairs. */
+/** Summarizes the round trips between many nodes in one line, and names the slowest pairs. */
 function spreadText(nodes: readonly NetworkNode[], matrix: Matrix): string {
   const pairs = matrix.flatMap((row, from) =>
     (row ?? []).flatMap((cell, to) => (cell && cell[1] !== null ? [{ from, to, ms: cell[1] }] : [])),

@@ -1,9 +1,8 @@
-// packet-text.ts - describes a packet by its first headers, such as `10.5.1.2:40000 > 10.5.2.7:80 tcp`. Pure.
+// packet-text.ts - describes a packet by its headers, such as `10.5.1.2:40000 > 10.5.2.7:80 tcp`. Pure.
 
 import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
 
-/** The names of protocols by their IANA numbers. */
 const PROTOCOLS: ReadonlyMap<number, string> = new Map([
   [1, 'icmp'],
   [2, 'igmp'],
@@ -22,7 +21,7 @@ const ICMP: ReadonlyMap<number, string> = new Map([
   [8, 'echo request'],
   [11, 'time exceeded'],
 ])
-/** The number of bytes that are shown if the data is not an IP packet. */
+/** The number of bytes that are shown of data that is not an IP packet. */
 const SHOWN_BYTES = 16
 
 export function packetText(bytes: Buffer): string {

@@ -1,18 +1,19 @@
-// pcapng.ts - writes the blocks of a capture file that Wireshark, tshark and tcpdump read: draft-ietf-opsawg-pcapng. Pure.
+// pcapng.ts - writes the blocks of a capture file for Wireshark, tshark and tcpdump, as in draft-ietf-opsawg-pcapng. Pure.
 //
-// Section numbers are those of that draft. All numbers are little-endian, which the first block declares (3.6.1, 4.1).
+// Section numbers in this file are those of that draft. All numbers are little-endian, which the first block of the file declares (3.6.1,
+// 4.1).
 
-/** LINKTYPE_RAW: packets begin with an IPv4 or an IPv6 header (draft-ietf-opsawg-pcaplinktype). */
+/** LINKTYPE_RAW: each packet begins with an IPv4 or an IPv6 header (draft-ietf-opsawg-pcaplinktype). */
 const LINK_RAW = 101
 
 const BLOCK = { section: 0x0a0d0d0a, interface: 1, packet: 6 } as const
 const BYTE_ORDER = 0x1a2b3c4d
-/** Option codes, from 3.5 (all blocks), 4.1 (section header), 4.2 (interface) and 4.3 (packet). */
+/** The codes of the pcapng options, from 3.5 (all blocks), 4.1 (section header), 4.2 (interface) and 4.3 (packet). */
 const OPTION = { end: 0, comment: 1, application: 4, name: 2, flags: 2 } as const
-/** The direction of a packet, the lowest two bits of its flags (4.3.1). */
+/** The direction of a packet: the lowest two bits of its pcapng flags (4.3.1). */
 const DIRECTION = { in: 1, out: 2 } as const
 
-/** Pads to a multiple of four bytes (3.6.2). */
+/** Pads bytes with zeros to a multiple of four bytes (3.6.2). */
 const padded = (bytes: Uint8Array): Buffer => Buffer.concat([bytes, Buffer.alloc(-bytes.length & 3)])
 
 function uint16s(...values: readonly number[]): Buffer {
@@ -26,7 +27,7 @@ function uint32s(...values: readonly number[]): Buffer {
   return bytes
 }
 
-/** Builds a block, with its length before and after the body (3.1). */
+/** Builds a pcapng block, which has its own length before and after its body (3.1). */
 function block(type: number, ...parts: readonly Uint8Array[]): Buffer {
   const body = Buffer.concat(parts)
   const length = uint32s(body.length + 12)
@@ -38,7 +39,7 @@ function options(...all: readonly (readonly [code: number, value: Uint8Array])[]
   return Buffer.concat([...each, uint16s(OPTION.end, 0)])
 }
 
-/** Builds the section header at the beginning of a file: version 1.0, unknown length (4.1). */
+/** Builds the section header with which a capture file begins: version 1.0, unknown length (4.1). */
 export function sectionHeader(application: string): Buffer {
   const unknown = uint32s(0xffffffff, 0xffffffff)
   const by = options([OPTION.application, Buffer.from(application)])
@@ -46,15 +47,16 @@ export function sectionHeader(application: string): Buffer {
 }
 
 /**
- * Builds the description of the only interface (4.2). Its packets are raw IP packets of at most `mostBytes` bytes, and times are in
- * microseconds, the default. Both directions share it, because libpcap 1.10 refuses a second interface of this link type.
+ * Builds the description of the capture file's only interface (4.2). Its packets are raw IP packets of at most `mostBytes` bytes, and times
+ * are in microseconds, the default. Packets of both directions use this interface, because libpcap 1.10 refuses a second interface with
+ * this link type.
  */
 export function interfaceDescription(name: string, mostBytes: number): Buffer {
   return block(BLOCK.interface, uint16s(LINK_RAW, 0), uint32s(mostBytes), options([OPTION.name, Buffer.from(name)]))
 }
 
 interface CapturedPacket {
-  /** Microseconds since 1970. */
+  /** When the packet was captured, in microseconds since 1970. */
   readonly timeUs: number
   readonly bytes: Uint8Array
   readonly length: number
@@ -62,7 +64,7 @@ interface CapturedPacket {
   readonly comment: string
 }
 
-/** Builds an Enhanced Packet Block for the first interface (4.3). */
+/** Builds the pcapng block of one packet of the first interface (Enhanced Packet Block, 4.3). */
 export function packetBlock({ timeUs, bytes, length, direction, comment }: CapturedPacket): Buffer {
   const time = uint32s(Math.floor(timeUs / 2 ** 32), timeUs % 2 ** 32)
   const sizes = uint32s(bytes.length, Math.max(length, bytes.length))

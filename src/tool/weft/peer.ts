@@ -1,4 +1,4 @@
-// peer.ts - finds the peer that an operator names, and pings it through the data path.
+// peer.ts - finds the peer that an operator names, and pings the peer through the data path.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
@@ -19,8 +19,8 @@ import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 
 /**
- * Finds a peer by its subnet, lease key, public IP, or an address in its subnet. If several subnets contain the address, the longest prefix
- * wins. Any other name is a host name or its first label. Throws WeftError USAGE if several peers have the name.
+ * Finds a peer by its subnet, lease key, public IP, or an address in its subnet. If several subnets contain the address, the one with the
+ * longest prefix wins. Any other text is a host name or its first label. Throws WeftError USAGE if several peers have the name.
  */
 export function peerNamed(status: Status, name: string): PeerStatus | undefined {
   const [address, net] = [parseAddress(name), parseNet(name)]
@@ -44,7 +44,10 @@ const NAMED = 5
 
 const firstLabel = (name: string): string => name.split('.')[0] ?? ''
 
-/** Finds the peers with this host name. If there are none, finds those with this first label: `host2` for `host2.example.org`. */
+/**
+ * Finds the peers with this host name. If there are none, finds the peers whose host name has it as the first label, such as `host2` for
+ * `host2.example.org`.
+ */
 function peersCalled({ peers }: Status, name: string): readonly PeerStatus[] {
   const wanted = name.toLowerCase()
   const having = (nameOf: (whole: string) => string): readonly PeerStatus[] =>
@@ -71,7 +74,7 @@ export interface Probe<A extends Address = Address> {
   readonly to: A
 }
 
-/** Returns the probe of a peer over each family that both nodes have. Empty if the backend has no address that answers. */
+/** Returns a probe of the peer over each family that both nodes have. Returns none if the backend has no address that answers. */
 export function probesOf({ node, config }: Status, peer: PeerStatus): readonly Probe[] {
   const target = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
   if (!node || target === 'nobody') return []
@@ -83,7 +86,7 @@ export function probesOf({ node, config }: Status, peer: PeerStatus): readonly P
   })
 }
 
-/** Finds the peer with this name, and its probes. Throws WeftError if there is no such peer, or it cannot be probed. */
+/** Finds the peer with this name, and its probes. Throws WeftError if there is no such peer, or if the peer cannot be probed. */
 export function peerToPing(status: Status, name: string) {
   const peer = peerNamed(status, name)
   if (!peer && isOwnName(status, name))
@@ -103,7 +106,9 @@ export function peerToPing(status: Status, name: string) {
   )
 }
 
-/** Selects the probes over the family that an operator names; all if it is empty. Throws WeftError USAGE if there are none. */
+/**
+ * Selects the probes over the family that the operator named; all probes if `family` is empty. Throws WeftError USAGE if no probe is left.
+ */
 export function probesWanted(probes: readonly Probe[], family: string): readonly Probe[] {
   const wanted = probes.filter((probe) => family === '' || probe.family === family)
   if (wanted.length > 0) return wanted
@@ -118,7 +123,10 @@ export interface Pinger {
   close(): void
 }
 
-/** Opens a socket for echo requests. Throws WeftError PERMISSION if this user may not, ADDRESS if the host lacks the address. */
+/**
+ * Opens a socket for ICMP echo requests. Throws WeftError PERMISSION if this user may not open one, and ADDRESS if the host does not have
+ * the address `from`.
+ */
 export function createPinger(from: Address, open = openEcho): Pinger {
   let next = Math.floor(Math.random() * 0x10000)
   const waiting = new Map<number, { readonly to: Address; readonly resolve: (roundTripMs: number) => void }>()
@@ -150,7 +158,8 @@ export function createPinger(from: Address, open = openEcho): Pinger {
         try {
           echo.send(to, sequence, bytes)
         } catch (error) {
-          // The kernel's refusal to send counts as no answer. An error without a code is a size that is too large for the device.
+          // If the kernel refuses to send a request, treat it as unanswered. Only an error without a code is passed on: the packet is too
+          // long for the device.
           if ((error as NodeJS.ErrnoException).code === undefined) reject(error)
           else end(undefined)
         }

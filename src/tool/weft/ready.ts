@@ -1,4 +1,4 @@
-// ready.ts - `weft ready`: tells by its exit code whether containers can be started on this node.
+// ready.ts - `weft ready`: its exit code says whether containers can be started on this node.
 
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
@@ -30,7 +30,7 @@ export const readyCommand = command({
           return EXIT.ok
         }
       } catch (error) {
-        // The daemon may not have opened its socket yet.
+        // If the daemon does not answer, try again, because a daemon that has just started may not have opened its socket yet.
         if (isLast || !isWeftError(error, 'COMMAND')) throw error
       }
       if (isLast) break

@@ -1,5 +1,5 @@
-// recall.ts - reconstructs the status of a node whose weftd does not run: from the store, the last-known file, subnet.env, and the devices
-// that it left.
+// recall.ts - reconstructs the status of a node whose weftd does not run. It uses the store, the last-known file, subnet.env, and the
+// devices that the daemon left.
 
 import { isWeftError } from '../../base/errors.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
@@ -29,18 +29,18 @@ export interface Remains {
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
   readonly known: LastKnown | undefined
   readonly stored: { readonly config: string | undefined; readonly leases: readonly Lease[] } | undefined
-  /** The content of net-conf.json, which a Kubernetes pod mounts; undefined if the file does not exist. */
+  /** The text of net-conf.json, which a Kubernetes pod mounts; undefined if the file does not exist. */
   readonly netConf: string | undefined
   readonly links: readonly Link[]
-  /** The store's name, and the place of the leases in the form of DaemonStatus.leases. */
+  /** The store's name, and the location of the leases in the form of DaemonStatus.leases. */
   readonly place: { readonly store: string; readonly leases: string }
   readonly at: Date
 }
 
-/** Parses a configuration; undefined if there is none, or it is invalid. */
+/** Parses a network configuration; returns undefined if there is no text, or if the configuration is invalid. */
 function readConfig(text: string | undefined): NetworkConfig | undefined {
   try {
-    // In Kubernetes the node objects give the subnets, so the configuration needs no range.
+    // In Kubernetes the node objects assign the subnets (`areGiven`), so the configuration needs no range of subnets.
     return text === undefined ? undefined : parseNetworkConfig(text, { areGiven: true })
   } catch (error) {
     if (isWeftError(error, 'CONFIG')) return undefined
@@ -48,7 +48,7 @@ function readConfig(text: string | undefined): NetworkConfig | undefined {
   }
 }
 
-/** Converts a configuration to the form of the status, in which secrets are hidden. */
+/** Converts a network configuration to the form that the status has, with its secrets hidden. */
 export function storedConfig(text: string): StoreSeen['config'] {
   const config = readConfig(text)
   return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
@@ -60,7 +60,7 @@ function subnetsIn(env: Remains['subnetEnv']): Nets {
   return { ...(ipv4 ? { ipv4 } : {}), ...(ipv6 ? { ipv6 } : {}) } as Nets
 }
 
-/** Derives a configuration from subnet.env and from the backend device on the host; undefined if either is missing. */
+/** Derives a network configuration from subnet.env and from the backend's device on this host; returns undefined if either is missing. */
 function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): NetworkConfig | undefined {
   const isThere = (type: string): boolean =>
     links.some(({ name }) => kindOf(type)?.devices.some(([, pattern]) => isNamedBy(pattern, name)))
@@ -77,7 +77,10 @@ function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): Network
 const isSame = (a: Nets, b: Nets): boolean =>
   FAMILIES.every((family) => (a[family] && formatNet(a[family])) === (b[family] && formatNet(b[family])))
 
-/** Returns undefined if nothing shows which node this host was. */
+/**
+ * Reconstructs the status of a node whose daemon does not run. Returns undefined if neither subnet.env nor the last-known file shows the node's
+ * subnet, or no configuration is found.
+ */
 export function recall({
   subnetFile,
   subnetEnv,
@@ -100,7 +103,8 @@ export function recall({
     known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
-  // A weftd that carries the packets itself writes the last-known file. Without that file the kernel carried them.
+  // A weftd that carries the packets itself writes the last-known file. So without that file the kernel carried the packets, unless the
+  // backend has only TUN devices.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
   const isKernel = known === undefined && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'

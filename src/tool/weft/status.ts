@@ -77,10 +77,10 @@ export const peersCommand = command({
   },
 })
 
-/** Shell completion may expand special characters, so only names without them are offered. */
+/** Matches host names without special characters. Completion offers only these, because a shell may expand special characters. */
 const PLAIN = /^[a-z\d][a-z\d._-]*$/i
 
-/** Lists the words that name a peer for shell completion: subnets, and host names without special characters. */
+/** Lists the words by which shell completion can name a peer: subnets, and host names without special characters. */
 export const wordsFor = ({ peers }: Pick<Status, 'peers'>): readonly string[] => [
   ...new Set((peers?.list ?? []).flatMap(({ name, subnet }) => (name && PLAIN.test(name) ? [name, subnet] : [subnet]))),
 ]
@@ -107,7 +107,10 @@ async function show(
   }
 }
 
-/** Overwrites the terminal from its first line, and clears what is below the text (ECMA-48: CUP, EL, ED). */
+/**
+ * Returns the text with control sequences that overwrite the terminal from its first line and clear what is below the text (ECMA-48: CUP,
+ * EL, ED).
+ */
 function inPlace(text: string, isFirst: boolean): string {
   return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
 }
@@ -158,7 +161,7 @@ function heading(status: Status, colour: Colour): string {
   ].join('')
 }
 
-/** Joins the values of both families. In an IPv6-only network the two values are equal. */
+/** Joins the values of both families for display. In an IPv6-only network the two values are equal, and the value is shown once. */
 const bothText = (first: string, ipv6: string | null): string =>
   ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`
 
@@ -194,7 +197,7 @@ function peersText(status: Status, colour: Colour): string {
   return `${stored} stored, ${programmed} programmed, ${probing}${part}${broken}${narrowText(status, colour)}`
 }
 
-/** Says up to which length packets reach the peers that long packets do not reach. */
+/** Describes the lengths of packets that do not reach some peers, or that are fragmented on the way to them. */
 function narrowText({ peers, dataPath }: Status, colour: Colour): string {
   const sides = (peers?.list ?? []).flatMap((peer) => listed(sidesOf(peer)).filter(({ path }) => path === 'narrow'))
   if (sides.length === 0) return ''
@@ -206,7 +209,7 @@ function narrowText({ peers, dataPath }: Status, colour: Colour): string {
     : `; ${size ? `packets${size}` : 'long packets'} are fragmented, or their senders get an ICMP error`
 }
 
-/** Counts the peers that are reached over each family, if the counts differ. */
+/** Returns how many peers answer over each family, if the numbers differ between the families. */
 function brokenText({ list, answering }: PeersStatus): string {
   const isReached = (condition: Condition): boolean =>
     condition === 'answering' || condition === 'narrow' || (answering === null && condition === 'programmed')
@@ -224,7 +227,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   const earlier = new Map(before?.peers?.list.map((peer) => [peer.lease, peer]))
   const seconds = before ? (Date.parse(at) - Date.parse(before.at)) / 1000 : 0
   const isProbed = peers.answering !== null
-  // Peers with a problem come first.
+  // Returns the place of a peer in the order of display, in which peers with a problem come first.
   const rank = (peer: PeerStatus): number => conditionRank(conditionOf(peer))
   const sorted = peers.list.toSorted(
     (a, b) => rank(a) - rank(b) || a.subnet.localeCompare(b.subnet, 'en', { numeric: true }),
@@ -244,7 +247,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   )
 }
 
-/** Describes the time of the last handshake, and says so if its keys have expired. */
+/** Describes when the last handshake with a peer was, and says so if its keys have expired. */
 function handshakeText(session: PeerStatus['session']): string {
   if (!session) return '-'
   const { handshakeSecondsAgo: ago, ageSeconds } = session
@@ -252,7 +255,7 @@ function handshakeText(session: PeerStatus['session']): string {
   return `${duration(ago)} ago${ageSeconds === null ? ', no keys now' : ''}`
 }
 
-/** Returns the address of a peer for display if it has no endpoint: that of the family that does not work. */
+/** Returns the address that is shown for a peer without an endpoint: its address in the family that does not work. */
 function hostOf(peer: PeerStatus): string {
   const { ipv4, ipv6 } = sidesOf(peer)
   return ipv4 && ipv6 && ipv4.state !== 'stored' ? (peer.publicIpv6 ?? peer.publicIp) : peer.publicIp
@@ -276,7 +279,7 @@ function peerRow(peer: PeerStatus, before: PeerStatus | undefined, seconds: numb
   }
   const state = conditionText(peer, (condition) => condition)
   return [
-    // flanneld does not publish a host name.
+    // Show a dash for a peer without a host name, because flanneld does not publish one.
     peer.name ? briefly(peer.name) : '-',
     peer.subnet,
     peer.endpoint ?? hostOf(peer),

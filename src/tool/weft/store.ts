@@ -1,4 +1,4 @@
-// store.ts - opens the store for a command: the one that the flags name, else that of this host's daemon.
+// store.ts - opens the store for a command: the store that the flags name, else the store of this host's daemon.
 
 import { existsSync } from 'node:fs'
 import { isWeftError, WeftError } from '../../base/errors.ts'
@@ -22,11 +22,10 @@ interface Opened {
   readonly signal: AbortSignal
 }
 
-/** True if the flags name a store, so that the daemon's store is not needed. */
 export const isStoreGiven = (options: StoreOptions): boolean =>
   options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
 
-/** Opens the store and runs `work` with it. Throws WeftError STORE_UNAVAILABLE if the store does not answer in time. */
+/** Opens the store, runs `work` with it, and closes it. Throws WeftError STORE_UNAVAILABLE if the store does not answer in time. */
 export async function withStore<T>(
   options: StoreOptions & { readonly 'status-socket': string },
   screen: Pick<Screen, 'warn'>,
@@ -40,7 +39,7 @@ export async function withStore<T>(
   return inStore(options, status, WAIT_MS, screen, stopping, work)
 }
 
-/** Opens the store and runs `work` with it, as withStore does, for a known status and time limit. */
+/** Opens the store and runs `work` with it, as withStore does, for a caller that already has the status and sets the time limit. */
 export async function inStore<T>(
   options: StoreOptions,
   status: Status | undefined,
@@ -74,7 +73,10 @@ export async function inStore<T>(
   }
 }
 
-/** Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because a mistyped name must not create one. */
+/**
+ * Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because opening the store would create a directory for a
+ * mistyped name.
+ */
 function requireFolder({ 'lease-dir': folder }: StoreOptions): void {
   if (folder === '' || existsSync(folder)) return
   throw new WeftError('STORE_UNAVAILABLE', `there is no directory ${folder}`, {
@@ -82,7 +84,9 @@ function requireFolder({ 'lease-dir': folder }: StoreOptions): void {
   })
 }
 
-/** Parses `10.5.1.0/24`, `fd00:5:1::/64`, both separated by a comma, or the key of a lease. Throws WeftError USAGE. */
+/**
+ * Parses the name of a lease: `10.5.1.0/24`, `fd00:5:1::/64`, both with a comma between them, or the lease's key. Throws WeftError USAGE.
+ */
 export function subnetNamed(text: string): Nets {
   const subnet = parseLeaseKey(text) ?? netsOf(text.split(',').flatMap((part) => parseNet(part) ?? []))
   if (primary(subnet) && [leaseKey(subnet), subnetName(subnet)].includes(text)) return subnet

@@ -1,4 +1,4 @@
-// weft.ts - the program weft: the table of its subcommands, and running one of them.
+// weft.ts - the program `weft`: has the table of its subcommands, and runs one of them.
 
 import { version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -9,13 +9,13 @@ import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
 import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
 
-/** A command that parses its command line itself: flannel's own programs, and `weft cleanup`. */
+/** A command that parses its command line itself: a replacement of one of flannel's own programs, or `weft cleanup`. */
 interface OldCommand {
   readonly name: string
   readonly does: string
   readonly load: () => Promise<{
     readonly help: string
-    /** Returns the exit code. The message of an error that it throws is printed. */
+    /** Runs the command and returns its exit code. If it throws an error, weft prints the error's message. */
     readonly run: (args: readonly string[], screen: Screen) => Promise<number>
   }>
 }
@@ -53,7 +53,10 @@ const OLD: readonly OldCommand[] = [
   },
 ]
 
-/** All other commands, in the order of the help. Only the command that runs is loaded, because scripts run `weft status` every second. */
+/**
+ * All other commands, in the order of the help. weft loads only the code of the command that it runs, because scripts run `weft status`
+ * every second.
+ */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,
   peers: async () => (await import('./status.ts')).peersCommand,
@@ -76,7 +79,7 @@ const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   'config schema': async () => (await import('./config.ts')).configSchemaCommand,
 }
 
-/** Lists the possible first words of a command, such as `status` or `lease`. */
+/** Lists the words that may follow `weft` on the command line, such as `status` or `lease`. */
 const topNames = (): readonly string[] => [
   ...new Set(
     [...Object.keys(COMMANDS), ...OLD.map(({ name }) => name), ...OTHERS.map(({ name }) => name)].map(
@@ -230,7 +233,7 @@ async function runCommand(command: Command, words: readonly string[], screen: Sc
 
 async function runOld({ name, load }: OldCommand, rest: readonly string[], screen: Screen): Promise<number> {
   const { help: text, run } = await load()
-  // flannel's mk-docker-opts.sh exits with 1 for -h, so weft does too; --help is weft's own.
+  // For -h, exit with 1 as flannel's mk-docker-opts.sh does. --help exists only in weft.
   if (name === 'docker-opts' && ['-h', '-?'].includes(rest[0] ?? '')) {
     process.stderr.write(text)
     return EXIT.failed
@@ -244,7 +247,8 @@ async function runOld({ name, load }: OldCommand, rest: readonly string[], scree
     return await run(rest, { ...screen, warn })
   } catch (error) {
     warn(describeError(error))
-    // The other two commands are flannel's programs, which exit with 1 for every error.
+    // Only `weft cleanup` has an exit code for wrong usage. The other two commands replace flannel's programs, which exit with 1 for every
+    // error.
     return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }
 }

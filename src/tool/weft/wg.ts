@@ -1,5 +1,5 @@
-// wg.ts - `weft wg`: shows the keys, handshakes and traffic of a WireGuard node in the format of `wg show`, whether the kernel or weftd
-// carries the packets.
+// wg.ts - `weft wg`: shows the keys, handshakes and traffic of a node with the WireGuard backend, in the format of `wg show`. It works
+// whether the kernel or weftd carries the packets.
 
 import { WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
@@ -23,14 +23,14 @@ export const wgCommand = command({
   },
 })
 
-/** A WireGuard device, or the TUN device of weftd's own WireGuard. */
+/** A WireGuard device of the kernel, or the TUN device of weftd's own WireGuard. */
 interface Interface {
   readonly name: string
   readonly publicKey: string
   readonly listeningPort: number | null
   readonly engine: string | null
   readonly hasPresharedKey: boolean
-  /** The interval of keepalives; 0 if none are sent. */
+  /** The interval in seconds at which keepalives are sent; 0 if none are sent. */
   readonly keepaliveSeconds: number
   readonly peers: readonly Peer[]
 }
@@ -46,7 +46,10 @@ interface Peer {
   readonly sentBytes: number | null
 }
 
-/** Throws WeftError CONFIG if the backend does not encrypt, and COMMAND if the node has no lease or no device. */
+/**
+ * Returns the WireGuard devices of this node. Throws WeftError CONFIG if the backend does not encrypt, and COMMAND if the node has no lease
+ * or no device.
+ */
 export function interfacesOf(status: Status): readonly Interface[] {
   const { node, config, lease, dataPath, peers, trouble } = status
   if (!node || !config || !lease)
@@ -89,7 +92,7 @@ function endOf(published: unknown): { readonly publicKey: string; readonly port:
   return typeof publicKey === 'string' ? { publicKey, port: typeof port === 'number' ? port : null } : undefined
 }
 
-/** The sort key of peers: the latest handshake first, as `wg` sorts. */
+/** Returns the sort key of a peer, in seconds. The peer with the latest handshake comes first, as in `wg show`. */
 const agoOf = ({ handshakeSecondsAgo }: Peer): number => handshakeSecondsAgo ?? Number.MAX_VALUE
 
 function peerOf(peer: PeerStatus, families: readonly Family[]): Peer[] {
@@ -146,7 +149,7 @@ const SPANS = [
   ['second', 1],
 ] as const
 
-/** Formats a duration, such as `1 minute, 3 seconds`. */
+/** Formats a duration as `wg show` does, such as `1 minute, 3 seconds`. */
 function spanText(seconds: number): string {
   let left = Math.floor(seconds)
   const words = SPANS.flatMap(([what, length]) => {

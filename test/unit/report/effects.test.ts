@@ -68,6 +68,6 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'several causes',
     [{ by: 'store', what: 'the etcd store does not answer' }, byPeers],
     [peer('a', silent)],
-    'packets to a (10.5.2.0/24) are lost; packets to known nodes pass; new nodes are not known, and the lease is not renewed',
+    'packets to a (10.5.2.0/24) are lost; packets to known nodes pass, but weftd does not learn of new nodes and cannot renew its lease',
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))

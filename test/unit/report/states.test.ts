@@ -37,9 +37,11 @@ it('docs/status.md has the same table', () => {
   expect(rows).toEqual(
     STATES.map((state) => {
       const { packets, exit, livez, readyz, working, tone, findings } = readingOf(state)
-      const ready = readyz === 'written' ? 'once `subnet.env` was written' : '503'
-      const found = findings.length === 0 ? 'nothing' : findings.map((name) => `\`${name}\``).join(', ')
-      return `| ${[nameOf(state), packets, exit, livez, ready, working, tone, found].join(' | ')} |`
+      const ready = readyz === 'written' ? '200 once weftd wrote `subnet.env`' : '503'
+      const found =
+        findings.length === 0 ? 'no finding' : `finding ${findings.map((name) => `\`${name}\``).join(' or ')}`
+      const values = [`exit code ${exit}`, `\`/livez\` ${livez}`, `\`/readyz\` ${ready}`, `\`weft_working\` ${working}`]
+      return `| ${[nameOf(state), packets, ...values, `tone ${tone}`, found].join(' | ')} |`
     }),
   )
 })

@@ -1,9 +1,9 @@
-// cookie.ts - the two MACs at the end of a handshake message, and the cookie.
+// cookie.ts - the two MACs at the end of a WireGuard handshake message, and the cookie.
 //
-// mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that
-// the sender receives at its address: its key is the cookie, which a receiver under load sends to that address. A
-// cookie is a MAC over the address with a secret of the receiver, which therefore stores nothing about senders.
-// (WireGuard, sections 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
+// mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that the sender receives
+// packets at its address. Its key is the cookie, which a receiver under load sends to that address. A cookie is a MAC over the sender's
+// address with a secret of the receiver, so the receiver stores nothing about senders. (WireGuard, sections 5.4.4 and 5.4.7 of
+// https://www.wireguard.com/papers/wireguard.pdf.)
 
 import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
@@ -14,7 +14,7 @@ export interface Endpoint {
   readonly port: number
 }
 
-/** The two MAC keys that follow from the public key of a message's receiver. */
+/** The keys of mac1 and of the cookie's encryption, both derived from the public key of a message's receiver. */
 export interface MacKeys {
   readonly mac1: Uint8Array
   readonly cookie: Uint8Array
@@ -25,17 +25,17 @@ export const macKeysOf = (publicKey: Uint8Array): MacKeys => ({
 })
 
 /**
- * How long the sender may use a cookie. It is less than the life of the secret, because the cookie travelled for a
- * while.
+ * How long, in ms, a node may use a cookie that it received. It is shorter than SECRET_MS, after which the other node changes the secret,
+ * because the cookie was on its way for a while.
  */
 export const COOKIE_USE_MS = 115_000
 const SECRET_MS = 120_000
 
 const COOKIE_BYTES = MAC_BYTES
-/** The length of a cookie reply: type, receiver's index, nonce, encrypted cookie. */
+/** The length of a cookie reply: type (4 bytes), receiver's index (4 bytes), nonce, encrypted cookie. */
 export const COOKIE_REPLY_BYTES = 8 + XNONCE_BYTES + COOKIE_BYTES + TAG_BYTES
 export const TYPE_COOKIE_REPLY = 3
-/** The offset of the sender's index in handshake messages, and of the receiver's index in a cookie reply. */
+/** The offset of the sender's index in handshake messages; in a cookie reply the receiver's index is there. */
 const INDEX = 4
 
 const mac1Of = (message: Uint8Array): Uint8Array =>
@@ -44,8 +44,8 @@ const beforeMac1 = (message: Uint8Array): Uint8Array => message.subarray(0, mess
 const beforeMac2 = (message: Uint8Array): Uint8Array => message.subarray(0, message.length - MAC_BYTES)
 
 /**
- * Writes both MACs at the end of a message, mac2 only if there is a cookie. Returns mac1, which is needed to decrypt a
- * cookie reply.
+ * Writes mac1, and mac2 if there is a cookie, at the end of a message. Returns mac1, with which a cookie reply to this message can be
+ * decrypted.
  */
 export function writeMacs(message: Buffer, to: MacKeys, cookie: Uint8Array | undefined): Uint8Array {
   const mac1 = mac(to.mac1, beforeMac1(message))
@@ -57,10 +57,7 @@ export function writeMacs(message: Buffer, to: MacKeys, cookie: Uint8Array | und
 export const hasMac1 = (message: Uint8Array, own: MacKeys): boolean =>
   isEqual(mac1Of(message), mac(own.mac1, beforeMac1(message)))
 
-/**
- * Returns the cookie from the reply to the message with this mac1; undefined unless the node with these keys sent the
- * reply.
- */
+/** Returns the cookie from the reply to the message that had this mac1; undefined if the reply is not from the node with these keys. */
 export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Array): Uint8Array | undefined =>
   openX(from.cookie, reply.subarray(8, 8 + XNONCE_BYTES), reply.subarray(8 + XNONCE_BYTES), mac1)
 
@@ -69,7 +66,7 @@ export interface Cookies {
   reply(message: Uint8Array, from: Endpoint, now: number): Buffer
 }
 
-/** Makes and checks the cookies of this node. Times are in ms of a monotonic clock. */
+/** Returns the functions that make and check this node's cookies. Their times are in ms of a monotonic clock. */
 export function createCookies(own: MacKeys, random: Randomness): Cookies {
   let secret = new Uint8Array(KEY_BYTES)
   let until = -Infinity
@@ -84,7 +81,7 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
   return {
     isProved(message, from, now) {
       const mac2 = message.subarray(message.length - MAC_BYTES)
-      // Messages of a flood have no mac2, so that case must cost nothing.
+      // Messages of a flood usually have an mac2 of zeros, so they are refused before a cookie is computed.
       return mac2.some((byte) => byte !== 0) && isEqual(mac2, mac(cookieOf(from, now), beforeMac2(message)))
     },
     reply(message, from, now) {

@@ -1,6 +1,7 @@
-// crypto.ts - the primitives of WireGuard's handshake: from Node's crypto, and from @noble the two that Node lacks.
+// crypto.ts - the cryptographic primitives of WireGuard's handshake. Node's crypto has most of them; @noble/hashes and @noble/ciphers have
+// the two that Node lacks, keyed BLAKE2s and XChaCha20-Poly1305.
 //
-// ChaCha20-Poly1305 is RFC 8439, BLAKE2s RFC 7693, HMAC RFC 2104, and XChaCha20-Poly1305 draft-irtf-cfrg-xchacha. No
+// ChaCha20-Poly1305 is defined in RFC 8439, BLAKE2s in RFC 7693, HMAC in RFC 2104, and XChaCha20-Poly1305 in draft-irtf-cfrg-xchacha. No
 // function reads a clock, and only `systemRandomness` draws random numbers.
 
 import { createCipheriv, createDecipheriv, createHash, createHmac, randomBytes, timingSafeEqual } from 'node:crypto'
@@ -22,7 +23,7 @@ export const systemRandomness: Randomness = {
   keyPair: newKeyPair,
 }
 
-/** BLAKE2s-256 of the concatenated parts. */
+/** Returns the BLAKE2s-256 hash (32 bytes) of the concatenated parts. */
 export function hash(...parts: readonly (Uint8Array | string)[]): Buffer {
   const state = createHash('blake2s256')
   for (const part of parts) state.update(part)
@@ -36,27 +37,27 @@ export function hmac(key: Uint8Array, ...parts: readonly Uint8Array[]): Buffer {
 }
 
 /**
- * Keyed BLAKE2s with an output of 16 bytes. It differs from a truncated 32-byte output, because the output length is
+ * Returns keyed BLAKE2s with 16 bytes of output. These are not the first 16 bytes of the 32-byte output, because the output's length is
  * hashed too.
  */
 export const mac = (key: Uint8Array, message: Uint8Array): Uint8Array => blake2s(message, { key, dkLen: MAC_BYTES })
 
-/** Compares in constant time; false if the lengths differ. */
+/** Compares two byte arrays in constant time; returns false if their lengths differ. */
 export const isEqual = (a: Uint8Array, b: Uint8Array): boolean => a.length === b.length && timingSafeEqual(a, b)
 
 const AEAD = 'chacha20-poly1305'
 const OPTIONS = { authTagLength: TAG_BYTES } as const
-/** The nonce 0: each handshake key encrypts only one text. */
+/** The nonce of `seal` and `open` is always 0, because each key of a handshake encrypts only one text. */
 const FIRST_NONCE = new Uint8Array(12)
 
-/** Encrypts with ChaCha20-Poly1305 and nonce 0. The tag is at the end. */
+/** Encrypts with ChaCha20-Poly1305 and nonce 0, and appends the tag. */
 export function seal(key: Uint8Array, text: Uint8Array, associated: Uint8Array): Buffer {
   const cipher = createCipheriv(AEAD, key, FIRST_NONCE, OPTIONS)
   cipher.setAAD(associated, { plaintextLength: text.length })
   return Buffer.concat([cipher.update(text), cipher.final(), cipher.getAuthTag()])
 }
 
-/** Decrypts; undefined if the tag is wrong. `sealed` must be at least as long as a tag. */
+/** Decrypts what `seal` returned; undefined if the tag is wrong. The caller ensures that `sealed` is at least as long as a tag. */
 export function open(key: Uint8Array, sealed: Uint8Array, associated: Uint8Array): Buffer | undefined {
   const length = sealed.length - TAG_BYTES
   const decipher = createDecipheriv(AEAD, key, FIRST_NONCE, OPTIONS)
@@ -72,11 +73,11 @@ export function open(key: Uint8Array, sealed: Uint8Array, associated: Uint8Array
   }
 }
 
-/** Encrypts with XChaCha20-Poly1305. The tag is at the end. */
+/** Encrypts with XChaCha20-Poly1305, and appends the tag. */
 export const sealX = (key: Uint8Array, nonce: Uint8Array, text: Uint8Array, associated: Uint8Array): Uint8Array =>
   xchacha20poly1305(key, nonce, associated).encrypt(text)
 
-/** Decrypts; undefined if the tag is wrong. */
+/** Decrypts what `sealX` returned; undefined if the tag is wrong. */
 export function openX(
   key: Uint8Array,
   nonce: Uint8Array,

@@ -1,17 +1,17 @@
-// deadlines.ts - finds which of thousands of items are due, for one timer. The cost of a deadline does not depend on
-// their number.
+// deadlines.ts - finds which of thousands of items are due, so that all items can share one timer. The cost of adding a deadline does not
+// depend on the number of items.
 //
-// Deadlines are grouped into slots of time; none is returned early. An item whose deadline changed is in both slots, so
-// the caller must check whether a returned item is due. It suits deadlines that are a few seconds ahead, for which
-// there are few slots.
+// Deadlines are grouped into slots of SLOT_MS; no item is returned before its deadline. If an item's deadline changes, the item is in two
+// slots, so the caller must check whether a returned item is really due. Deadlines should be at most some seconds ahead, because `take`
+// searches all slots that are in use.
 
 const SLOT_MS = 32
 
 interface Deadlines<T> {
   add(item: T, at: number): void
-  /** Removes and returns the items whose slot has ended. */
+  /** Removes and returns the items of all slots that have ended at time `now`. */
   take(now: number): readonly T[]
-  /** Returns the time from which `take` returns an item; Infinity if there is none. */
+  /** Returns the earliest time at which `take` will return an item; Infinity if there are no items. */
   next(): number
 }
 

@@ -1,18 +1,18 @@
-// handshake-limiter.ts - decides which handshake messages are processed, which costs an X25519 operation. So a flood
-// neither loads the daemon nor costs a peer its session.
+// handshake-limiter.ts - decides which handshake messages are processed, because each one costs an X25519 operation. A flood of messages
+// must neither load the daemon nor prevent the peers' handshakes.
 //
-// Up to a rate all messages are processed. Above it a sender must prove with a cookie that it receives at its address.
-// Proved senders have their own rate, of which each address has a share. So a flood from forged addresses uses up only
-// the first rate, and a flood from real addresses only their shares. The cookie replies are limited too.
+// Up to the rate `free`, all messages are processed. Above this rate a sender must prove with a cookie that it receives packets at its
+// address. Senders with such a proof have a rate of their own, of which each address gets a share. So a flood from forged addresses uses up
+// only the rate `free`, and a flood from real addresses only their shares. The number of cookie replies is limited too.
 
 import type { Address } from '../../../net/address.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'
 import type { Cookies, Endpoint } from './cookie.ts'
 
 /**
- * The rate limits of message classes. `received`: all messages. `free`: messages that are processed without proof.
- * `requested`: the same for responses, of which there are as many as initiations that a node may send, plus forged
- * ones. `proved`: messages with proof. `source`: messages with proof from one address. `cookies`: cookie replies.
+ * The rate limits of each class of messages. `received`: all messages. `free`: messages that are processed without proof. `requested`:
+ * responses that are processed without proof; the limit allows one for each initiation that a node may send, and some forged ones.
+ * `proved`: messages with proof. `source`: messages with proof from one address. `cookies`: cookie replies that are sent.
  */
 export const RATES = {
   received: { perSecond: 1_500, burst: 150 },
@@ -23,31 +23,31 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of addresses with a share. It exceeds what the other rates allow while a share is remembered;
- * messages from further addresses are dropped.
+ * The maximum number of addresses whose share is remembered. At the rates above, fewer addresses are expected at a time; messages from
+ * further addresses are dropped.
  */
 const MAX_SOURCES = 1_024
 
 interface HandshakeLimiter {
-  /** True if a message may be checked at all, because even its MACs cost a little. */
+  /** True if a received message may be checked at all, because even checking its MACs costs time. */
   mayReceive(now: number): boolean
-  /** Decides about a message with a correct mac1: process it, send a cookie reply, or drop it. */
+  /** Decides what happens to a message whose mac1 is correct: `process` it, `challenge` the sender with a cookie reply, or `drop` it. */
   judge(message: Uint8Array, from: Endpoint, now: number): 'process' | 'challenge' | 'drop'
 }
 
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
-/** Returns an IPv4 address itself, or the /64 prefix of an IPv6 address, because one host may have a whole /64. */
+/** Returns what counts as one sender: an IPv4 address, or the /64 prefix of an IPv6 address, because one host may have a whole /64. */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
-/** `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
+/** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
 export function createHandshakeLimiter(cookies: Cookies, through: keyof typeof RATES = 'free'): HandshakeLimiter {
   const received = bucketOf(RATES.received)
   const free = bucketOf(RATES[through])
   const proved = bucketOf(RATES.proved)
   const answered = bucketOf(RATES.cookies)
   const every = 1_000 / RATES.source.perSecond
-  /** For each address, the time at which its bucket is full again (bucket.ts). */
+  /** The time at which each address may send a whole burst again, in ms of the same clock (bucket.ts). */
   const sources = new Map<Address, number>()
   function mayOfSource(address: Address, now: number): boolean {
     const source = sourceOf(address)

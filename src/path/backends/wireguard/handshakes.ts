@@ -1,22 +1,21 @@
-// handshakes.ts - the handshakes with all peers: when an initiation is sent, repeated and given up, which initiations
-// are answered, and the result of each.
+// handshakes.ts - the WireGuard handshakes with all peers: when an initiation is sent, repeated and given up, which initiations of peers
+// are answered, and the result of each handshake.
 //
-// The engine holds the sessions and encrypts with their keys. It reports `wanted` when it needs new keys, which a
-// handshake of two messages gives. An initiation is repeated every five seconds, for at most 90 seconds, until it is
-// answered. The initiator uses the keys immediately. The responder waits for the first packet under them (`confirmed`),
-// because its response may be lost, and the initiation may be a replay.
+// The engine holds the sessions and encrypts packets with their keys. It reports `wanted` when it needs new keys, which a handshake of two
+// messages makes. This node repeats an initiation every five seconds, for at most 90 seconds, until the peer answers. The node that sent
+// the initiation uses the new keys immediately. The node that answered uses them only after the first packet encrypted with them
+// (`confirmed`), because its response may be lost, and the initiation may be a replay.
 //
-// Both nodes may begin simultaneously. One handshake does not end the other: both sides get the same two sessions, and
-// the engine receives with both. The state of an initiation is only what decrypts its response, so a forged message
-// cannot end it: an invalid response changes nothing, and a valid one is accepted once.
+// Both nodes may begin a handshake simultaneously. One handshake does not end the other: both nodes get the same two sessions, and the
+// engine accepts packets of both. This node keeps for its initiation only what decrypts the response. So a forged message cannot end the
+// handshake: an invalid response changes nothing, and a valid response is accepted once.
 //
-// All peers share one timer (`nextAt`), and a peer that wants nothing has no deadline. Checks of a received message
-// begin with the cheapest: length, whether it was requested, mac1, the rate limits, and then X25519. No received
-// message throws.
+// All peers share one timer (`nextAt`); a peer for which no keys are wanted has no deadline. Received messages are checked in the order of
+// cost: length, whether the message was requested, mac1, the rate limits, and then X25519. No received message makes a function throw.
 //
-// The protocol is WireGuard's: https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6. Two things differ from
-// Linux: an initiation of the peer does not end ours, and our initiation is delayed, not dropped, if the last one is
-// less than five seconds old. Times are in ms of a monotonic clock, except `wall`.
+// The protocol is WireGuard's (https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6). Two things differ from Linux. A peer's
+// initiation does not end ours. If our last initiation is less than five seconds old, the next one is delayed and not dropped. Times are in
+// ms of a monotonic clock, except `wall`, which is in ms since 1970.
 
 import { SecretBytes } from '../../../base/secret.ts'
 import type { PeerSession, UnknownKey } from '../../contract.ts'
@@ -56,160 +55,164 @@ export type { Endpoint } from './cookie.ts'
 
 const TYPE_INITIATION = 1
 const TYPE_RESPONSE = 2
-/** The length of the header: type, the sender's index, and in a response the receiver's index. */
+/** The lengths of the messages' headers in bytes: type and sender's index; in a response also the receiver's index. */
 const INITIATION_HEAD = 8
 const RESPONSE_HEAD = 12
 export const INITIATION_BYTES = INITIATION_HEAD + firstMessageBytes(STAMP_BYTES) + 2 * MAC_BYTES
 export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BYTES
 
 /**
- * The interval between initiations to one peer, plus a jitter, so that two nodes that begin simultaneously do not stay
- * in step.
+ * The minimum interval in ms between initiations to one peer. A random time of up to JITTER_MS is added, so that two nodes that began
+ * simultaneously do not go on doing so.
  */
 export const REKEY_TIMEOUT_MS = 5_000
 const JITTER_MS = 333
 const REKEY_ATTEMPT_MS = 90_000
-/** The minimum interval between accepted initiations of one peer. */
+/** The minimum interval in ms between two accepted initiations of one peer. */
 const ACCEPT_EVERY_MS = 20
 /**
- * The limit of own initiations to all peers together. Further ones wait, so that the start of a large cluster does not
- * block the daemon.
+ * The rate limit of this node's own initiations to all peers together. Further initiations wait, so that the start of a large cluster does
+ * not block the daemon.
  */
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
-/** The interval at which waiting initiations are tried. */
+/** The interval in ms at which the waiting initiations are tried again. */
 const TURN_MS = 20
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
 export interface SessionEngine {
   send(to: Endpoint, datagram: Uint8Array): void
-  /** Installs keys. The caller wipes them afterwards. */
+  /** Gives a session's keys to the engine, which copies them; the caller then erases its own copy. */
   setKeys(peer: number, keys: SessionKeys): void
 }
 
 export interface HandshakePeer {
-  /** A number below MOST_PEERS. A public key keeps its number while the process runs. */
+  /** The peer's number, below MOST_PEERS. A public key keeps its number as long as the process runs. */
   readonly number: number
   readonly publicKey: Uint8Array
   readonly psk?: SecretBytes | undefined
-  /** The peer's new endpoint; if it is undefined, the known endpoint stays. */
+  /** The peer's new endpoint; undefined if the known endpoint is still right. */
   readonly endpoint?: Endpoint | undefined
 }
 
-/** Why the last initiation gave no keys. */
 type Failure = NonNullable<PeerSession['failure']>
 
-/** The state of a peer that the next process needs. */
+/** The state of a peer that the next process needs to continue the handshakes. */
 export interface HandshakeMemory {
-  /** The greatest timestamp that the peer sent; -1 if there is none. */
+  /** The greatest timestamp in the peer's accepted initiations; -1 if there was none. */
   readonly greatest: bigint
   /**
-   * The low bits of the last index. The next index follows it, so that indices of continued sessions are not used
-   * twice.
+   * The low bits of the index in this node's last message to the peer. The next process continues after it, so that it does not use an
+   * index of a continued session again.
    */
   readonly low: number
-  /** When the last handshake gave keys that are in use; undefined if none did. */
+  /** The time of the last handshake that made keys in use, in ms of the monotonic clock; undefined if none did. */
   readonly completedAt: number | undefined
-  /** The same time in ms since 1970. */
+  /** The time, in ms since 1970, of the handshake whose time on the monotonic clock is `completedAt`; undefined if there was none. */
   readonly at: number | undefined
-  /** When an initiation was sent that the peer has not answered yet. */
+  /** The time, in ms of the monotonic clock, of an initiation that the peer has not answered yet; undefined if there is none. */
   readonly requestedAt: number | undefined
 }
 
 export interface HandshakeState {
-  /** When the last handshake gave keys that are in use, in ms since 1970; undefined if none did. */
+  /** The time of the last handshake that made keys in use, in ms since 1970; undefined if none did. */
   readonly at: number | undefined
   readonly attempts: number
   readonly failure: Failure | undefined
   /**
-   * The number of the peer's initiations since then whose timestamp was not newer than an earlier one: its clock was
-   * set back.
+   * The number of initiations from the peer, since that handshake, whose timestamp was older than an earlier one. It grows if the peer's
+   * clock was set back.
    */
   readonly stale: number
   /**
-   * The number of the peer's initiations since then that were answered without a packet under the keys. With a
-   * different psk there never is one.
+   * The number of initiations from the peer, since that handshake, that were answered but after which no packet with the new keys came. It
+   * grows if the peer has a different psk.
    */
   readonly unconfirmed: number
 }
 
-/** The maximum number of unknown public keys that are remembered; the latest are kept. */
+/** The maximum number of unknown public keys that are remembered; the latest ones are kept. */
 export const MOST_UNKNOWN = 16
 
 interface HandshakeParts {
-  /** The private key, 32 bytes. It is copied, so the caller may wipe it. */
+  /** The private key, 32 bytes. It is copied, so the caller may erase its own copy. */
   readonly privateKey: SecretBytes
-  /**
-   * A random number of 32 bits, which hides in the indices how many peers there are. The engine has the same number.
-   */
+  /** A random number of 32 bits that hides in the messages' indices how many peers this node has. The engine needs the same number. */
   readonly indexSecret: number
-  /** The key that permutes indices (indices.ts); all zeros if left out. The engine has the same key. */
+  /** The key that permutes the peers' numbers in indices (indices.ts); all zeros if left out. The engine needs the same key. */
   readonly indexKey?: Uint8Array
   readonly engine: SessionEngine
   readonly random: Randomness
-  /** The time in ms since 1970, for timestamps. */
+  /** Returns the time in ms since 1970, which is the source of timestamps in initiations. */
   readonly wall: () => number
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
-  /** Called when an authenticated peer sends from a new endpoint, to which its datagrams go from now on. */
+  /** Called when an authenticated message of a peer came from a new endpoint, to which this node now sends the peer's datagrams. */
   readonly roamed: (peer: number, to: Endpoint) => void
   /**
-   * Called when the handshake gives up sending initiations to a peer that did not answer. The engine itself drops the packets that wait for
-   * the peer, after 12 s.
+   * Called when this node stops sending initiations to a peer that did not answer. The engine by itself drops the packets that wait for the
+   * peer, after 12 seconds.
    */
   readonly gaveUp?: (peer: number) => void
   /**
-   * Called when an initiation from this endpoint was dropped by a rate limit, or was invalid, so that the peer's own
-   * initiation may have been lost.
+   * Called when an initiation from this endpoint was not processed, because a rate limit dropped it or it was invalid. It may have been the
+   * initiation of a peer at this address.
    */
   readonly overlooked: (from: Endpoint, now: number) => void
 }
 
 export interface Handshakes {
   readonly publicKey: Uint8Array
-  /** Sets all peers. The state of peers that stay is kept. */
+  /** Replaces the set of peers. The handshake state of peers that were in the old set too is kept. */
   setPeers(peers: readonly HandshakePeer[]): void
   /**
-   * Reports that the engine needs keys for a peer, because data waits or the session is old. It may be repeated, even
-   * with each packet; repetitions have no effect.
+   * Records that the engine needs keys for a peer, because packets wait or the session is old, and starts a handshake if none is running.
+   * The engine may need keys for each packet; repeated calls have no effect.
    */
   wanted(peer: number, now: number): void
-  /** Reports that the first packet came under keys of which this node was the responder. */
+  /**
+   * Records that a packet arrived with keys of a handshake that the peer began. The packet proves that the peer has these keys, so this
+   * node may use them too.
+   */
   confirmed(peer: number, now: number): void
-  /** Reports that a new engine without keys runs. Keys that were negotiated a moment ago must be negotiated again. */
+  /** Records that a new engine without keys runs, so that a handshake may follow even if the last one was a moment ago. */
   lostKeys(): void
-  /** Returns the state of a peer for the next process; undefined for an unknown peer. */
+  /** Returns the state of a peer that the next process needs; undefined for an unknown peer. */
   memoryOf(peer: number): HandshakeMemory | undefined
-  /** Continues with the indices, peers and memories of an earlier process. Must be called first. */
+  /** Continues with the index secrets, peers and states of an earlier process. It must be called before all other functions. */
   resume(
     indexSecret: number,
     peers: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[],
     indexKey?: Uint8Array,
   ): void
-  /** Excludes timestamps up to this tick, because another process used them. */
+  /** Excludes timestamps up to this tick, because another process may have used them. From now on this node uses only later ones. */
   passed(tick: number): void
-  /** The greatest tick that may have been used. */
+  /** The greatest tick that this or an earlier process may have used for a timestamp. */
   readonly lastTick: number
   moved(peer: number, to: Endpoint): void
-  /** Processes a datagram of type 1, 2 or 3; drops any other. */
+  /** Processes a datagram with a handshake message (type 1, 2 or 3); drops other datagrams. */
   message(from: Endpoint, datagram: Uint8Array, now: number): void
   tick(now: number): void
-  /** Returns when `tick` must be called next; Infinity if nothing will be due. Any call may change it. */
+  /**
+   * Returns the time at which `tick` must be called next; Infinity if nothing is due. Each call of another function may change this time.
+   */
   nextAt(): number
-  /** Returns the state of the handshakes with a peer; undefined for an unknown peer. */
+  /** Returns the state of the handshakes with a peer; undefined if no peer has this number. */
   stateOf(peer: number): HandshakeState | undefined
   unknownKeys(): readonly UnknownKey[]
   readonly counters: Readonly<Counters>
-  /** Wipes all secrets. No function may be called afterwards. */
+  /** Erases all secrets. No function may be called afterwards. */
   close(): void
 }
 
 interface Counters {
   /**
-   * Messages with a wrong length, type or mac1, that were not requested, that cannot be decrypted, or whose sender is
-   * unknown.
+   * The number of messages that were dropped because their length, type or mac1 was wrong, because their sender was unknown, because they
+   * answered no initiation of this node, or because they could not be decrypted.
    */
   junk: number
-  /** Messages above a rate limit (handshake-limiter.ts), or a second initiation of a peer within ACCEPT_EVERY_MS. */
+  /**
+   * The number of messages that exceeded a rate limit (handshake-limiter.ts), or were a peer's second initiation within ACCEPT_EVERY_MS.
+   */
   limited: number
   cookiesSent: number
 }
@@ -225,28 +228,28 @@ class Peer extends Remote {
   psk: SecretBytes | undefined
   endpoint: Endpoint | undefined
   /**
-   * Counts the low bits of the peer's indices up from a random number. An index repeats after 4096 handshakes, long
-   * after it was last in use.
+   * A counter, from a random start, that is in the low bits of the peer's indices. An index is used again only after 4096 handshakes, when
+   * its session has long expired.
    */
   low = 0
   #macKeys: MacKeys | undefined
 
   pending: Pending | undefined
-  /** When keys were first wanted; undefined if none are wanted. */
+  /** The time at which the engine first wanted the keys that are still missing; undefined if no keys are wanted. */
   wantedAt: number | undefined
-  /** When `pending` ends, and another initiation may be sent. */
+  /** The time at which this node gives up waiting for the response to `pending` and may send another initiation. */
   dueAt = -Infinity
-  /** The tick of the last timestamp that was sent to the peer, and the greatest timestamp that the peer sent. */
+  /** The tick of the last timestamp that this node sent to the peer; `greatest` is the greatest timestamp that the peer sent. */
   lastTick = -1
   greatest = -1n
   acceptedAt = -Infinity
   /**
-   * The endpoint of the peer's last initiation. It becomes the peer's endpoint when a packet proves that the initiation
-   * is not a replay.
+   * The endpoint from which the peer's last initiation came. It becomes the peer's endpoint only after a packet proves that the initiation
+   * was not a replay.
    */
   answered: Endpoint | undefined
 
-  /** mac1 and index of the last message to the peer, for which it may send a cookie; then the cookie. */
+  /** mac1 and index of the last message to the peer, to which it may send a cookie reply; `cookie` is the cookie from such a reply. */
   sentMac1: Uint8Array | undefined
   sentIndex = 0
   cookie: SecretBytes | undefined
@@ -290,7 +293,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const ownName = nameOf(own.publicKey)
   const ownMacKeys = macKeysOf(own.publicKey)
   const cookies = createCookies(ownMacKeys, random)
-  // Responses have their own limits, so that initiations cannot crowd them out; few messages have a requested index.
+  // Each type of message has its own limits, so that a flood of initiations does not displace responses. A forged response rarely has an
+  // index for which a response is expected.
   const limiters = {
     initiation: createHandshakeLimiter(cookies),
     response: createHandshakeLimiter(cookies, 'requested'),
@@ -299,7 +303,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const stamps = createStamps(parts.keptTick, parts.keepTick)
   const mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
   const deadlines = createDeadlines<Peer>()
-  /** The peers that may be sent an initiation as soon as `mayInitiate` allows it, in order. */
+  /** The peers to which an initiation will be sent, in this order, as soon as `mayInitiate` allows it. */
   const waiting = new Set<Peer>()
   let turnAt = -Infinity
   const peers = new Map<number, Peer>()
@@ -362,7 +366,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
 
   function due(peer: Peer, now: number): void {
     if (peer.dueAt > now || peers.get(peer.number) !== peer) return
-    // If no keys are wanted any more, the peer's own handshake gave them.
+    // If keys are no longer wanted, a handshake that the peer began has made them meanwhile, and this one did not fail.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forget()
     if (peer.wantedAt === undefined) return
@@ -385,7 +389,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     }
   }
 
-  /** True if a message must be processed. Otherwise it was counted, and a cookie was sent if one is due. */
+  /**
+   * True if the message must be processed. Otherwise it is counted and, if its sender must first prove its address, answered with a cookie
+   * reply.
+   */
   function passes(kind: keyof typeof limiters, message: Uint8Array, from: Endpoint, now: number): boolean {
     if (!limiters[kind].mayReceive(now)) {
       counters.limited += 1
@@ -425,7 +432,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     const isTooSoon = now - peer.acceptedAt < ACCEPT_EVERY_MS
     if (order <= peer.greatest || isTooSoon) {
       received.transcript.wipe()
-      // Networks duplicate datagrams, so an equal timestamp does not count as stale.
+      // An equal timestamp does not count as stale, because networks may duplicate datagrams.
       if (order < peer.greatest) peer.stale += 1
       else if (order > peer.greatest) counters.limited += 1
       if (now - peer.acceptedAt >= REKEY_TIMEOUT_MS) parts.overlooked(from, now)
@@ -460,8 +467,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
 
   /**
-   * Gives keys to the engine, and wipes them. This must happen before the response is sent, because the peer may reply
-   * immediately.
+   * Gives the new keys to the engine and erases them here. This must happen before the response is sent, because the peer may send packets
+   * immediately after it.
    */
   function handOver(
     peer: Peer,
@@ -557,10 +564,10 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     wanted(number, now) {
       const peer = peers.get(number)
       if (!peer?.endpoint || peer.wantedAt !== undefined) return
-      // The engine reported this before it had the keys.
+      // The engine's report crossed the new keys on their way, so no further handshake is needed.
       if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
       peer.wantedAt = now
-      // Otherwise `due` will continue.
+      // If an initiation was sent a short time ago, `due` sends the next one when its deadline passes.
       if (peer.dueAt <= now) waiting.add(peer)
       work(now)
     },
@@ -589,8 +596,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
         const { greatest, low, completedAt = -Infinity, at, requestedAt } = memory
         Object.assign(peer, { greatest, low, completedAt, at })
         if (requestedAt === undefined) continue
-        // The initiation is repeated as soon as the peer would accept it, because the state that decrypts its response
-        // is lost with the other process.
+        // The other process sent an initiation whose response this process cannot decrypt. So it sends another one, as soon as the peer
+        // accepts a second initiation.
         peer.dueAt = requestedAt + 2 * ACCEPT_EVERY_MS
         deadlines.add(peer, peer.dueAt)
       }

@@ -1,18 +1,18 @@
-// keeper.ts - connects the handshakes to the engine: its control messages, the numbers of sessions, and the one timer.
+// keeper.ts - connects the handshakes to the engine: it passes control messages on, assigns the sessions' numbers, and has the one timer.
 //
-// A session keeps its number while its peer's key is known, so a rewritten lease, or a second lease of the same host,
-// does not disturb it. After that the number stays unused for a while, because lanes and waiting messages may still
+// A session keeps its number as long as its peer's key is known, so a rewritten lease, or a second lease of the same host, does not
+// interrupt it. After the key is gone, the number stays unused for a while, because the engine's threads and waiting messages may still
 // refer to it.
 //
-// A new engine continues the sessions of the previous engine, or has none. In that case peers notice it when they send.
-// In a planned restart the successor has such an engine and its own keeper, which continues from the result of `pause`:
-// numbers, endpoints and timestamps. The keys go from engine to engine, and exactly one gets them
-// (native/io/handover_state.h). Unanswered initiations are sent again.
+// A new engine either continues the sessions of the previous engine or has no sessions; then peers notice the loss when they send. After a
+// planned restart the successor has an engine that continues, and a keeper that continues from the result of `pause`: numbers, endpoints
+// and timestamps. The keys are passed from engine to engine, so that exactly one engine has them (native/io/handover_state.h). Unanswered
+// initiations are sent again.
 //
-// Messages cost work, whoever sends them. So the keeper pauses after messages that anyone may have sent, and after
-// peers that moved. The sender of a packet for an unknown session may be forged, so it leads to a handshake only if the
-// peer has no keys. The same holds for an initiation that was not processed or is not valid: in a flood with a peer's
-// address the peer's own initiation may be lost, but its response to ours is recognised.
+// Each message costs time, even if it is forged. So the keeper pauses after messages that any host can send, and after reports of moved
+// peers. A packet of an unknown session may be forged, so it leads to a handshake only if the peer that it seems to come from has no keys.
+// The same rule holds for an initiation that was dropped or is invalid. A flood with a peer's address can displace the peer's own
+// initiation, but not the peer's response to our initiation.
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'
@@ -29,54 +29,57 @@ import { createHandshakes, type HandshakeMemory } from './handshakes.ts'
 import { INDEX_KEY_BYTES } from './indices.ts'
 import { KEY_BYTES } from './x25519.ts'
 
-/** The maximum number of messages from unknown hosts that are processed in one go. */
+/** The maximum number of messages from unknown hosts that are processed before the next pause. */
 const MOST_OF_OTHERS = 64
 /**
- * The pause after messages or moves: `times` the processing time, so that a flood uses a small part of a core; per
- * message at least `leastMs` and at most `mostMs`.
+ * The length of the pause after messages and reports of moved peers. It is `times` the processing time, so that a flood uses only a small
+ * part of a core; per message at least `leastMs` and at most `mostMs`.
  */
 const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
-/** The maximum pause, so that moving peers do not delay handshakes. */
+/** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */
 const MAX_PAUSE_MS = 500
 /**
- * How long the number of a removed peer stays unused. It is longer than packets and messages wait, and than a lane
- * takes for a batch.
+ * How long, in ms, the number of a removed peer stays unused. The time is longer than packets and messages wait, and longer than a thread
+ * of the engine needs for a batch of packets.
  */
 const NUMBER_REUSE_MS = 60_000
 /**
- * The layout of the facts about a peer that the engine reads: the session's number, and whether the peer sends from any
- * port. Those about this host are longer.
+ * The length of the data about a peer that the engine reads: the session's number and, at ANY_PORT_OFFSET, whether the peer sends from any
+ * port. OWN_END_BYTES is the length of the data about this host.
  */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4
 const OWN_END_BYTES = 8 + KEY_BYTES + INDEX_KEY_BYTES
 const MOST_SESSIONS = 1 << 20
-/** The first byte of a data message, which the engine reports if its session is unknown. */
+/** The first byte of a WireGuard data message. The engine reports such a message if it does not know the message's session. */
 const TYPE_DATA = 4
 /**
- * The format of the state between two keepers: a proof that both have the same keys, then JSON with this format number.
+ * The version of the state that one keeper passes to the next: first a MAC that proves that both have the same keys, then JSON that
+ * contains this version.
  */
 const HEAD_FORM = 2
 const PROOF_BYTES = 32
 
-/** A peer's key and endpoint from its lease. */
+/** A peer's public key and its endpoint, as its lease publishes them. */
 export interface KeeperPeer extends UdpEndpoint {
   readonly publicKey: string
-  /** True if the peer sends from any of its ports. It receives only on its published port. */
+  /** True if the peer may send from any local port, and not only from its published port, on which it receives. */
   readonly anyPort: boolean
 }
 
 interface KeeperOptions {
   readonly privateKey: Secret
-  /** The psk in base64, or empty. */
+  /** The pre-shared key in base64; empty if there is none. */
   readonly psk: Secret
-  /** The keepalive interval in seconds; 0 disables it. */
+  /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
-  /** The file that keeps the last timestamp of handshakes across restarts. Only this keeper writes it. */
+  /**
+   * The file in which the keeper stores the last timestamp of handshakes, so that it survives restarts. No other keeper writes this file.
+   */
   readonly stampFile: string
   /**
-   * True if this host may send from the ports of its lanes, which its lease publishes. Otherwise all datagrams leave
-   * from the well-known port.
+   * True if this host's lease announces that its datagrams may come from any port, so that each thread of the engine can send from its own
+   * port. If false, all datagrams leave from the published port.
    */
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
@@ -91,11 +94,11 @@ export interface Keeper extends SessionKeeper {
 const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const nameOf = ({ address, port }: UdpEndpoint): string => `${address} ${port}`
 
-/** The state that one keeper gives to the next. Times are of the host's monotonic clock, which all processes share. */
+/** The state that one keeper passes to the next. Its times are in ms of CLOCK_MONOTONIC, which is the same for all processes of a host. */
 interface Head {
   readonly form: number
   readonly secret: number
-  /** The key that permutes indices (indices.ts), in base64. */
+  /** The key that permutes the peers' numbers in indices (indices.ts), in base64. */
   readonly indexKey: string
   readonly last: number
   readonly lastTick: number
@@ -113,11 +116,11 @@ interface Head {
 interface Session {
   readonly number: number
   readonly publicKey: string
-  /** The endpoint in the lease, and the current endpoint. */
+  /** The endpoint in the peer's lease; `at` is the endpoint to which datagrams are sent now. */
   given: UdpEndpoint
   at: UdpEndpoint
   anyPort: boolean
-  /** Until when the engine has keys that the peer is known to have used. */
+  /** The time, in ms of performance.now(), until which the engine has keys that the peer is known to have too. */
   keyedUntil: number
   leases: readonly string[]
 }
@@ -128,7 +131,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   let indexKey = systemRandomness.bytes(INDEX_KEY_BYTES)
   const sessions = new Map<string, Session>()
   const byNumber = new Map<number, Session>()
-  /** The numbers of removed peers, the oldest first. */
+  /** The numbers of removed peers, the oldest first, each with the time from which it may be used again. */
   const free: { readonly number: number; readonly from: number }[] = []
   let last = 0
   let engine: EngineSessions | undefined
@@ -137,7 +140,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   let pausedUntil = 0
   let isStopped = false
   const shared = psk.isEmpty ? undefined : new SecretBytes(bytesOf(psk.reveal()))
-  /** The sessions by their peer's address; undefined if the map must be built again. */
+  /** The sessions by the address of the peer's current endpoint; undefined if the map is out of date. */
   let byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
 
   const ownPrivate = new SecretBytes(bytesOf(privateKey.reveal()))
@@ -167,7 +170,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       }
     },
     roamed: (number, to) => move(byNumber.get(number), to),
-    // A forged sender may name any port, so the port is not compared.
+    // The port is not compared, because a flood with the peer's address may come from any port.
     overlooked: ({ address }, now) => renew(address, () => true, now),
   })
   ownPrivate.wipe()
@@ -228,8 +231,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   /**
-   * Starts handshakes with the peers at an address that seem to need keys. If a peer has keys, the hint may be forged
-   * and is ignored.
+   * Starts handshakes with those peers at this address that have no keys. For peers with keys the message is ignored, because it may be
+   * forged.
    */
   function renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     byAddress ??= groupedByAddress()
@@ -254,7 +257,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
     return number
   }
 
-  /** Restores the state of another keeper. Numbers without a session stay unused for a while. */
+  /**
+   * Restores the state that another keeper passed on. Numbers without a session stay unused for a while, because the engine may still refer
+   * to them.
+   */
   function resume(head: Head): void {
     const offset = clockOffset()
     secret = head.secret
@@ -334,7 +340,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       resume(found)
       return true
     },
-    // Messages that were not taken yet are saved with the sessions.
+    // The messages that this keeper has not taken are saved with the engine's sessions, so the next keeper gets them.
     pause() {
       engine = undefined
       clearTimeout(timer)
@@ -343,7 +349,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
     },
     begin(sessionsOfEngine) {
       engine = sessionsOfEngine
-      // Another process may have used timestamps in the meantime.
+      // Another process may have used timestamps since `pause`, for example if this engine is taken back, so the stored timestamp is read
+      // again.
       handshakes.passed(readTick(stampFile))
       if (!sessionsOfEngine.areKept) {
         for (const session of sessions.values()) session.keyedUntil = -Infinity
@@ -378,7 +385,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
           byNumber.set(number, made)
           continue
         }
-        // Until now the engine followed the peer's port, which must be reset.
+        // Until the lease allowed any port, the engine followed the port from which the peer sent last, so the endpoint is set to that of
+        // the lease.
         const isNews = anyPort && !session.anyPort && session.at.address === address
         session.anyPort = anyPort
         if (isNews || nameOf(session.given) !== nameOf(endpoint)) session.given = session.at = endpoint
@@ -406,8 +414,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       const given = peerOf(peer)
       return sessionOf(peer)?.at ?? { address: given?.address ?? 0, port: given?.port ?? 0 }
     },
-    // A peer behind NAT, whose current endpoint differs from its lease, receives only from the port to which it has
-    // sent.
+    // A peer whose current endpoint differs from its lease is behind NAT, and receives datagrams only from the port to which it has sent.
     isFromKnownPort(peer) {
       const session = sessionOf(peer)
       return !hasLanes() || !session?.anyPort || nameOf(session.at) !== nameOf(session.given)
@@ -437,7 +444,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
 }
 
 /**
- * Returns the difference between CLOCK_MONOTONIC, which all processes of a host share, and performance.now(), in ms.
+ * Returns the difference in ms between CLOCK_MONOTONIC, which is the same for all processes of a host, and performance.now(), which starts
+ * with the process.
  */
 const clockOffset = (): number => Number(process.hrtime.bigint() / 1_000n) / 1_000 - performance.now()
 
@@ -453,7 +461,7 @@ const endpointFrom = ([address, port]: readonly [string, number]): UdpEndpoint =
   port,
 })
 
-/** Reads the stored tick; -1 if there is none or it is invalid. */
+/** Reads the tick from the timestamp file; -1 if the file is missing or invalid. */
 function readTick(file: string): number {
   try {
     const text = readFileSync(file, 'utf8').trim()

@@ -1,7 +1,7 @@
-// key-file.ts - reads and creates the private key of this node in flannel's file.
+// key-file.ts - reads and creates the file with this node's private key.
 //
-// File and format are those of flanneld (pkg/backend/wireguard/device.go): base64 as `wg genkey` prints it. A missing
-// file is created.
+// The file and its format are those of flanneld (pkg/backend/wireguard/device.go): base64 as `wg genkey` prints it. If the file is missing,
+// weftd creates it.
 
 import { randomBytes } from 'node:crypto'
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
@@ -12,10 +12,13 @@ import { WIREGUARD_KEY } from '../../catalog.ts'
 import { KEY_BYTES, keyPairOf } from './x25519.ts'
 
 const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
-/** Returns the path of the key file, as flanneld does. */
+/** Returns the path of the key file, by the same rule as flanneld. */
 export const keyFilePath = (): string => process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
 
-/** Returns a new private key. It sets the bits that X25519 would set anyway (RFC 7748, section 5), like other tools. */
+/**
+ * Returns a new private key in base64. Like `wg genkey`, it sets the fixed bits, although X25519 ignores their values (RFC 7748, section
+ * 5).
+ */
 function newKey(): Secret {
   const bytes = randomBytes(KEY_BYTES)
   bytes[0] = (bytes[0] ?? 0) & 0xf8
@@ -25,7 +28,7 @@ function newKey(): Secret {
   return key
 }
 
-/** Returns the public key, in base64 like the private key. */
+/** Returns the public key that belongs to a private key, both in base64. */
 export function publicKeyTo(privateKey: Secret): string {
   const bytes = Buffer.from(privateKey.reveal(), 'base64')
   try {
@@ -47,7 +50,7 @@ async function makeKeyFile(file: string, key: Secret): Promise<void> {
   }
 }
 
-/** Reads the private key in this file; undefined if the file is missing. Throws WeftError PERMISSION, CONFIG. */
+/** Reads the private key from the file; undefined if the file is missing. Throws WeftError PERMISSION or CONFIG. */
 async function readKeyFile(file: string): Promise<Secret | undefined> {
   const key = await readFile(file, 'utf8').then(
     (text) => new Secret(text.trim()),
@@ -65,7 +68,7 @@ async function readKeyFile(file: string): Promise<Secret | undefined> {
   return key
 }
 
-/** Returns the private key in this file, which is created if it is missing. Throws WeftError PERMISSION, CONFIG. */
+/** Reads the private key from the file, or creates the file with a new key if it is missing. Throws WeftError PERMISSION or CONFIG. */
 export async function privateKeyOf(file: string): Promise<Secret> {
   const known = await readKeyFile(file)
   if (known) return known
@@ -74,7 +77,7 @@ export async function privateKeyOf(file: string): Promise<Secret> {
   return key
 }
 
-/** Returns how the key file has changed since this key was read from it; undefined if it has not. */
+/** Describes how the key file differs from `key`, which was read from it at the start; undefined if it still contains this key. */
 export async function changeOf(file: string, key: Secret): Promise<string | undefined> {
   try {
     const now = await readKeyFile(file)

@@ -1,15 +1,14 @@
-// noise.ts - the two messages of Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, from which two nodes derive the keys of a
-// session.
+// noise.ts - the two messages of Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, from which two nodes derive the keys of a session.
 //
-// Noise (revision 34, https://noiseprotocol.org/noise.html) with WireGuard's prologue. The initiator knows the
-// responder's static key:
+// The protocol is Noise (revision 34, https://noiseprotocol.org/noise.html) with WireGuard's prologue. The initiator knows the responder's
+// static key:
 //
 //   -> e, es, s, ss    the initiator's ephemeral key; its static key, encrypted; a payload, encrypted: the timestamp
 //   <- e, ee, se, psk  the responder's ephemeral key; an empty payload, encrypted
 //
-// Both sides keep a transcript: the chaining key ck, and h, the hash of everything that was sent. Each DH result is
-// mixed into ck and yields the key for the next encryption, with h as associated data. So a node with another key or
-// another transcript cannot decrypt anything. The caller must check the lengths of messages.
+// Both nodes keep a transcript: the chaining key ck, and h, the hash of everything that was sent. Each result of a Diffie-Hellman exchange
+// (DH) is mixed into ck, which yields the key of the next encryption, with h as associated data. So a node with another key or another
+// transcript can decrypt nothing. The caller must check the lengths of messages.
 
 import { SecretBytes } from '../../../base/secret.ts'
 import { hash, hmac, open, seal, TAG_BYTES } from './crypto.ts'
@@ -26,14 +25,14 @@ interface Start {
   readonly ck: Uint8Array
   readonly h: Uint8Array
 }
-/** Returns the state for a prologue. Prologues other than WireGuard's serve test vectors. */
+/** Returns the initial state for a prologue. Only test vectors use prologues other than WireGuard's. */
 export function startOf(prologue: string): Start {
   const ck = hash(CONSTRUCTION)
   return { ck, h: hash(ck, prologue) }
 }
 const WIREGUARD = startOf(PROLOGUE)
 
-/** The static public key of another node, with results that are computed once, when they are first needed. */
+/** The static public key of another node, with values derived from it. Each value is computed when it is first needed, and then kept. */
 export class Remote {
   readonly publicKey: Uint8Array
   readonly #own: KeyPair
@@ -49,7 +48,7 @@ export class Remote {
     return (this.#key ??= publicKeyOf(this.publicKey))
   }
 
-  /** The DH result of both static keys; undefined if the other key is of small order. */
+  /** The DH result of both nodes' static keys; undefined if the other node's key is of small order. */
   get shared(): SecretBytes | undefined {
     if (this.#shared) return this.#shared
     const bytes = dh(this.#own.privateKey, this.key)
@@ -62,7 +61,7 @@ export class Remote {
   }
 }
 
-/** The state ck, h and the key of the next encryption. The owner must wipe it. */
+/** The transcript of a handshake: ck, h and the key of the next encryption. Its owner must call `wipe`. */
 class Transcript {
   readonly #ck: SecretBytes
   #h: Uint8Array
@@ -77,14 +76,17 @@ class Transcript {
     this.#h = hash(this.#h, message)
   }
 
-  /** Mixes in an ephemeral public key. With a psk it is mixed into ck too (section 9.2). */
+  /** Mixes an ephemeral public key into h and into ck, as Noise requires for handshakes with a psk (section 9.2). */
   ephemeral(publicKey: Uint8Array): void {
     this.mixHash(publicKey)
     const [ck] = this.#derive(publicKey, 1)
     this.#become(ck)
   }
 
-  /** Mixes in a DH result. Wipes it, unless it is SecretBytes, which are reused. Returns false if it is undefined. */
+  /**
+   * Mixes a DH result into ck and derives the next key. A result in SecretBytes is kept for reuse; any other is erased. Returns false if
+   * `secret` is undefined.
+   */
   mix(secret: Uint8Array | SecretBytes | undefined): boolean {
     if (!secret) return false
     const [ck, key] = this.#derive(secret instanceof SecretBytes ? secret.reveal() : secret, 2)
@@ -112,7 +114,7 @@ class Transcript {
     return text
   }
 
-  /** Returns the two keys of the session, first the initiator's sending key. Wipes everything else. */
+  /** Returns the two keys of the session, the initiator's sending key first. Erases the transcript. */
   split(): readonly [Buffer, Buffer] {
     const [initiators, responders] = this.#derive(NOTHING, 2)
     this.wipe()
@@ -120,8 +122,8 @@ class Transcript {
   }
 
   /**
-   * Returns a copy to continue with. The original is kept, because a response may be forged while the real one is still
-   * on its way.
+   * Returns a copy with which a response is checked. The original is kept, because the response may be forged while the real response is
+   * still on its way.
    */
   copy(): Transcript {
     return new Transcript(this.#ck.reveal(), this.#h)
@@ -132,7 +134,7 @@ class Transcript {
     this.#key.wipe()
   }
 
-  /** HKDF (section 4.3); outputs beyond `count` are empty. */
+  /** Derives `count` keys from ck and `input` by HKDF (section 4.3); the other results are empty. */
   #derive(input: Uint8Array, count: 1 | 2 | 3): readonly [Buffer, Buffer, Buffer] {
     const extracted = hmac(this.#ck.reveal(), input)
     const first = hmac(extracted, ONE)
@@ -153,13 +155,13 @@ class Transcript {
 
 const begin = ({ ck, h }: Start, responder: Uint8Array): Transcript => new Transcript(ck, hash(h, responder))
 
-/** The state of an initiation that was sent. It must be wiped after its response, or when it is given up. */
+/** The state of an initiation that was sent. Its owner must wipe the transcript after the response, or when the initiation is given up. */
 export interface Sent {
   readonly transcript: Transcript
   readonly ephemeral: KeyPair
 }
 
-/** The keys of a session, 32 bytes each. The owner must wipe them. */
+/** The keys of a session, 32 bytes each. The owner must erase them. */
 interface Keys {
   readonly sendKey: Buffer
   readonly receiveKey: Buffer
@@ -168,7 +170,7 @@ interface Keys {
 export const firstMessageBytes = (payload: number): number => KEY_BYTES + KEY_BYTES + TAG_BYTES + payload + TAG_BYTES
 export const secondMessageBytes = (payload: number): number => KEY_BYTES + payload + TAG_BYTES
 
-/** Returns the first message to a node, with a payload; undefined if the node's key is of small order. */
+/** Returns the initiation with a payload, and the state that decrypts the response; undefined if the other node's key is of small order. */
 export function writeFirst(
   own: KeyPair,
   to: Remote,
@@ -190,7 +192,7 @@ export function writeFirst(
   return undefined
 }
 
-/** A first message that was read: its sender and its payload. It must be answered or wiped. */
+/** An initiation that was read: its sender and its payload. The owner must answer it with `writeSecond` or wipe the transcript. */
 interface Received<R extends Remote> {
   readonly from: R
   readonly payload: Buffer
@@ -198,7 +200,10 @@ interface Received<R extends Remote> {
   readonly ephemeral: KeyObject
 }
 
-/** Reads a first message to this node. Returns undefined unless `find` returns the sender for its static key. */
+/**
+ * Reads an initiation to this node. `find` returns the sender for a static public key. Returns undefined if there is no such sender or the
+ * message is invalid.
+ */
 export function readFirst<R extends Remote>(
   own: KeyPair,
   message: Uint8Array,
@@ -222,9 +227,7 @@ export function readFirst<R extends Remote>(
   return undefined
 }
 
-/**
- * Writes the response to a first message, and returns the keys; undefined if a key of the other node is of small order.
- */
+/** Returns the response to an initiation, and the session's keys; undefined if a key of the other node is of small order. */
 export function writeSecond(
   received: Received<Remote>,
   ephemeral: KeyPair,
@@ -247,7 +250,8 @@ export function writeSecond(
 }
 
 /**
- * Reads a response. Returns undefined, without a change of `sent`, unless the addressed node sent it with the same psk.
+ * Reads a response and returns its payload and the session's keys. Returns undefined if it is not the addressed node's response with the
+ * same psk. `sent` does not change.
  */
 export function readSecond(
   own: KeyPair,

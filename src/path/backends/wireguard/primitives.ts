@@ -1,5 +1,5 @@
-// primitives.ts - checks whether this Node.js has the primitives of WireGuard's handshake, which OpenSSL lacks in FIPS
-// mode. It loads no module that needs them, so it can be called first.
+// primitives.ts - checks if this Node.js has the primitives of WireGuard's handshake, some of which OpenSSL lacks in FIPS mode. It loads no
+// module that needs them, so it can be called first.
 
 import * as nodeCrypto from 'node:crypto'
 
@@ -10,7 +10,7 @@ export type Crypto = Pick<
 
 type Use = (crypto: Crypto) => unknown
 
-/** Each primitive with a call that uses it in the same way as the handshake. */
+/** The primitives by name, each with a function that uses it as the handshake does and throws if it is missing. */
 const USES: readonly (readonly [name: string, use: Use])[] = [
   ['X25519', ({ generateKeyPairSync, diffieHellman }) => diffieHellman(generateKeyPairSync('x25519'))],
   [

@@ -1,5 +1,5 @@
-// userspace.ts - WireGuard carried by the engine, for hosts whose kernel lacks it: a TUN with the name of the kernel's
-// device, and the same messages as those of kernels and wireguard-go.
+// userspace.ts - WireGuard carried by weftd's engine, for hosts whose kernel does not support it. The TUN has the name that the kernel's
+// device would have, and the messages equal those of the kernel and of wireguard-go.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
@@ -16,33 +16,36 @@ import { createKeeper, type KeeperPeer } from './keeper.ts'
 interface UserspaceOptions {
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string
-  /** The families of inner packets, and those of the datagrams. */
+  /** The families of inner packets; `outers` are the families of the datagrams. */
   readonly families: readonly Family[]
   readonly outers: readonly [Family, Family?]
   readonly port: number
-  /** The longest packet that containers may send, in bytes. */
+  /** The longest packet in bytes that containers may send. */
   readonly mtu: number
   readonly privateKey: Secret
-  /** The underlay family in which this host has no address now. */
+  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
   readonly awaited: Family | undefined
   readonly psk: Secret
-  /** The keepalive interval in seconds; 0 disables it. */
+  /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
   readonly stampFile: string
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks, with each check of the device, whether the key file has changed. */
+  /** Checks if the key file has changed. It is called with each check of the device. */
   readonly check: () => Promise<void>
   readonly log: Log
 }
 
-/** WireGuard's rule: a packet enters if it was encrypted with the key of the peer whose subnet contains its source. */
+/** WireGuard's rule: a packet is accepted only if it was encrypted with the key of the peer whose subnet contains the packet's source. */
 const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } } as const
 
 const overheadOf = (outer: Family): number => overheadBy('wireguard', outer)
 
-/** Removes the kernel's device of this name, which flanneld or another `DataPath` left and of which a TUN cannot be made. */
+/**
+ * Deletes a WireGuard device of the kernel that has the TUN's name. flanneld, or weftd with another `DataPath`, left it, and the TUN cannot
+ * be created while it exists.
+ */
 async function removeKernelDevice(name: string, run: Run, log: Log): Promise<void> {
   if (!(await findLink(run, name))) return
   const [link] = await ipJson<{ linkinfo?: { info_kind?: string } }>(run, ['-d', 'link', 'show', 'dev', name])

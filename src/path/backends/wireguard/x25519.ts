@@ -1,9 +1,9 @@
 // x25519.ts - X25519 (RFC 7748) with Node's crypto, and its keys of 32 bytes.
 //
-// Private keys stay in OpenSSL: a KeyObject does not reveal the key, and OpenSSL wipes it when it is freed. Public keys
-// are imported as a JWK, because Node takes ten times as long for DER. No key is exported: Node 20 holds a key's lock
-// while it creates the strings of a JWK, and a garbage collection at that moment waits for the same lock for ever. So
-// the public key is computed as in RFC 7748, section 6.1: the private key times the base point.
+// Private keys stay in OpenSSL: a KeyObject does not reveal the key, and OpenSSL erases the key when it frees the object. Public keys are
+// imported as a JWK, because Node takes ten times as long for DER. No key is exported: Node 20 holds a key's lock while it creates the
+// strings of a JWK, and a garbage collection at that moment waits for the same lock for ever. So the public key is computed as in RFC 7748,
+// section 6.1: the private key times the base point.
 
 import { createPrivateKey, createPublicKey, diffieHellman, generateKeyPairSync, type KeyObject } from 'node:crypto'
 
@@ -16,13 +16,13 @@ export interface KeyPair {
   readonly publicKey: Uint8Array
 }
 
-/** Imports a public key. Any 32 bytes are valid. */
+/** Imports a public key. Any 32 bytes are a valid key. */
 export const publicKeyOf = (bytes: Uint8Array): KeyObject =>
   createPublicKey({ key: { kty: 'OKP', crv: 'X25519', x: Buffer.from(bytes).toString('base64url') }, format: 'jwk' })
 
 /**
- * Created when it is first needed, so that a Node.js without X25519 can report the lack instead of failing when it
- * loads this file.
+ * The base point of X25519 as a public key. It is created when it is first needed, so that this file can be loaded in a Node.js without
+ * X25519, which then can report the lack.
  */
 let basePoint: KeyObject | undefined
 
@@ -33,13 +33,10 @@ function pairOf(privateKey: KeyObject): KeyPair {
 
 export const newKeyPair = (): KeyPair => pairOf(generateKeyPairSync('x25519').privateKey)
 
-/** The PKCS #8 header of an X25519 private key (RFC 8410, section 7). */
+/** The header of an X25519 private key in PKCS #8 (RFC 8410, section 7), before the key's 32 bytes. */
 const PKCS8_HEAD = Uint8Array.of(0x30, 46, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x6e, 4, 34, 4, 32)
 
-/**
- * Returns the key pair of a private key. Any 32 bytes are valid (RFC 7748, section 5). The caller must wipe
- * `privateBytes`.
- */
+/** Returns the key pair for a private key of any 32 bytes (RFC 7748, section 5). The caller must erase `privateBytes`. */
 export function keyPairOf(privateBytes: Uint8Array): KeyPair {
   const der = Buffer.concat([PKCS8_HEAD, privateBytes])
   try {
@@ -50,8 +47,8 @@ export function keyPairOf(privateBytes: Uint8Array): KeyPair {
 }
 
 /**
- * X25519. Returns undefined for a public key of small order, because OpenSSL refuses a result of all zeros (RFC 7748,
- * section 6.1).
+ * Returns the X25519 shared secret. Returns undefined for a public key of small order, because OpenSSL refuses a result of all zeros (RFC
+ * 7748, section 6.1).
  */
 export function dh(privateKey: KeyObject, publicKey: KeyObject): Buffer | undefined {
   try {

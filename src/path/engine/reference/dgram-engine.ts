@@ -1,7 +1,7 @@
 // dgram-engine.ts - the engine in TypeScript: a TUN descriptor and node:dgram, one packet at a time.
 //
-// It is short, and the native engine is tested against it. It serves hosts on which threads are not wanted. It supports
-// only IPv4 and no offloads.
+// It is a short reference against which the native engine is tested, and it serves hosts on which threads are not wanted. It supports only
+// IPv4 and no offloads.
 
 import { createSocket } from 'node:dgram'
 import { closeSync, readSync, writeSync } from 'node:fs'
@@ -38,15 +38,15 @@ import {
 } from './packet.ts'
 
 const FLOW_CACHE_ENTRIES = 4096
-/** The number of packets that are read from the TUN before the event loop gets its turn. */
+/** The number of packets that are read from the TUN before the event loop handles other events. */
 const READS_PER_TURN = 64
-/** The requested size of the receive buffer. The kernel grants at most net.core.rmem_max. */
+/** The requested size of the socket's receive buffer. The kernel grants at most net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
 const UNKNOWN_SENDERS = 64
 const PATHS = 4096
 /**
- * How long a path MTU is cached, in ms; the packet size that always fits; the smallest plausible path MTU, below which
- * the kernel fragments datagrams; and the bytes of the outer headers.
+ * How long a path MTU is cached, in ms; the packet length that always fits, in bytes; the smallest plausible path MTU, below which the
+ * kernel fragments datagrams; and the length of the outer headers.
  */
 const {
   askEveryMs: ASK_PATH_EVERY_MS,
@@ -59,7 +59,7 @@ interface Endpoint {
   readonly address: string
   readonly port: number
   readonly limit: number
-  /** True if the address is in a peer's subnet, so that the kernel routes datagrams to it back into the TUN. */
+  /** True if the endpoint's own address is in a peer's subnet, because the kernel then routes datagrams to it back into the TUN. */
   readonly leadsInside: boolean
   readonly traffic: Traffic
 }
@@ -93,8 +93,8 @@ function ipv4Of({ tunAddress, networkAddress, network, subnet }: EngineConfig): 
 }
 
 /**
- * Starts the engine. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE; or CONFIG for IPv6 or another
- * encapsulation than udp.
+ * Starts the engine in TypeScript. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS or DEVICE; CONFIG if the network has IPv6 or
+ * the encapsulation is not udp.
  */
 export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const encapsulation = encapsulationOf(config)
@@ -175,7 +175,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (isFromHere(filter, sender) && may(sender, isOurs, performance.now()) && writeTun(error)) count(counter)
   }
 
-  // From the TUN to a peer.
+  // Forwards a packet from the TUN to a peer.
   function forward(bytes: Buffer): void {
     const size = ipv4PacketBytes(bytes)
     if (size === undefined && isIpv6Packet(bytes) && isForLink(bytes)) return count('tx_for_link')
@@ -189,7 +189,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     const to = { peer: parseIpv4(endpoint.address) ?? 0 }
-    // A datagram of this host was routed back into the TUN; native/core/circle.h explains the rule.
+    // A datagram that this host sent to a peer was routed back into the TUN, so it must not be sent again; native/core/circle.h explains
+    // the rule.
     if (endpoint.leadsInside && table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
       return drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
@@ -200,7 +201,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint) : Infinity
     if (size <= mtu) return send(packet, endpoint)
     if (!mayFragment(packet)) {
-      // An echo request of this host that tests whether such a long packet arrives may exceed the limit.
+      // An echo request of this host may exceed the limit that a search found, because it may be a probe that tests whether longer packets
+      // arrive again.
       if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(ipv4.tunAddress, packet))
         return send(packet, endpoint)
       drop('tx_drop_too_big', packet, to)
@@ -212,7 +214,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
 
   const paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
   /**
-   * Returns the longest packet that the kernel's path MTU to a peer allows (docs/path-mtu.md); Infinity if it is not
+   * Returns the longest packet in bytes that fits into the kernel's path MTU to a peer (docs/path-mtu.md); Infinity if the path MTU is not
    * known.
    */
   function knownMtu(address: string): number {
@@ -240,9 +242,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     })
   }
 
-  // From a peer to the TUN.
+  // The following code handles datagrams from peers, whose packets go to the TUN.
   const unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
-  /** Returns true if there is a reason to refuse the packet, and then counts and records it. */
+  /** Counts and records the packet, and returns true, if `reason` is set; returns false otherwise. */
   function isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
     if (reason === undefined) return false
     drop(reason, packet, { peer: addresses.from })
@@ -267,7 +269,8 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     if (isRefused(packet, addresses, reasonToDrop(filter, table, addresses))) return
     if (!decrementTtl(packet)) {
       drop('rx_drop_ttl', packet, { peer: from })
-      // The error goes only to the peer that has the packet's source, because a datagram may come from anywhere.
+      // The ICMP error goes to the peer whose subnet contains the packet's source. It must not go to the datagram's sender, which may be
+      // any host.
       const sender = packet.readUInt32BE(12)
       const peer = endpointFor(sender)
       const error = peer && icmpError(TIME_EXCEEDED, ipv4.tunAddress, packet)
@@ -281,7 +284,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       traffic.numbers[3] += size
       traffic.lastReceivedAt = performance.now()
     }
-    // The MSS in a peer's SYN determines the segments that this side will send, so it is clamped too.
+    // A peer's SYN limits the segments that this host's containers will send, so its MSS must fit into the tunnel too.
     if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
     if (!writeTun(packet)) return drop('rx_drop_tun', packet)
     count('tun_writes')
@@ -291,7 +294,10 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   socket.on('error', (error) => reportFault(error))
 
   const buffer = Buffer.alloc(65536)
-  /** Reads a packet and returns its length; undefined if no packet waits, or after an error, which is counted. */
+  /**
+   * Reads a packet from the TUN into `buffer` and returns its length. Returns undefined if no packet waits, or after an error, which is
+   * counted.
+   */
   function readTun(): number | undefined {
     try {
       return readSync(tun.fd, buffer)
@@ -341,7 +347,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
       ]
       if (slot !== undefined) return Float64Array.from(trafficBySlot[slot] ? rowOf(trafficBySlot[slot]) : [])
       const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
-      // Entries of the array that were never used are skipped.
+      // forEach skips slots that never had traffic, so that their numbers stay 0.
       trafficBySlot.forEach((each, at) => all.set(rowOf(each), at * SLOT_NUMBERS))
       return all
     },

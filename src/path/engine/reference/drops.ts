@@ -1,18 +1,21 @@
-// drops.ts - keeps the last packets that the dgram engine dropped, for each direction, like native/core/drops.h.
+// drops.ts - keeps the packets that the dgram engine dropped last, for each direction, like native/core/drops.h.
 
 import type { DroppedPacket, Drops } from '../../../../native/addon.d.ts'
 import type { Address } from '../../../net/address.ts'
 import { createBucket } from './bucket.ts'
 
-/** The limits of native/core/drops.h. */
+/**
+ * Limits equal to those of native/core/drops.h: the number of packets kept for each direction, the interval in microseconds between two
+ * kept packets after a burst, and the number of bytes kept of each packet.
+ */
 const KEPT = 256
 const EVERY_US = 1_000
 const HEADER_BYTES = 128
 
 export interface DropDetails {
-  /** The other host; 0 if it is not known. */
+  /** The address of the host that sent the packet or would receive it; 0 if it is not known. */
   readonly peer?: Address
-  /** The length of the encapsulation's header at the beginning of the bytes; 0 if it was removed. */
+  /** The number of bytes at the start of the packet that are the encapsulation's header; 0 if the header was removed. */
   readonly encapBytes?: number
 }
 
@@ -22,8 +25,8 @@ interface DropLog {
 }
 
 /**
- * `nowUs` returns the time in microseconds since 1970. `firstNumber` must be higher than the numbers of earlier
- * engines.
+ * Creates an empty log of dropped packets. `nowUs` returns the time in microseconds since 1970. `firstNumber` must be higher than the
+ * packet numbers of all earlier engines, because readers ask for packets after a number.
  */
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
   const directions = ['tx_', 'rx_'].map((prefix) => ({

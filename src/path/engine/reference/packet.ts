@@ -1,5 +1,4 @@
-// packet.ts - operations on inner IPv4 packets for the dgram engine. Their results equal those of native/ byte for
-// byte.
+// packet.ts - operations on inner IPv4 packets for the dgram engine. Their results equal those of native/ byte for byte.
 
 import { LRUCache } from 'lru-cache'
 import { isOneHost, type Ipv4 } from '../../../net/ipv4.ts'
@@ -24,14 +23,17 @@ const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
 /** The maximum length of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
 const MAX_ICMP_ERROR_BYTES = 576
-/** The rate limits of ICMP errors, as in native/core/icmp.h. */
+/**
+ * Rate limits of ICMP errors, equal to those in native/core/icmp.h: for all senders together, then for each sender, then the number of
+ * senders that are tracked.
+ */
 const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
 const ICMP_SENDER_BURST = 50
 const ICMP_SENDER_EVERY_MS = 10
 const ICMP_SENDERS = 1024
 
-/** Returns the length of the IPv4 packet at the start of `bytes`; undefined if there is none. */
+/** Returns the length of the IPv4 packet at the start of `bytes`; undefined if `bytes` does not start with a complete IPv4 packet. */
 export function ipv4PacketBytes(bytes: Buffer): number | undefined {
   if (bytes.length < MIN_IPV4_HEADER_BYTES || bytes.readUInt8(0) >> 4 !== 4) return undefined
   const headerBytes = ipv4HeaderBytes(bytes)
@@ -41,8 +43,8 @@ export function ipv4PacketBytes(bytes: Buffer): number | undefined {
 }
 
 /**
- * Returns the name of the counter if an IPv4 packet from a peer must be dropped; undefined otherwise.
- * native/core/inspect.h explains the reasons.
+ * Returns the name of the counter that counts an invalid IPv4 packet from a peer as dropped; undefined if the packet is valid.
+ * native/core/inspect.h explains the rules.
  */
 export function reasonMalformed(packet: Buffer): string | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
@@ -52,10 +54,7 @@ export function reasonMalformed(packet: Buffer): string | undefined {
   return areSoundOptions(header.subarray(MIN_IPV4_HEADER_BYTES)) ? undefined : 'rx_drop_options'
 }
 
-/**
- * True for a packet with a payload of `size` bytes that is not a fragment, or is a valid fragment (RFC 791, section
- * 3.2; RFC 3128, section 3).
- */
+/** True unless the packet, with a payload of `size` bytes, is an invalid fragment (RFC 791, section 3.2; RFC 3128, section 3). */
 function isSoundFragment(packet: Buffer, size: number): boolean {
   const word = packet.readUInt16BE(6) & 0x3fff
   if (word === 0) return true
@@ -65,7 +64,7 @@ function isSoundFragment(packet: Buffer, size: number): boolean {
   return packet.readUInt8(9) !== PROTOCOL_TCP || (offset === 0 ? size >= 16 : offset > 8)
 }
 
-/** True if the IPv4 options do not exceed their header and contain no source route (RFC 791, section 3.1). */
+/** True if the IPv4 options end within the header and contain no source route (RFC 791, section 3.1). */
 function areSoundOptions(options: Buffer): boolean {
   for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
     const [type, size = 0] = options.subarray(at)
@@ -79,17 +78,14 @@ function areSoundOptions(options: Buffer): boolean {
 
 export const mayFragment = (packet: Buffer): boolean => (packet.readUInt16BE(6) & DONT_FRAGMENT) === 0
 
-/** True for an unfragmented IPv4 packet that is an ICMP echo request from this address. */
+/** True if the IPv4 packet is an ICMP echo request from `source` and not a fragment. */
 export const isEchoRequestFrom = (source: Ipv4, packet: Buffer): boolean =>
   packet.readUInt8(9) === PROTOCOL_ICMP &&
   (packet.readUInt16BE(6) & ~DONT_FRAGMENT) === 0 &&
   packet[ipv4HeaderBytes(packet)] === ICMP_ECHO_REQUEST &&
   packet.readUInt32BE(12) === source
 
-/**
- * Returns the fragments of an IPv4 packet, each of at most `mtu` bytes (RFC 791, section 3.2), like
- * native/core/fragment.h.
- */
+/** Splits an IPv4 packet into fragments of at most `mtu` bytes (RFC 791, section 3.2), like native/core/fragment.h. */
 export function fragmentsOf(packet: Buffer, mtu: number): Buffer[] {
   const headerBytes = ipv4HeaderBytes(packet)
   const word = packet.readUInt16BE(6)
@@ -111,8 +107,8 @@ export function fragmentsOf(packet: Buffer, mtu: number): Buffer[] {
 }
 
 /**
- * Overwrites the options that only the first fragment may have (RFC 791, section 3.1, the copied flag) with
- * no-operations.
+ * Overwrites with no-operations the IPv4 options that lack the copied flag, because only the first fragment may contain them (RFC 791,
+ * section 3.1).
  */
 function keepCopiedOptions(options: Buffer): void {
   for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
@@ -124,7 +120,7 @@ function keepCopiedOptions(options: Buffer): void {
   }
 }
 
-/** True for a packet that opens a TCP connection, from either side. */
+/** True if the packet is a TCP segment with the SYN flag, with which both ends of a connection announce their MSS. */
 export function isTcpSyn(packet: Buffer): boolean {
   const at = ipv4HeaderBytes(packet)
   const isFirst = (packet.readUInt16BE(6) & 0x1fff) === 0
@@ -133,8 +129,8 @@ export function isTcpSyn(packet: Buffer): boolean {
 }
 
 /**
- * Lowers the maximum segment size in a SYN packet to what fits into packets of `mtu` bytes (RFC 9293, section 3.7.1),
- * like native/core/mss.h.
+ * Lowers the maximum segment size (MSS) in a SYN packet to what fits into packets of `mtu` bytes (RFC 9293, section 3.7.1), like
+ * native/core/mss.h.
  */
 export function clampMss(packet: Buffer, mtu: number): void {
   const tcp = packet.subarray(ipv4HeaderBytes(packet))
@@ -147,7 +143,8 @@ export function clampMss(packet: Buffer, mtu: number): void {
       const before = tcp.readUInt16BE(at + 2)
       if (before <= most) return
       tcp.writeUInt16BE(most, at + 2)
-      // At an odd offset the value spans two words of the checksum, with its bytes swapped.
+      // If the option is at an odd offset, the two bytes of the MSS belong to different words of the checksum. Swapping the bytes gives the
+      // same change of the sum.
       const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
       tcp.writeUInt16BE(updatedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
       return
@@ -156,7 +153,7 @@ export function clampMss(packet: Buffer, mtu: number): void {
   }
 }
 
-/** Returns the checksum after one word has changed (RFC 1624, equation 3). */
+/** Returns the checksum of a header in which one 16-bit word changed from `before` to `now` (RFC 1624, equation 3). */
 function updatedChecksum(checksum: number, before: number, now: number): number {
   let sum = (~checksum & 0xffff) + (~before & 0xffff) + now
   sum = (sum & 0xffff) + (sum >>> 16)
@@ -172,9 +169,7 @@ export function isIpv6Packet(bytes: Buffer): boolean {
   )
 }
 
-/**
- * True for a complete packet with a link-local, multicast or broadcast destination. native/core/packet.h defines them.
- */
+/** True if the complete packet has a link-local, multicast or broadcast destination. native/core/packet.h explains which these are. */
 export function isForLink(packet: Buffer): boolean {
   if (packet.readUInt8(0) >> 4 === 6)
     return packet.readUInt8(24) === 0xff || (packet.readUInt16BE(24) & 0xffc0) === 0xfe80
@@ -195,7 +190,7 @@ export function internetChecksum(bytes: Buffer): number {
 }
 
 /**
- * Decrements the TTL in place and updates the checksum (RFC 1624, equation 3). Returns false if the packet must be
+ * Decrements the TTL in the packet and updates the header checksum. Returns false if the TTL has expired, so that the packet must be
  * dropped.
  */
 export function decrementTtl(bytes: Buffer): boolean {
@@ -210,7 +205,7 @@ export function decrementTtl(bytes: Buffer): boolean {
 export interface IcmpError {
   readonly type: number
   readonly code: number
-  /** The MTU of the next hop (RFC 1191 section 4). */
+  /** The MTU of the next hop in bytes, for a fragmentation-needed error (RFC 1191, section 4). */
   readonly mtu?: number
 }
 export const NET_UNREACHABLE: IcmpError = { type: 3, code: 0 }
@@ -218,9 +213,9 @@ export const TIME_EXCEEDED: IcmpError = { type: 11, code: 0 }
 export const fragmentationNeeded = (mtu: number): IcmpError => ({ type: 3, code: 4, mtu })
 
 /**
- * Returns an ICMP error about `packet` from `source`, an IPv4 address in host order; undefined if none may be sent (RFC
- * 1122, section 3.2.2; RFC 1812, section 4.3.2.7). The TTL is 8, as in flanneld's errors
- * (pkg/backend/udp/proxy_amd64.c). The error quotes as much of the packet as fits, like native/core/icmp.h.
+ * Returns an ICMP error about `packet` from the IPv4 address `source`. Returns undefined if the standards forbid an error about it (RFC
+ * 1122, section 3.2.2; RFC 1812, section 4.3.2.7). The TTL is 8, as in flanneld's errors (pkg/backend/udp/proxy_amd64.c). The error quotes
+ * as much of the packet as fits, like native/core/icmp.h.
  */
 export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
@@ -246,9 +241,8 @@ export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, pa
 }
 
 /**
- * Returns a rate limiter for one kind of ICMP error (RFC 1812, section 4.3.2.8), like native/core/icmp.h. Each sender
- * gets 100 errors per second in bursts of 50. All senders outside this node's subnet together get 1,000 per second in
- * bursts of 500.
+ * Returns a rate limiter for one type of ICMP error (RFC 1812, section 4.3.2.8), like native/core/icmp.h. Each sender gets 100 errors per
+ * second in bursts of 50. All senders outside this node's subnet together get 1,000 per second in bursts of 500.
  */
 export function icmpLimit(): (sender: Ipv4, isOurs: boolean, nowMs: number) => boolean {
   const senders = new LRUCache<Ipv4, Bucket>({ max: ICMP_SENDERS })
