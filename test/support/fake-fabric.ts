@@ -78,6 +78,8 @@ export abstract class FakeFabric {
   readonly hasRegion: boolean = true
   /** True if the API lists routes that no packet follows. */
   readonly hasDead: boolean = true
+  /** The node to which a dead route may lead that node 1 replaces. */
+  readonly deadNode: number = 2
   /** Makes the publisher of a node. */
   abstract publisher(place: Place): Publisher
   protected abstract answer(request: FakeRequest): FakeAnswer

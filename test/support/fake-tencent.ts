@@ -11,6 +11,8 @@ const error = (Code: string): FakeAnswer =>
 
 export class FakeTencent extends FakeFabric {
   readonly type = 'tencent-vpc'
+  // A disabled route to another node stays.
+  override readonly deadNode = 1
   readonly secrets = ['secret-of-tencent', 'token-of-tencent']
 
   constructor() {

@@ -133,15 +133,23 @@ export class RouteKeeper {
     this.#calm.error(`The route to ${this.#destination} cannot be published: ${why}; it is tried again`)
   }
 
+  /** Checks all tables, even if one of them fails, and then throws the first error. Returns the repairs. */
   async #ensureAll(signal: AbortSignal): Promise<readonly string[]> {
     this.#tables ??= await this.#options.make().find(signal)
     const repairs: string[] = []
+    const errors: unknown[] = []
     this.#routes = 0
     this.#nearLimit = 0
     for (const table of this.#tables) {
-      const made = await this.#ensure(table, signal)
-      if (made && this.#wasThere) repairs.push(`the route to ${this.#destination} was missing in ${table.name}`)
+      try {
+        const made = await this.#ensure(table, signal)
+        if (made && this.#wasThere) repairs.push(`the route to ${this.#destination} was missing in ${table.name}`)
+      } catch (error) {
+        signal.throwIfAborted()
+        errors.push(error)
+      }
     }
+    if (errors.length > 0) throw errors[0]
     return repairs
   }
 

@@ -120,7 +120,8 @@ export class TencentPublisher implements Publisher {
   #routeOf({ RouteId, DestinationCidrBlock, GatewayType, GatewayId, RouteType, Enabled }: JsonRoute): FabricRoute[] {
     if (DestinationCidrBlock === undefined || RouteType !== 'USER') return []
     const isOwn = GatewayType === 'NORMAL_CVM' && GatewayId === this.#gateway
-    const state = Enabled === false ? 'dead' : 'active'
+    // A disabled route to another node is an operator's, and stays.
+    const state = isOwn && Enabled === false ? 'dead' : 'active'
     const target = `${GatewayType ?? 'unknown'} ${GatewayId ?? ''}`.trim()
     return [{ destination: DestinationCidrBlock, target, isOwn, state, id: String(RouteId) }]
   }

@@ -91,7 +91,7 @@ it.each(['ID', ''])(
 )
 
 it('a node of AWS puts its route into each table that is named, and switches the source/destination check off', async () => {
-  const fabric = await new FakeAws(['rtb-1a', 'rtb-2b']).start()
+  const fabric = await new FakeAws(['rtb-2b', 'rtb-1a']).start()
   const { log, lines } = createLogged()
   const place = fabric.place(1, '10.5.1.0/24', log)
   try {
@@ -99,7 +99,7 @@ it('a node of AWS puts its route into each table that is named, and switches the
     await new RouteKeeper({ subnet: place.subnet, network, make: () => fabric.publisher(place), log }).check()
     expect([...fabric.unchecked]).toEqual(['eni-1'])
     expect(fabric.changes).toEqual(['put 10.5.1.0/24'])
-    // The fake has one table: the second one does not exist.
+    // The fake has one table. The other one does not exist, and stops nothing.
     expect(lines).toEqual([
       'info Found eni-1 that has 192.0.2.1 IP address.',
       'info Route table configured: true',

@@ -279,9 +279,10 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
   it('replaces a route that leads nowhere any more', async () => {
     fabric = await make().start()
     // An API without such routes has none here.
-    fabric.routes = fabric.hasDead ? [{ id: '999', destination: SUBNET, node: 2, state: 'dead' }] : []
+    fabric.routes = fabric.hasDead ? [{ id: '999', destination: SUBNET, node: fabric.deadNode, state: 'dead' }] : []
     const { keeper } = keeperOf(1)
     await keeper.check()
     expect(routesTo(SUBNET)).toMatchObject([{ node: 1, state: 'active' }])
+    expect(fabric.changes.at(-1)).toBe(`put ${SUBNET}`)
   })
 })
